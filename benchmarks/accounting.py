@@ -19,8 +19,8 @@ import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
 from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.outcomes import Gnmax
-from pate_torch.core.rng import numpy_stream
+from pate_torch.accounting.outcomes import GNMaxOutcomes
+from pate_torch.core.rng import make_numpy_generator
 
 TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
 ORDERS = 1 + np.geomspace(0.05, 200, 100)
@@ -32,7 +32,7 @@ def realistic_votes(queries: int, seed: int, center: float = 3.0) -> np.ndarray:
     3.0: right 88 % of the time on average, in the median 95 %. 1.0: right 66 %, so that rows hardly ever repeat.
     Errors favor few classes.
     """
-    rng = numpy_stream(seed, "benchmark", "votes", queries)
+    rng = make_numpy_generator(seed, "benchmark", "votes", queries)
     right = 1 / (1 + np.exp(-rng.normal(center, 1.8, queries)))
     errors = rng.dirichlet(np.full(CLASSES - 1, 0.3), queries)
     votes = rng.multinomial(TEACHERS, np.concatenate([right[:, None], (1 - right[:, None]) * errors], axis=1))
@@ -66,7 +66,7 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """Query by query, order by order, move by move, as the definition reads."""
     total = np.zeros((TEACHERS + 1, len(orders)))
     for i, order in enumerate(orders):
-        of_q, _ = query_price.price_parts(Gnmax(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
+        of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
         q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.plateau_A[0]
 
         def log_q_of(row: np.ndarray) -> float:
@@ -133,31 +133,31 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=1_000_000, help="queries of the largest theorem run")
     args = parser.parse_args()
 
-    model, rows = Gnmax(sigma=SIGMA), []
+    model, rows = GNMaxOutcomes(sigma=SIGMA), []
     votes = realistic_votes(10_000, args.seed)
-    unique = len(vote_rows.group(votes))
-    theorems.theorem_rdp(model, votes[:100], ORDERS)
+    unique = len(vote_rows.group_votes(votes))
+    theorems.compute_rdp(model, votes[:100], ORDERS)
 
     for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, center=1.0))):
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
-        seconds, value = timed(lambda some=some: theorems.theorem_rdp(model, some, ORDERS), 7)
+        seconds, value = timed(lambda some=some: theorems.compute_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)
-        rows.append(row(f"theorem{name}", len(some), len(vote_rows.group(some)), seconds, len(some), loop_s))
+        rows.append(row(f"theorem{name}", len(some), len(vote_rows.group_votes(some)), seconds, len(some), loop_s))
         if not name:
             large = realistic_votes(args.large, args.seed)
-            seconds, _ = timed(lambda large=large: theorems.theorem_rdp(model, large, ORDERS), 1)
-            rows.append(row("theorem", len(large), len(vote_rows.group(large)), seconds, len(some), loop_s))
+            seconds, _ = timed(lambda large=large: theorems.compute_rdp(model, large, ORDERS), 1)
+            rows.append(row("theorem", len(large), len(vote_rows.group_votes(large)), seconds, len(some), loop_s))
 
     votes = votes[:1000]
-    usable = smooth_sensitivity.usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)
+    usable = smooth_sensitivity.find_usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)
     orders, some = ORDERS[usable], ORDERS[usable][::20]
     loop_s, loop_value = timed(lambda: loop_smooth(votes[:20], some), 1)
     np.testing.assert_allclose(
-        smooth_sensitivity.local_sensitivity(model, votes[:20], some), loop_value, rtol=1e-6, atol=1e-12
+        smooth_sensitivity.compute_local_sensitivity(model, votes[:20], some), loop_value, rtol=1e-6, atol=1e-12
     )
-    seconds, _ = timed(lambda: smooth_sensitivity.local_sensitivity(model, votes, orders), 2)
+    seconds, _ = timed(lambda: smooth_sensitivity.compute_local_sensitivity(model, votes, orders), 2)
     loop_s *= len(orders) / len(some)
-    unique = len(vote_rows.group(votes))
+    unique = len(vote_rows.group_votes(votes))
     rows.append(row(f"smooth sensitivity, {len(orders)} orders", len(votes), unique, seconds, 20, loop_s))
 
     if args.json:

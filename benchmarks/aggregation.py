@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
@@ -47,7 +47,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     shape = (args.teachers, args.queries)
-    prediction_KQ = torch.randint(args.classes, shape, dtype=torch.uint8, generator=torch_stream(0, "aggregation"))
+    prediction_KQ = torch.randint(
+        args.classes, shape, dtype=torch.uint8, generator=make_torch_generator(0, "aggregation")
+    )
     sample = min(args.sample, args.queries)
     array_KQ = prediction_KQ.numpy()
     votes: Votes = count(prediction_KQ, args.classes)

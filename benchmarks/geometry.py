@@ -64,10 +64,10 @@ def one(points: int, questions: int) -> dict[str, float]:
 def features(points: int) -> Tensor:
     import torch
 
-    from pate_torch.core.rng import torch_stream
+    from pate_torch.core.rng import make_torch_generator
 
     torch.set_num_threads(1)
-    draw = torch_stream(0, "benchmark", "geometry")
+    draw = make_torch_generator(0, "benchmark", "geometry")
     center_KD = torch.randn(30, 64, generator=draw)
     x_PD = center_KD[torch.arange(points) % 30] / 2 + torch.randn(points, 64, generator=draw)
     return torch.nn.functional.normalize(x_PD, dim=1)

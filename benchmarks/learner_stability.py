@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from benchmarks.sparse_vector import load
 from benchmarks.theory.stability import by_teachers, on_average_stability
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -43,7 +43,7 @@ def main() -> None:
         images = name == "digits"
         x, y = load_digits(return_X_y=True) if images else load(name, args.data)
         x = np.rint(x * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8) if images else x.astype(np.float32)
-        points, pool = np.split(numpy_stream(args.seed, "learner stability").permutation(len(y)), [POINTS])
+        points, pool = np.split(make_numpy_generator(args.seed, "learner stability").permutation(len(y)), [POINTS])
         classes, channels = int(y.max()) + 1, x.shape[1]
         spec = DataSpec(
             name=name,

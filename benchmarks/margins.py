@@ -25,7 +25,7 @@ from benchmarks.theory.margins import (
     margin_distribution,
     share_of_ones,
 )
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.sensitive import Votes
 
 
@@ -41,7 +41,7 @@ def main() -> None:
 
     x, y = load_svmlight_file(str(args.data / "libsvm" / "a9a.svm.gz"), n_features=123)
     x, y = x.toarray(), y > 0
-    order = numpy_stream(args.seed, "margins").permutation(len(y))
+    order = make_numpy_generator(args.seed, "margins").permutation(len(y))
     public, private = order[: len(y) // 5], order[len(y) // 5 :]
     queries = public[: args.queries]
 

@@ -25,14 +25,14 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     import numpy as np
     import torch
 
-    from pate_torch.core.rng import torch_stream
+    from pate_torch.core.rng import make_torch_generator
     from pate_torch.teachers.training import TeacherRecipe, train
     from pate_torch.types import DataSpec, PrivateData, Shards
 
     names = tuple("0123456789")
     spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
     count = 12 * teachers
-    draw = torch_stream(0, "benchmark", "memory")
+    draw = make_torch_generator(0, "benchmark", "memory")
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 12)
     private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.theory.classes import Listed
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
@@ -131,7 +131,7 @@ def curves(sizes: list[int], repeats: int) -> Iterator[dict[str, Any]]:
             for name, (run, predicted, why) in ALGORITHMS.items():
                 mean, error = [], []
                 for n in sizes:
-                    generator = numpy_stream(0, hypotheses.name, str(flip), name, n)
+                    generator = make_numpy_generator(0, hypotheses.name, str(flip), name, n)
                     found = [run(problem, problem.draw(n, generator), generator) for _ in range(repeats)]
                     mean.append(float(np.mean(found)))
                     error.append(float(np.std(found) / np.sqrt(repeats)))
@@ -149,7 +149,7 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
     asked = {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.1, "beta": 0.1}
     for n in sizes:
         for name in ("voting fails", "noisy threshold"):
-            generator = numpy_stream(1, name, n)
+            generator = make_numpy_generator(1, name, n)
             if name == "voting fails":
                 hypotheses: HypothesisClass = fails
                 x, q = generator.integers(0, 4, n).astype(float), generator.integers(0, 4, 40).astype(float)[:, None]

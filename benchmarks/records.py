@@ -31,10 +31,10 @@ class NoiseImages:
     def load(self) -> object:
         import torch
 
-        from pate_torch.core.rng import torch_stream
+        from pate_torch.core.rng import make_torch_generator
         from pate_torch.data.tensors import Tensors
 
-        draw = torch_stream(0, "benchmark", "records")
+        draw = make_torch_generator(0, "benchmark", "records")
         sizes = {"": self.records, "pool_": 1000, "test_": 100}
         parts = {}
         for part, size in sizes.items():

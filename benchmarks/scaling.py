@@ -23,7 +23,7 @@ def rank(teachers: int, steps: int) -> None:
     import numpy as np
     import torch
 
-    from pate_torch.core.rng import torch_stream
+    from pate_torch.core.rng import make_torch_generator
     from pate_torch.teachers import distributed
     from pate_torch.teachers.training import TeacherRecipe, train
     from pate_torch.types import DataSpec, PrivateData, Shards
@@ -31,7 +31,7 @@ def rank(teachers: int, steps: int) -> None:
     torch.set_num_threads(1)
     names = tuple("0123456789")
     spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
-    draw = torch_stream(0, "benchmark", "scaling")
+    draw = make_torch_generator(0, "benchmark", "scaling")
     count = 240 * teachers
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 240)

@@ -25,7 +25,7 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.sparse_vector import DELTA, QUESTIONS, load
 from pate_torch.accounting import calibration
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -87,7 +87,9 @@ class Judge:
 def split(name: str, seed: int, args: argparse.Namespace) -> list[dict[str, object]]:
     """One row for every K, epsilon and mechanism."""
     x, y = load(name, args.data)
-    test, public, private = np.split(numpy_stream(seed, "soft labels").permutation(len(y)), [len(y) // 10, len(y) // 5])
+    test, public, private = np.split(
+        make_numpy_generator(seed, "soft labels").permutation(len(y)), [len(y) // 10, len(y) // 5]
+    )
     ask, classes = public[:QUESTIONS], int(y.max()) + 1
     width = x.shape[1]
     names = tuple(map(str, range(classes)))
@@ -124,7 +126,7 @@ def mechanisms(
     epsilon: float, teachers: int, classes: int, votes: Votes, soft: SoftVotes
 ) -> list[tuple[str, Mechanism, Votes | SoftVotes]]:
     """Name, mechanism and what it opens, all of one price."""
-    sigma = calibration.smallest_sigma(
+    sigma = calibration.calibrate_sigma(
         lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=epsilon, delta=DELTA
     )
     found: list[tuple[str, Mechanism, Votes | SoftVotes]] = [("GNMax", GNMax(sigma=sigma), votes)]

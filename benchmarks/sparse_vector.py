@@ -23,7 +23,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch.accounting import calibration
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
@@ -86,7 +86,7 @@ def main() -> None:
 def measure(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
     """For every T the first number of teachers whose median run reaches the last question, and that of GNMax."""
     x, y = load(name, args.data)
-    order = numpy_stream(args.seed, "sparse vector").permutation(len(y))
+    order = make_numpy_generator(args.seed, "sparse vector").permutation(len(y))
     test, public, private = np.split(order, [len(y) // 10, len(y) // 5])
     ask, classes = public[:QUESTIONS], int(y.max()) + 1
     rows, left = [], list(FAILURES)
@@ -106,7 +106,7 @@ def measure(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
             "student": round(float(np.nanmedian(learnt)), 3) if not np.isnan(learnt).all() else float("nan"),
         }
 
-    sigma = calibration.smallest_sigma(
+    sigma = calibration.calibrate_sigma(
         lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=args.epsilon, delta=DELTA
     )
     for teachers in (count for count in TEACHERS if count <= len(private) // 4):

@@ -4,8 +4,9 @@
 
 Logistic teachers on mushroom and a9a; 800 records are public, at most 200 of them asked; a tenth is the test; all is
 drawn anew in every split. Epsilon is that of the whole release at delta 1e-5, add_remove, unit record: GNMax as an
-exact Gaussian, the sparse vector by its calibration. The student is a logistic regression on the answers. ``settled``
-was chosen on ``--sets made``. What is printed follows from private votes: of data of your own it would be private.
+exact Gaussian, the sparse vector by its calibration. The student is a logistic regression on the answers.
+``deterministic_mode`` was chosen on ``--sets made``. What is printed follows from private votes: of data of your own it
+would be private.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from pate_torch.accounting import calibration
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance
@@ -93,7 +94,7 @@ def load(name: str, data: Path, split: int) -> tuple[Tensor, Tensor]:
     else:
         sparse, y = load_svmlight_file(str(next((data / "libsvm").glob(f"{name}*"))))
         x, y = sparse.toarray(), np.unique(y, return_inverse=True)[1]
-    order = numpy_stream(split, "stable questions").permutation(len(y))
+    order = make_numpy_generator(split, "stable questions").permutation(len(y))
     return torch.from_numpy(x[order]).float(), torch.from_numpy(y[order].astype(np.int64))
 
 
@@ -164,7 +165,7 @@ def accuracy(x: Tensor, label: Tensor, test_x: Tensor, test_y: Tensor) -> float:
 
 def lost(votes: Votes, mechanism: SparseVector, draws: int = 2000) -> np.ndarray:
     """For every question the chance that a fresh threshold fails it, [P]."""
-    scales, stream = mechanism.compute_scales(QUESTIONS), numpy_stream(0, "lost")
+    scales, stream = mechanism.compute_scales(QUESTIONS), make_numpy_generator(0, "lost")
     bar = (
         scales.threshold
         + stream.laplace(0, scales.noise_scale, draws)
@@ -204,7 +205,7 @@ def measure(name: str, split: int, data: Path, only: list[str]) -> list[dict[str
                     row[f"lost_all {epsilon:g} T{failures}"] = float(chance.mean())
             rows.append(at | {"ask": ask, "by": "no noise"} | row)
         for epsilon in EPSILONS:
-            sigma = calibration.smallest_sigma(
+            sigma = calibration.calibrate_sigma(
                 lambda sigma: GNMax(sigma=sigma).privacy_events(QUESTIONS), epsilon=epsilon, delta=DELTA
             )
             ways: dict[str, GNMax | SparseVector] = {"GNMax": GNMax(sigma=sigma)}

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch import networks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.teachers.engine import gather_chunk, train_stacked
 from pate_torch.teachers.launch import network_cost, train_size
@@ -43,7 +43,7 @@ AFFINE = Affine(rotate=12, scale=0.12, shift=2.5, shear=7)
 
 
 def records(teachers: int) -> tuple[PrivateData, Shards]:
-    draw = torch_stream(0, "benchmark", "teachers")
+    draw = make_torch_generator(0, "benchmark", "teachers")
     count = teachers * SHARD
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     y = torch.randint(10, (count,), generator=draw)

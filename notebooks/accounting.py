@@ -37,7 +37,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import private_price
-from pate_torch.accounting.data_dependent.theorems import theorem_rdp
+from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.data.partition import AddRemove
@@ -96,17 +96,19 @@ generator = np.random.default_rng(0)
 
 
 def theorem_epsilon(mechanism, counts_QC=counts_QC):
-    curve_A = theorem_rdp(mechanism.make_outcome_model(), counts_QC, rdp.ORDERS)
+    curve_A = compute_rdp(mechanism.make_outcome_model(), counts_QC, rdp.ORDERS)
     return rdp.to_epsilon(rdp.ORDERS, curve_A, DELTA)
 
 
 def sanitised(mechanism, draws=41):
     """Median of what would be published. The plan is chosen on imagined votes, never on those it prices."""
-    imagined = private_price.imagined_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
+    imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     model = mechanism.make_outcome_model()
-    plan = private_price.choose(model, imagined, num_queries=QUESTIONS, delta=DELTA)
+    plan = private_price.choose_plan(model, imagined, num_queries=QUESTIONS, delta=DELTA)
     draws_Z = generator.standard_normal(draws)  # of a seed: nothing here is private
-    published = [private_price.release(plan, model, counts_QC, z, adaptive=False).epsilon(DELTA) for z in draws_Z]
+    published = [
+        private_price.publish_price(plan, model, counts_QC, z, adaptive=False).compute_epsilon(DELTA) for z in draws_Z
+    ]
     return np.median(published)
 
 
@@ -114,7 +116,7 @@ rows = {}
 for sigma in SIGMAS:
     mechanism = GNMax(sigma=sigma)
     rows[sigma] = {
-        "data-independent": accounting.epsilon(mechanism.privacy_events(QUESTIONS), DELTA).epsilon,
+        "data-independent": accounting.compute_guarantee(mechanism.privacy_events(QUESTIONS), DELTA).epsilon,
         "sanitised": sanitised(mechanism),
         "theorem": theorem_epsilon(mechanism),
     }
@@ -147,7 +149,7 @@ plt.show()
 sigma, order = 8, 10.0
 model = GNMax(sigma=sigma).make_outcome_model()
 gap_Q = votes.compute_gaps().numpy()
-price_Q = [theorem_rdp(model, row[None], [order])[0] for row in counts_QC]
+price_Q = [compute_rdp(model, row[None], [order])[0] for row in counts_QC]
 
 fig, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
 axes.axhline(order / sigma**2, color="black", label="data-independent")

@@ -32,7 +32,7 @@ from sklearn.semi_supervised import LabelSpreading
 sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
 
 from benchmarks.fonts.glyphs import Glyphs
-from pate_torch.accounting.accountant import epsilon
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.aggregation import RoundState, answer_queries
 from pate_torch.budget import Budget
 from pate_torch.data.partition import AddRemove
@@ -149,7 +149,7 @@ plt.show()
 # standard errors.
 
 # %%
-prices = [epsilon(mechanism.privacy_events(size), DELTA).epsilon for size in SIZES]
+prices = [compute_guarantee(mechanism.privacy_events(size), DELTA).epsilon for size in SIZES]
 
 
 def shares(name: str, size: int) -> tuple[list[float], list[float]]:
@@ -207,7 +207,10 @@ for name, (_, ink) in STRATEGIES.items():
         noisy = counts + sigma * torch.randn(100, *counts.shape, generator=draw, dtype=torch.float64)
         correct.append(float((noisy.argmax(2) == truth[asked]).double().mean()))
     left.plot(
-        [epsilon(GNMax(sigma=s).privacy_events(30), DELTA).epsilon for s in sigmas], correct, color=ink, label=name
+        [compute_guarantee(GNMax(sigma=s).privacy_events(30), DELTA).epsilon for s in sigmas],
+        correct,
+        color=ink,
+        label=name,
     )
     right.plot(np.linspace(0, 1, len(asked)), np.sort(votes.compute_gaps()[asked].numpy())[::-1], color=ink)
 left.set(xlabel=f"epsilon of 30 questions at delta = {DELTA:g}", xscale="log", title="labels expected to be right")

@@ -36,8 +36,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from pate_torch import Pate, PATEClassifier, load_student
-from pate_torch.accounting.calibration import smallest_sigma
-from pate_torch.accounting.formatting import show_delta
+from pate_torch.accounting.calibration import calibrate_sigma
+from pate_torch.accounting.formatting import format_delta
 from pate_torch.data.digits import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
@@ -50,7 +50,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 torch.set_num_threads(1)
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25})
 DELTA, EPSILONS, PRIVATE = 1e-5, (0.1, 0.5, 1.0, 2.0), 1000
-TERMS = f"delta {show_delta(DELTA)}, add_remove, unit record, exact Gaussian accounting"
+TERMS = f"delta {format_delta(DELTA)}, add_remove, unit record, exact Gaussian accounting"
 
 digits = Digits(private=PRIVATE, public=400, test=397).load()
 public, spec = digits.pool.x, digits.spec
@@ -147,7 +147,7 @@ class Teachers:
     """75 teachers, twenty questions; labels spread among the public points."""
 
     def __init__(self, split, epsilon, questions=20):
-        sigma = smallest_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)
+        sigma = calibrate_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)
         pate = Pate(
             "digits",
             classes=10,

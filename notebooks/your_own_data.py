@@ -27,7 +27,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate, load_student
-from pate_torch.accounting.accountant import epsilon
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
@@ -107,8 +107,8 @@ print(f"the student is right on {report.student_accuracy:.1%} of the test visits
 # ## More noise or fewer questions?
 #
 # Both are public choices, to be made before votes are looked at. The curve needs no data: the price of every
-# (questions, noise) follows from the mechanism. A frugal one, `Confident`, answers only where a noisy check finds the
-# teachers agreeing, and pays little for the others.
+# (questions, noise) follows from the mechanism. A frugal one, `ConfidentOutcomes`, answers only where a noisy check
+# finds the teachers agreeing, and pays little for the others.
 
 # %%
 questions = np.arange(5, 205, 5)
@@ -120,7 +120,7 @@ for mechanism, name, style in (
     (GNMax(sigma=14.0), "sigma = 14", "-"),
     (frugal, "sigma = 7, at most 20 answers, checks at 20", "--"),
 ):
-    prices = [epsilon(mechanism.privacy_events(int(q)), 1e-5).epsilon for q in questions]
+    prices = [compute_guarantee(mechanism.privacy_events(int(q)), 1e-5).epsilon for q in questions]
     axis.plot(questions, prices, style, label=name)
 axis.axhline(8, color="black", linewidth=0.8, linestyle=":")
 axis.text(200, 8, "the account's cap", va="bottom", ha="right")

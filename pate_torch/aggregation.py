@@ -166,7 +166,7 @@ def check_before_charge(sensitivity: Sensitivity, mechanism: Mechanism, budget: 
     budget.check_adjacency(sensitivity)
     noise_kind = getattr(mechanism, "noise", budget.kind)
     if noise_kind != budget.kind:
-        raise checks.fail("noise", budget.kind, f"must be {noise_kind!r}, the kind {mechanism.name} was priced for")
+        raise checks.error("noise", budget.kind, f"must be {noise_kind!r}, the kind {mechanism.name} was priced for")
     check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)
 
 
@@ -188,7 +188,7 @@ def _check_plan(
     )
     if len(sensitive) != len(pool):  # no assert: voters can be a user's own, and python -O drops asserts
         fix = "Voters answer for every public point, in the pool's order."
-        raise checks.fail("votes", len(sensitive), f"must cover all {len(pool)} public points", fix)
+        raise checks.error("votes", len(sensitive), f"must cover all {len(pool)} public points", fix)
     rounds = min(checks.integer("query.rounds", strategy.rounds, low=1), num_queries)
     mechanism.check(
         num_queries=num_queries, num_teachers=sensitive.num_teachers, num_classes=sensitive.num_classes, rounds=rounds

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import account_charged_error
 from pate_torch.ledger.ledger import PURPOSE_LABELS, Ledger, Reservation
@@ -61,7 +61,7 @@ class NoiseProvider(Protocol):
         ...
 
     def spend(
-        self, events: Iterable[Event], *, mechanism: str, purpose: str = PURPOSE_LABELS
+        self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
     ) -> AbstractContextManager[Any]:
         """A ``Spending``, or the rehearsal itself: with ``noise`` to draw and ``incur`` to say what it cost."""
         ...
@@ -98,7 +98,7 @@ class Spending:
 
     def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
         self.id, self.reserved_events = reservation.id, reservation.reserved_events
-        self.incurred_events: tuple[Event, ...] | None = reservation.incurred_events
+        self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
         self._suspended_state: str | None = None
         self._digests: dict[str, str] = {}
         self._is_active = True
@@ -134,14 +134,14 @@ class Spending:
         if type(answers) is not Answers or answers.reservation_id != self.id:
             origin = "of a rehearsal" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
             fix = "A mechanism answers by draw(), from the noise it is given."
-            raise checks.fail("mechanism", type(answers).__name__, f"its answers are {origin}", fix)
+            raise checks.error("mechanism", type(answers).__name__, f"its answers are {origin}", fix)
         if len(answers.label_Q) and not self._has_fresh_noise:
             fix = "A mechanism draws from the noise it is given."
-            raise checks.fail("mechanism", type(answers).__name__, "no noise was drawn for its answers", fix)
+            raise checks.error("mechanism", type(answers).__name__, "no noise was drawn for its answers", fix)
         self._has_fresh_noise = False
         return answers
 
-    def record_cost(self, events: Iterable[Event]) -> None:
+    def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
         """Count what a part of the release cost as it came out, after its noise was drawn; the rest returns on commit.
 
         Where noise was drawn after the last such word, all that was reserved is charged.
@@ -159,7 +159,7 @@ class Spending:
         """Leave the release open when the ``with`` is left, to be resumed where ``state``, a hash, says it stands."""
         self._check_active()
         if not state:
-            raise checks.fail("state", state, "must be a hash of what is needed to go on")
+            raise checks.error("state", state, "must be a hash of what is needed to go on")
         self._suspended_state = state
 
     def _mark_drawn(self) -> None:
@@ -167,7 +167,7 @@ class Spending:
         self._has_unrecorded_noise = self._has_fresh_noise = True
 
     @property
-    def charged_events(self) -> tuple[Event, ...]:
+    def charged_events(self) -> tuple[PrivacyEvent, ...]:
         """What the release is charged when the ``with`` is left: all that was reserved, unless less was said."""
         return (
             self.reserved_events if self._has_unrecorded_noise or self.incurred_events is None else self.incurred_events
@@ -217,7 +217,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.kind.startswith(LIBRARY_NOISE_PREFIX):
             if self.kind == LIBRARY_NOISE_PREFIX or self.insecure_seed is not None:
-                raise checks.fail("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
+                raise checks.error("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
         else:
             check_noise(self.kind, self.insecure_seed)
         check_delta(self.kind, self.delta)
@@ -248,12 +248,12 @@ class Budget:
         """Whether no outsider could know the noise; else nothing drawn is private."""
         return self.insecure_seed is None
 
-    def check_events(self, events: Iterable[Event]) -> None:
+    def check_events(self, events: Iterable[PrivacyEvent]) -> None:
         """Raise what ``spend`` would raise now; nothing is charged."""
         self._check_terms()
         account, events = self.ledger.get_account(self.account), tuple(events)
         if self.first_charge_only and account.is_charged:
-            raise account_charged_error(account, account.filter.to_epsilon(account.filter.price(events)))
+            raise account_charged_error(account, account.filter.to_epsilon(account.filter.compute_cost(events)))
         self.ledger.check_events(self.account, events)
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
@@ -264,10 +264,12 @@ class Budget:
         """
         if sensitivity.adjacency not in (None, self.adjacency):
             message = f"is not the account's ({self.adjacency}), for which alone its charges hold"
-            raise checks.fail("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
+            raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
 
     @contextmanager
-    def spend(self, events: Iterable[Event], *, mechanism: str, purpose: str = PURPOSE_LABELS) -> Iterator[Spending]:
+    def spend(
+        self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
+    ) -> Iterator[Spending]:
         """Reserve these events, a whole release at its worst, and hand out noise; commit what was incurred at the end.
 
         A release that says nothing of what it incurred is charged in full.
@@ -307,7 +309,7 @@ class Budget:
         self._check_terms()
         charge = self.ledger.make_claim(self.account, [reservation]).charges[reservation]
         if charge.insecure is self.secret:
-            raise checks.fail("reservation", reservation, "was made with noise that was seeded where this is not")
+            raise checks.error("reservation", reservation, "was made with noise that was seeded where this is not")
         noise_state, digest = load_noise_state(self._get_state_path(reservation))
         resumed_reservation = self.ledger.resume(reservation, state=state + digest)
         with self._open_spending(resumed_reservation, noise_state) as spending:

@@ -26,10 +26,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor, nn
 
-from pate_torch.accounting.formatting import show_delta
+from pate_torch.accounting.formatting import format_delta
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import call_id
+from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.roles import origin_of_categories
@@ -257,7 +257,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _fit(self, X: Any, y: Any, public: Any, groups: Any) -> PATEClassifier:
         if public is None:
             what = "must be given: unlabeled points that are public, from which columns and scaling are read"
-            raise checks.fail("public", None, what, "fit(X, y, public=...).")
+            raise checks.error("public", None, what, "fit(X, y, public=...).")
         X, public, has_N = self._features(X, public)
         X, public = self._checked(X, public)
         points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
@@ -266,7 +266,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             y = np.array(y, dtype=object)  # else one text would make all of them texts
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
-            raise checks.fail("y", type(y).__name__, "must be one class for each record")
+            raise checks.error("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._labels(y)
         label_N = np.where(has_N, label_N, -1)
         names = None if groups is None else name_units("groups", groups, len(x))
@@ -290,7 +290,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
             what = f"goes with method='teachers', and this is {self.method_.name}"
-            raise checks.fail("teacher", type(self.teacher).__name__, what)
+            raise checks.error("teacher", type(self.teacher).__name__, what)
         self._refuse_noise(facts)
         terms = self._terms(facts, points, partition, groups)
         if self.verbose:
@@ -335,7 +335,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
-            raise checks.fail("folder", str(folder), "is there already", "Name a new one.")
+            raise checks.error("folder", str(folder), "is there already", "Name a new one.")
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         return folder
 
@@ -345,41 +345,43 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Raise ValueError for what cannot work, whatever the data."""
         if self.account is None:
             what = "must name whose records these are: everything released from them is charged to it"
-            raise checks.fail("account", None, what, 'PATEClassifier(account="clinic").')
+            raise checks.error("account", None, what, 'PATEClassifier(account="clinic").')
         learner = self.student
         sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
         known = isinstance(learner, StudentAlgorithm) or sklearns or _makes_modules(learner)
         if learner is not None and not known:
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
             what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
-            raise checks.fail("student", type(learner).__name__, what, fix)
+            raise checks.error("student", type(learner).__name__, what, fix)
         if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
             what = "must list all classes: the values of y are private, and the release names its classes"
             fix = "Pass classes=[...]; or classes_are_public=True, if the distinct values of y are public knowledge."
-            raise checks.fail("classes", None, what, fix)
+            raise checks.error("classes", None, what, fix)
         if learner is not None and self.method == "dpsgd":
-            raise checks.fail("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
+            raise checks.error("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
             what = "must be an Encoder, or an EncoderCard that says which one made the rows"
-            raise checks.fail("encoder", type(self.encoder).__name__, what)
+            raise checks.error("encoder", type(self.encoder).__name__, what)
 
     def _checked(self, X: Any, public: Any) -> tuple[Any, Any]:
         """Both of one form; an array's numbers are checked, a table's values are when it is encoded."""
         if _is_images(X) != _is_images(public) or _is_table(X) != _is_table(public):
             kinds = [f"{type(given).__name__} {getattr(given, 'dtype', '')}".strip() for given in (X, public)]
-            raise checks.fail("public", kinds[1], f"must be of the form of X, {kinds[0]}")
+            raise checks.error("public", kinds[1], f"must be of the form of X, {kinds[0]}")
         X = self._validated(X, reset=True)
         if _is_table(X):
             if lacking := [name for name in map(str, X.columns) if name not in map(str, public.columns)]:
-                raise checks.fail("public", [*map(str, public.columns)], f"lacks the columns {', '.join(lacking)} of X")
+                raise checks.error(
+                    "public", [*map(str, public.columns)], f"lacks the columns {', '.join(lacking)} of X"
+                )
             return X, public[list(X.columns)]
         if _is_images(X):
             if tuple(X.shape[1:]) != tuple(public.shape[1:]):
-                raise checks.fail("public", tuple(public.shape), f"must have points like X, {tuple(X.shape[1:])}")
+                raise checks.error("public", tuple(public.shape), f"must have points like X, {tuple(X.shape[1:])}")
             return X, public
         public = check_array(public, dtype=np.float64, ensure_all_finite="allow-nan", input_name="public")
         if public.shape[1] != X.shape[1]:
-            raise checks.fail("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
+            raise checks.error("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
 
     def _features(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
@@ -399,7 +401,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def _home(self) -> Path:
-        return run_folders.checked_root(run_folders.home_folder(self.home))
+        return run_folders.check_root(run_folders.get_home_folder(self.home))
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features.
@@ -410,7 +412,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             if reset:
                 self.n_features_in_ = int(np.prod(X.shape[1:]))
             elif int(np.prod(X.shape[1:])) != self.n_features_in_:
-                raise checks.fail("X", tuple(X.shape), f"must be images of {self.n_features_in_} numbers")
+                raise checks.error("X", tuple(X.shape), f"must be images of {self.n_features_in_} numbers")
             return X
         if _is_table(X):
             return validate_data(self, X, reset=reset, skip_check_array=True)
@@ -429,11 +431,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             classes = np.asarray(self.classes)
             place = {_class_key(value): code for code, value in enumerate(self.classes)}
             if len(place) < len(classes):
-                raise checks.fail("classes", self.classes, "must be different")
+                raise checks.error("classes", self.classes, "must be different")
             values, which_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
             label_N = np.array([place.get(_class_key(value), -1) for value in values], dtype=np.int64)[which_N]
             if (label_N < 0).all():
-                raise checks.fail("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
+                raise checks.error("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
             raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
         return classes, label_N.astype(np.int64)
@@ -480,7 +482,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
         if facts.records is None:
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
-        raise checks.fail("epsilon", facts.epsilon, what, fix)
+        raise checks.error("epsilon", facts.epsilon, what, fix)
 
     def _declared(self, points: _Points) -> dict[str, str]:
         """Where the values come from that are taken to be public, for the statement."""
@@ -545,7 +547,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _said(self, facts: methods.Facts) -> str:
         """The choice and what is foretold, in two lines."""
         unit = "group" if facts.grouped else "record"
-        price = f"epsilon {facts.epsilon:g} at delta {show_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
+        price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
         about = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
             facts.records is None and self.delta is None
         )
@@ -575,7 +577,7 @@ def _descend(pate: Pate, data: Dataset, facts: methods.Facts) -> tuple[Student, 
     plan = replace(
         plan,
         privacy=replace(plan.privacy, target_epsilon=facts.epsilon),
-        folder=Path(run_folders.run_folder(str(pate.home), pate.name, "dpsgd")) / call_id(),
+        folder=Path(run_folders.get_run_folder(str(pate.home), pate.name, "dpsgd")) / make_unique_run_id(),
         quiet=True,
     )
     folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)

@@ -11,7 +11,7 @@ import torch
 
 from pate_torch.accounting import calibration
 from pate_torch.accounting.data_dependent import private_price
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
@@ -138,20 +138,22 @@ class RunConfig:
         checks.integer("num_queries", self.num_queries, low=1)
         if self.selection is not None and self.privacy.noise != "torch":
             fix = "Use noise=torch, or selection=none."
-            raise checks.fail("selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix)
+            raise checks.error(
+                "selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix
+            )
         if self.labels is not None:
-            run_folders.checked_id("labels", self.labels)
+            run_folders.check_id("labels", self.labels)
         if self.encoder is not None:
             encoded = Encoded(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
             object.__setattr__(self, "dataset", encoded)
             object.__setattr__(self, "encoder", None)
         given = getattr(self.mechanism, "noise", self.privacy.noise)
         if given != self.privacy.noise:
-            raise checks.fail("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
+            raise checks.error("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
         self.voters.check(self)
         if getattr(self.guide_student, "last", None) == "model":
             what = "is the released model, which learns nothing that could guide a round"
-            raise checks.fail("guide_student", cast(Any, self.guide_student).name, what, "Name another student.")
+            raise checks.error("guide_student", cast(Any, self.guide_student).name, what, "Name another student.")
         if getattr(self.student, "last", None) == "model" and self.labels is None:
             self._check_model()
 
@@ -159,15 +161,15 @@ class RunConfig:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not self.voters.releases_model:
             fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-            raise checks.fail("student.last", "model", "is the model trained on gradients, and here is none", fix)
+            raise checks.error("student.last", "model", "is the model trained on gradients, and here is none", fix)
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
-            raise checks.fail("student.last", "model", "lies in the features of its own guide", fix)
+            raise checks.error("student.last", "model", "lies in the features of its own guide", fix)
         own: Any = getattr(self.student, "features", None)
         if not self.is_guided and own != self.features:
             asked = "none" if self.features is None else self.features.name
             what = f"must be those in which the model is fitted to the records: features={asked}"
-            raise checks.fail("student.features", None if own is None else own.name, what, "Set features alone.")
+            raise checks.error("student.features", None if own is None else own.name, what, "Set features alone.")
 
     @property
     def ledger_path(self) -> Path:
@@ -218,7 +220,9 @@ class RunConfig:
         most = len(data.pool)
         if not self.fewer_queries or self.num_queries <= most:
             return self
-        stages.say(f"num_queries={most}, not the recommended {self.num_queries}: there are no more public points.")
+        stages.print_message(
+            f"num_queries={most}, not the recommended {self.num_queries}: there are no more public points."
+        )
         return dataclasses.replace(self, num_queries=most)
 
     def calibrated(self) -> RunConfig:
@@ -229,33 +233,35 @@ class RunConfig:
         delta, names = self.privacy.delta, {f.name for f in dataclasses.fields(knobs)}
         if not names & {"sigma", "epsilon"}:
             what = f"mechanism={knobs.name} has neither sigma nor epsilon to calibrate"
-            raise checks.fail("privacy.target_epsilon", target, what)
+            raise checks.error("privacy.target_epsilon", target, what)
 
         def with_noise(scale: float) -> Mechanism:
             knob = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
             return cast(Mechanism, dataclasses.replace(knobs, **knob))
 
-        def events(scale: float) -> tuple[Event, ...]:
+        def events(scale: float) -> tuple[PrivacyEvent, ...]:
             return with_noise(scale).privacy_events(self.num_queries, self.num_rounds)
 
         # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
-        whole = "sigma" not in names and 1 - 1e-6 <= calibration.price(events(1 / target), delta) / target <= 1
-        scale = 1 / target if whole else calibration.smallest_sigma(events, epsilon=target, delta=delta)
+        whole = (
+            "sigma" not in names and 1 - 1e-6 <= calibration.compute_epsilon(events(1 / target), delta) / target <= 1
+        )
+        scale = 1 / target if whole else calibration.calibrate_sigma(events, epsilon=target, delta=delta)
         return dataclasses.replace(self, mechanism=with_noise(scale))
 
-    def worst_case_events(self, num_classes: int) -> tuple[Event, ...]:
+    def worst_case_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
         """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""
         labels = () if self.labels is not None else self.mechanism.privacy_events(self.num_queries, self.num_rounds)
         return labels + self.events_beside_labels(num_classes)
 
-    def events_beside_labels(self, num_classes: int) -> tuple[Event, ...]:
+    def events_beside_labels(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
         """What this run may charge for the choice of a student and the publication of the labels' price."""
         choice = () if self.selection is None else self.selection.privacy_events()
         if self.sanitiser is None or self.labels is not None:
             return choice
         return choice + self.sanitiser.privacy_events(self.publication(num_classes))
 
-    def publication(self, num_classes: int) -> private_price.Plan:
+    def publication(self, num_classes: int) -> private_price.PublicationPlan:
         """How the data-dependent price is published.
 
         Raises:
@@ -282,7 +288,7 @@ class RunConfig:
         """
         if data.spec.kind == "text" and data.spec.encoder is None:
             fix = "Use features=encoder features.weights=<file> features.tokenizer=<file>."
-            raise checks.fail("features", None, "must be an encoder: points are texts", fix)
+            raise checks.error("features", None, "must be an encoder: points are texts", fix)
         if self.labels is None:
             refuse_adjacency(data, self.partition.adjacency)
             fix = f"There are {len(data.pool)} public points to ask about."
@@ -304,7 +310,7 @@ class RunConfig:
             if self.is_guided:
                 if self.guide is None:
                     what = "must be a student: the later rounds look at one"
-                    raise checks.fail("guide_student", None, what, "Use student@guide_student=supervised.")
+                    raise checks.error("guide_student", None, what, "Use student@guide_student=supervised.")
                 refuse_component("guide_student", self.guide, data)
         elif self.selection is not None:
             refuse_adjacency(data, self.partition.adjacency)
@@ -332,7 +338,7 @@ def refuse_adjacency(data: Dataset, adjacency: str) -> None:
     """Raise ValueError where one unit's change could move other records of these data."""
     if adjacency not in data.adjacencies:
         what = f"cannot be promised for {data.spec.name}: one unit's change could move other records"
-        raise checks.fail("partition", adjacency, what, data.advice)
+        raise checks.error("partition", adjacency, what, data.advice)
 
 
 def refuse_component(key: str, component: object, data: Dataset) -> None:
@@ -342,4 +348,4 @@ def refuse_component(key: str, component: object, data: Dataset) -> None:
     try:
         component.check(data.spec)
     except ValueError as error:
-        raise ValueError(checks.under(key, error)) from error
+        raise ValueError(checks.prefix_error_key(key, error)) from error

@@ -17,14 +17,14 @@ from torch import nn
 
 from pate_torch import release_store
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.device import settled
-from pate_torch.core.files import tensor_digest
-from pate_torch.core.progress import Clock, Stages
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.units import leave_out_unusable
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.features.encoded_dataset import Encoded
@@ -98,7 +98,7 @@ class RunContext:
     loaded: Loaded
     ledger: Ledger
     stages: Stages
-    clock: Clock
+    clock: StageTimer
     budget: Budget | None = None
     reused: LabelRelease | None = None
     paid: list[str] = field(default_factory=list)
@@ -175,7 +175,7 @@ class RunContext:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, config: RunConfig, clock: Clock | None = None, remedy: feasibility.Remedy | None = None
+        cls, config: RunConfig, clock: StageTimer | None = None, remedy: feasibility.Remedy | None = None
     ) -> Iterator[RunContext]:
         """Load the data, refuse what cannot work, hold the run's folder and open the account.
 
@@ -188,9 +188,9 @@ class RunContext:
             ValueError: A choice cannot work; nothing has been charged or trained.
             BudgetExceeded: The account's cap does not admit this run.
         """
-        clock = Clock() if clock is None else clock
+        clock = StageTimer() if clock is None else clock
         with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as opened:
-            opened.enter_context(settled(config.device))
+            opened.enter_context(deterministic_mode(config.device))
             with clock("data"):
                 loaded = Loaded.of(config, stages)
             config = config.for_data(loaded.data, stages)
@@ -237,7 +237,7 @@ class RunContext:
                 if not run.paid:
                     run.budget.check_events(planned)
             if forecast is not None:
-                stages.say(forecast)
+                stages.print_message(forecast)
             if config.trains_student:
                 make_private_folder(run.private_dir)  # a closed disk is found out before anything is charged
             yield run
@@ -274,7 +274,7 @@ def holding(config: RunConfig) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with store.writing():  # so that a run that begins is not taken for one that was killed
             held.enter_context(run_folders.hold(config.folder))
-            run_folders.sweep(config.root)
+            run_folders.remove_killed_run_files(config.root)
         if (config.folder / "release" / "summary.json").exists():
             release_store.refuse_used_folder(config.folder)
         store.sweep()
@@ -289,7 +289,11 @@ def _call(config: RunConfig, loaded: Loaded) -> UnfinishedCall | None:
     store, name = TeacherStore(config.root), loaded.data.spec.name
     decisive = ("voters", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
     facts: dict[str, Any] = {key: repr(getattr(config, key)) for key in (*decisive, "num_queries", "num_rounds")}
-    facts |= {"pool": tensor_digest(loaded.data.pool.x), "delta": config.privacy.delta, "noise": config.privacy.noise}
+    facts |= {
+        "pool": compute_tensor_digest(loaded.data.pool.x),
+        "delta": config.privacy.delta,
+        "noise": config.privacy.noise,
+    }
 
     def fingerprint() -> str:
         return config.voters.fingerprint(store, loaded.everyone) + store.fingerprint(loaded.everyone)
@@ -309,7 +313,7 @@ def _resumed(
         labels, facts, guide = release_store.read_folder(folder / "release", data.pool, data.spec, ledger)
     if labels.id not in committed:
         return config, None
-    stages.say(f"Finishing the interrupted release {labels.id}. It is paid for, and costs nothing more.")
+    stages.print_message(f"Finishing the interrupted release {labels.id}. It is paid for, and costs nothing more.")
     return replace(config, folder=folder), LabelRelease(labels=labels, facts=facts, guide=guide)
 
 
@@ -320,7 +324,7 @@ def open_budget(
     config: RunConfig,
     ledger: Ledger,
     data: Dataset,
-    planned: tuple[Event, ...],
+    planned: tuple[PrivacyEvent, ...],
     fingerprint: str,
     *,
     kind: str | None = None,
@@ -373,7 +377,7 @@ def _caps(ledger: Ledger) -> dict[str, float]:
     return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
 
 
-def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Mapping[str, float]) -> None:
+def refuse_cap(config: RunConfig, name: str, planned: Iterable[PrivacyEvent], known: Mapping[str, float]) -> None:
     """Refuse to open an account for a run that its own cap would refuse: a slip would fix the cap for good.
 
     Args:
@@ -390,9 +394,9 @@ def refuse_cap(config: RunConfig, name: str, planned: Iterable[Event], known: Ma
     planned, privacy = tuple(planned), config.privacy
     key = "opening_budget" if privacy.budget_epsilon is None else "budget_epsilon"
     budget = getattr(privacy, key)
-    if not Filter.would_open(planned, epsilon=budget, delta=privacy.delta):
-        alone = accounting.epsilon(planned, privacy.delta)
-        raise checks.fail(
+    if not PrivacyFilter.can_admit(planned, epsilon=budget, delta=privacy.delta):
+        alone = accounting.compute_guarantee(planned, privacy.delta)
+        raise checks.error(
             f"privacy.{key}",
             budget,
             f"this run alone may cost epsilon {alone.epsilon:.6g} at delta {privacy.delta:g} ({alone.route})",
@@ -404,7 +408,7 @@ def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
     """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
     for file, head in TeacherStore(config.root).heads(name).items():
         if not ledger.contains_head(head):
-            raise checks.fail(
+            raise checks.error(
                 "dataset.name",
                 name,
                 f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry that it lacks",
@@ -423,4 +427,4 @@ def _refuse_duplicate_account(config: RunConfig, records: AccountRecords, finger
         what = f"shares a tenth or more of the units with account {other!r}, which was charged: no total covers both"
         fix = f"Use account {other!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
         fix += "and add both epsilons yourself."
-        raise checks.fail("account", records.account, what, fix)
+        raise checks.error("account", records.account, what, fix)

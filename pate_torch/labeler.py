@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pate_torch.accounting.events import Event, from_json, to_json
+from pate_torch.accounting.events import PrivacyEvent, from_json, to_json
 from pate_torch.aggregation import check_before_charge
 from pate_torch.budget import Budget, Spending
 from pate_torch.core import checks
@@ -87,13 +87,13 @@ class _Block:
     asked: int = 0
     answered: int = 0
     failures: int = 0
-    incurred: tuple[Event, ...] = ()
+    incurred: tuple[PrivacyEvent, ...] = ()
     stopped: bool = False
 
     def fits(self, count: int) -> bool:
         return not self.stopped and self.turns < self.calls and self.asked + count <= self.num_queries
 
-    def take(self, label_Q: Tensor, events: tuple[Event, ...], asked: int) -> None:
+    def take(self, label_Q: Tensor, events: tuple[PrivacyEvent, ...], asked: int) -> None:
         """Count one turn in which ``asked`` questions were put. A mechanism that stops answers a prefix of them."""
         self.turns += 1
         self.asked += asked
@@ -144,7 +144,7 @@ class PrivateLabeler:
     ) -> None:
         self._voters: VoteFunction = voters.votes if isinstance(voters, Ensemble) else voters
         if spec is None and not isinstance(voters, Ensemble):
-            raise checks.fail("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
+            raise checks.error("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
         self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]
         self.mechanism, self.budget = mechanism, budget
         self.ledger, self.account = budget.ledger, budget.account
@@ -259,7 +259,7 @@ class PrivateLabeler:
         past = self.history
         answered = past.label != NO_ANSWER
         if int(answered.sum()) < checks.integer("at_least", at_least, low=1):
-            raise checks.fail("at_least", at_least, f"only {int(answered.sum())} questions have been answered so far")
+            raise checks.error("at_least", at_least, f"only {int(answered.sum())} questions have been answered so far")
         pool = past.x if pool_x is None else torch.cat([past.x, self._points(pool_x)[0]])
         task = StudentTask(self.spec, pool, answered.nonzero().squeeze(1), past.label[answered])
         student = algorithm.fit(task, seed=seed, device=torch.device(device), progress=progress)
@@ -292,7 +292,7 @@ class PrivateLabeler:
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
         """
         if self.ledger.get_account(self.account).adjacency != "replace_one":
-            raise checks.fail("account", self.account, "must be of adjacency replace_one for a hypothesis class")
+            raise checks.error("account", self.account, "must be of adjacency replace_one for a hypothesis class")
         with self.ledger.exclusive_access():
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
@@ -302,7 +302,7 @@ class PrivateLabeler:
                 self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
-            raise checks.fail("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
+            raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
         points = self._rows(self.history.x[: line.facts["answers"]])
         hypothesis = representatives(hypotheses, points)[line.facts["index"]]
         self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, self._rows(x)).astype("int64"))
@@ -440,7 +440,7 @@ class PrivateLabeler:
             # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
 
     def _bad(self, what: str, fix: str) -> ValueError:
-        return checks.fail("journal", str(self._journal.path), what, fix)
+        return checks.error("journal", str(self._journal.path), what, fix)
 
     def _remember(self, points: Tensor, label_Q: Tensor) -> None:
         for point, label in zip(points, label_Q.tolist(), strict=True):
@@ -461,11 +461,11 @@ class PrivateLabeler:
         shape = tuple(self.spec.input_shape)
         if x.shape not in (shape, (*x.shape[:1], *shape)) or (self.spec.is_image and x.dtype != torch.uint8):
             kind = "uint8 images" if self.spec.is_image else "rows"
-            raise checks.fail("x", f"{tuple(x.shape)} {x.dtype}", f"must be one or many {kind} of shape {shape}")
+            raise checks.error("x", f"{tuple(x.shape)} {x.dtype}", f"must be one or many {kind} of shape {shape}")
         single = tuple(x.shape) == shape
         points = (x[None] if single else x).to(self._none().dtype)
         if points.is_floating_point() and not bool(points.isfinite().all()):
-            raise checks.fail("x", tuple(x.shape), "must be finite", "Remove NaN and infinity.")
+            raise checks.error("x", tuple(x.shape), "must be finite", "Remove NaN and infinity.")
         return points.contiguous(), single
 
     def _rows(self, x: Tensor) -> Any:

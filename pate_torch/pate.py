@@ -29,9 +29,9 @@ from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
 from pate_torch.core import checks, run_folders
-from pate_torch.core.device import settled
-from pate_torch.core.progress import Clock, Stages
-from pate_torch.core.run_folders import call_id
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
 from pate_torch.data.partition import AddRemove, deal
 from pate_torch.data.schema import TableSchema
@@ -184,23 +184,23 @@ class Pate:
     ) -> None:
         locations.check_name(name)
         if (mean is None) != (std is None):
-            raise checks.fail("std", std, "must be given together with mean")
+            raise checks.error("std", std, "must be given together with mean")
         if isinstance(teacher, nn.Module):
-            raise checks.fail("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
+            raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
         if not isinstance(mechanism, Mechanism):
             what = "must be a mechanism, an object of pate_torch.mechanisms"
-            raise checks.fail("mechanism", mechanism, what, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
+            raise checks.error("mechanism", mechanism, what, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
-        self.home = run_folders.checked_root(run_folders.home_folder(home))
+        self.home = run_folders.check_root(run_folders.get_home_folder(home))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
         if isinstance(teacher, Voters):
             if num_teachers:
                 what = "goes with teachers that are trained here; these voters say themselves how many they are"
-                raise checks.fail("num_teachers", num_teachers, what, "Omit it.")
+                raise checks.error("num_teachers", num_teachers, what, "Omit it.")
             self.num_teachers = teacher.num_teachers
         else:
             self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
@@ -223,7 +223,7 @@ class Pate:
         self._labeled: _Labeled | None = None
         self._student: tuple[str, Student] | None = None
         self._call: UnfinishedCall | None = None
-        self._clock = Clock()
+        self._clock = StageTimer()
 
     def __repr__(self) -> str:
         return f"Pate({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism.name!r})"
@@ -304,10 +304,10 @@ class Pate:
             ValueError: A choice cannot work; nothing has been charged.
         """
         private, spec = self._fitted()
-        self._clock = Clock()  # an earlier call's stages are no part of this one
+        self._clock = StageTimer()  # an earlier call's stages are no part of this one
         pool = PublicPool(tensors.points("pool_x", pool_x))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
-            raise checks.fail("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
+            raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
         mean, std = self._constants or tensors.statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         evaluation = unmeasured(spec, private.x)
@@ -322,7 +322,7 @@ class Pate:
         with name_failed_disk(self.home, self.name), RunContext.open(config, self._clock, _remedy) as run:
             if run.forecast is not None:
                 warnings.warn(run.forecast, feasibility.Drowned, stacklevel=3)
-            run.stages.say(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
+            run.stages.print_message(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
             release = run.reused or release_labels(run)
         self._call = run.call
         if finish:
@@ -347,7 +347,9 @@ class Pate:
         """
         done = self._released()
         if options and not isinstance(algorithm, str):
-            raise checks.fail("options", sorted(options), "go with an algorithm's name only", "Set them on the object.")
+            raise checks.error(
+                "options", sorted(options), "go with an algorithm's name only", "Set them on the object."
+            )
         chosen = _named("algorithm", algorithm, {"network": _network(done.data.spec), **options})
         config = replace(done.config, student=chosen)
         config.validate_students(done.data)
@@ -375,7 +377,7 @@ class Pate:
         spec, pool = done.data.spec, done.data.pool
         evaluation = unmeasured(spec, pool.x)
         if (test_x is None) != (test_y is None):
-            raise checks.fail("test_y", None, "must be given together with test_x")
+            raise checks.error("test_y", None, "must be given together with test_x")
         if test_x is not None and test_y is not None:
             held = tensors.points("test_x", test_x)
             known = tensors.labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
@@ -412,7 +414,7 @@ class Pate:
         test = MembershipTest(records=records)
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
-            raise checks.fail("other_x", len(held), f"must be at least {FEWEST} records that are no members")
+            raise checks.error("other_x", len(held), f"must be at least {FEWEST} records that are no members")
         return attack_student(
             sides,
             student=self._student[1],
@@ -436,7 +438,7 @@ class Pate:
         private, spec = self._fitted()
         if isinstance(self.teacher, Voters):
             fix = "Use teachers, or label()."
-            raise checks.fail(
+            raise checks.error(
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
             )
         rounds = num_queries if calls is None else calls
@@ -522,7 +524,8 @@ class Pate:
             ),
             teacher=self._recipe(data.spec),
             root=self.home,
-            folder=Path(run_folders.run_folder(str(self.home), self.name, self.mechanism.name)) / call_id(),
+            folder=Path(run_folders.get_run_folder(str(self.home), self.name, self.mechanism.name))
+            / make_unique_run_id(),
             seed=self.seed,
             device=self.device,
             quiet=self.quiet,
@@ -543,7 +546,7 @@ class Pate:
             return replace(how, num_teachers=self.num_teachers, stored=self._stored.id, alias=alias)
         if voters is not None:
             fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.fail("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
+            raise checks.error("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, Voters):
             return self.teacher
         assert self._panel is not None
@@ -555,7 +558,7 @@ class Pate:
     def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
         """A run that charges nothing: to train teachers, or a student of a release."""
         with self._open() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as opened:
-            opened.enter_context(settled(self.device))
+            opened.enter_context(deterministic_mode(self.device))
             loaded = Loaded(data=data, everyone=data.private)
             folder = opened if release is not None else None
             yield RunContext(
@@ -576,7 +579,7 @@ class Pate:
                 return fit_estimators(self.teacher, private, spec, shards, seed=self.seed, progress=progress)
             if not callable(self.teacher):
                 allowed = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
-                raise checks.fail("teacher", type(self.teacher).__name__, allowed)
+                raise checks.error("teacher", type(self.teacher).__name__, allowed)
             recipe = self.recipe or TeacherRecipe()
             return fit_modules(
                 self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
@@ -649,7 +652,7 @@ def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, An
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
         what = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
-        raise checks.fail(key, type(algorithm).__name__, what, "PATEClassifier takes scikit-learn's classifiers.")
+        raise checks.error(key, type(algorithm).__name__, what, "PATEClassifier takes scikit-learn's classifiers.")
     return algorithm
 
 

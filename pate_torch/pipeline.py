@@ -15,12 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from pate_torch import aggregation, release_store
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
 from pate_torch.context import LabelRelease, Loaded, RunContext
-from pate_torch.core.device import settled
-from pate_torch.core.files import tensor_digest
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
@@ -147,7 +147,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
         "dataset": data.spec.name,
-        "pool_sha256": tensor_digest(data.pool.x),
+        "pool_sha256": compute_tensor_digest(data.pool.x),
         "teachers_id": voters.id,
         "num_teachers": config.num_teachers,
         "mechanism": config.mechanism.name,
@@ -181,7 +181,7 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
     run.paid.append(paid)
     release.voters.remember(run.ledger.get_head())
     return (
-        f"  Sanitised price  epsilon = {show_epsilon(epsilon)} at delta = {show_delta(delta)}"
+        f"  Sanitised price  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
         f" with confidence {publication.confidence:g} (forward, {config.partition.adjacency},\n"
         f"                   unit {run.data.private.unit}, this publication included)"
     )
@@ -288,7 +288,7 @@ def make_report(
 def assist(config: RunConfig) -> None:
     """Do the part of a torchrun's ranks above 0: train their teachers and ask them, without noise or ledger."""
     data = Loaded.of(config).data
-    with settled(config.device):
+    with deterministic_mode(config.device):
         while (order := distributed.broadcast_text("")) != distributed.DONE:
             if order == distributed.TRAIN:
                 config.voters.assist(data, config)

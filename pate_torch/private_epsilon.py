@@ -17,11 +17,11 @@ import torch
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.data_dependent import private_price as publication
-from pate_torch.accounting.events import Event
-from pate_torch.accounting.formatting import show_epsilon
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.core.files import write_whole
+from pate_torch.core.files import write_atomically
 from pate_torch.ledger.ledger import PURPOSE_PRICE
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
@@ -41,11 +41,11 @@ class PrivateEpsilon:
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
     allow_net_loss: bool = False
-    _plans: dict[Any, publication.Plan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[Any, publication.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.agreement:
-            raise checks.fail("sanitiser.agreement", self.agreement, "must hold at least one share")
+            raise checks.error("sanitiser.agreement", self.agreement, "must hold at least one share")
         for share in self.agreement:
             checks.between("sanitiser.agreement", share, 0, 1)
         checks.between("sanitiser.confidence", self.confidence, 0.5, 0.999999)
@@ -53,7 +53,7 @@ class PrivateEpsilon:
 
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
-    ) -> publication.Plan:
+    ) -> publication.PublicationPlan:
         """Public parameters of the publication.
 
         Args:
@@ -70,9 +70,9 @@ class PrivateEpsilon:
         model = mechanism.make_outcome_model()
         fix = "Set sanitiser=none: the data-independent price is published in any case."
         if model is None:
-            raise checks.fail("sanitiser", "set", f"{mechanism.name} has no data-dependent price", fix)
+            raise checks.error("sanitiser", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
-            raise checks.fail(
+            raise checks.error(
                 "sanitiser",
                 "set",
                 f"questions in {rounds} rounds depend on answers, and their prices do not add",
@@ -80,35 +80,37 @@ class PrivateEpsilon:
             )
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key not in self._plans:
-            guesses = publication.imagined_votes(num_teachers, num_classes, self.agreement)
+            guesses = publication.make_example_votes(num_teachers, num_classes, self.agreement)
             try:
-                new_plan = publication.choose(
+                new_plan = publication.choose_plan(
                     model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
                 )
             except ValueError as error:
                 raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
-            expected_epsilon = publication.forecast(new_plan, model, guesses, num_queries=num_queries, delta=delta)
-            labels_epsilon = accounting.epsilon(mechanism.privacy_events(num_queries), delta).epsilon
+            expected_epsilon = publication.forecast_epsilon(
+                new_plan, model, guesses, num_queries=num_queries, delta=delta
+            )
+            labels_epsilon = accounting.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
             if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
                 message = (
                     f"would cost more than it saves: for votes like sanitiser.agreement epsilon "
-                    f"{show_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
-                    f"cost {show_epsilon(labels_epsilon)} whatever the votes"
+                    f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
+                    f"cost {format_epsilon(labels_epsilon)} whatever the votes"
                 )
-                raise checks.fail(
+                raise checks.error(
                     "sanitiser", "set", message, f"{fix} To publish all the same: sanitiser.at_a_loss=true."
                 )
             self._plans[key] = new_plan
         return self._plans[key]
 
     @staticmethod
-    def privacy_events(plan: publication.Plan) -> tuple[Event, ...]:
+    def privacy_events(plan: publication.PublicationPlan) -> tuple[PrivacyEvent, ...]:
         """Events of the publication."""
-        return (plan.event,)
+        return (plan.publication_event,)
 
     def publish(
         self,
-        plan: publication.Plan,
+        plan: publication.PublicationPlan,
         mechanism: Mechanism,
         votes: Votes,
         budget: Budget,
@@ -124,10 +126,12 @@ class PrivateEpsilon:
         assert model is not None
         with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
-            price = publication.release(plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False)
+            price = publication.publish_price(
+                plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False
+            )
             # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.
             price = replace(price, rdp=_round_up(price.rdp))
-            epsilon = _round_up(price.epsilon(delta))
+            epsilon = _round_up(price.compute_epsilon(delta))
             record = {
                 "epsilon": epsilon,
                 "delta": delta,
@@ -135,13 +139,13 @@ class PrivateEpsilon:
                 "direction": "forward",
                 "route": f"Renyi of order {plan.order:g}, smooth sensitivity (PATE 2018, appendix B, corrected)",
                 "rdp": price.rdp,
-                "rdp_of_this_publication": plan.cost,
+                "rdp_of_this_publication": plan.publication_rdp,
                 "order": plan.order,
                 "decay": plan.decay,
                 "sigma": plan.sigma,
                 "private": spending.secret,
             }
-            write_whole(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+            write_atomically(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         return epsilon, spending.id
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.sensitive import Sensitivity
@@ -173,7 +173,7 @@ class Mechanism(Protocol):
         """Sensitivity of the values that ``privacy_events`` prices; ``release`` opens no value that says more of itself."""
         ...
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Events of a whole release at its worst."""
         ...
 
@@ -310,13 +310,13 @@ class Student:
         if isinstance(points, Mapping) or hasattr(points, "columns"):
             if self.spec.schema is None:
                 fix = f"Give an array of shape (N, {', '.join(map(str, self.spec.input_shape))})."
-                raise checks.fail("student", self.spec.name, "holds no schema to read tables by", fix)
+                raise checks.error("student", self.spec.name, "holds no schema to read tables by", fix)
             return torch.from_numpy(self.spec.schema.encode(points, unknown=unknown))
         x = torch.as_tensor(points)
         if tuple(x.shape[1:]) != tuple(self.spec.input_shape):
             expected_shape = ", ".join(map(str, self.spec.input_shape))
             fix = "" if self.spec.schema is None else "Or give a DataFrame."
-            raise checks.fail("points", tuple(x.shape), f"must have the shape (N, {expected_shape})", fix)
+            raise checks.error("points", tuple(x.shape), f"must have the shape (N, {expected_shape})", fix)
         return x
 
     def with_encoder(self, encoder: PointEncoder) -> Student:
@@ -327,12 +327,12 @@ class Student:
         """
         needed_card = self.spec.encoder
         if needed_card is None or needed_card.points is None:
-            raise checks.fail("encoder", encoder.name, "is not needed: the student takes points as they are")
+            raise checks.error("encoder", encoder.name, "is not needed: the student takes points as they are")
         given_card = encoder.make_card(needed_card.points)
         for key, value in needed_card.identity.items():
             if given_card.identity[key] != value:
                 fix = f"Use {needed_card.name}, weights {needed_card.file} with SHA-256 {needed_card.sha256}."
-                raise checks.fail(f"encoder {key}", given_card.identity[key], f"must be the student's, {value!r}", fix)
+                raise checks.error(f"encoder {key}", given_card.identity[key], f"must be the student's, {value!r}", fix)
         return replace(self, encoder=encoder)
 
     def _is_encoded(self, points: Any) -> bool:
@@ -344,13 +344,13 @@ class Student:
     def _encode_features(self, points: Any, card: EncoderCard) -> Tensor:
         if card.points is None:
             expected_input = f"features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
-            raise checks.fail(
+            raise checks.error(
                 "points", type(points).__name__, f"must be {expected_input}", "Encode them as the data were."
             )
         if self.encoder is None:
             message = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
-            raise checks.fail("student", self.spec.name, message, fix)
+            raise checks.error("student", self.spec.name, message, fix)
         device = next(self.module.parameters()).device
         return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
 

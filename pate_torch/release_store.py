@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import file_digest, plain_cell, tensor_digest, write_whole
+from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
 from pate_torch.ledger import Ledger
 from pate_torch.methods.description import VotersDescription
 from pate_torch.protocols import Student
@@ -66,7 +66,7 @@ def refuse_used_folder(run: Path, reused: str | None = None) -> None:
     finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
     if finished or mine is None or mine != reused:
         fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
-        raise checks.fail("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
+        raise checks.error("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
 
 
 def discard_torn(run: Path) -> None:
@@ -136,11 +136,11 @@ def write(
         answers["scores_sha256"] = safetensors.torch.save(_scores(release.score_RPC, release.model))
     for key, content in answers.items():
         record[key] = hashlib.sha256(content).hexdigest()
-        write_whole(folder / _ANSWERS[key], content)
+        write_atomically(folder / _ANSWERS[key], content)
     if guide is not None:
         student_store.save(guide, folder / _GUIDE)
-        record["guide_sha256"] = file_digest(folder / _GUIDE)
-    write_whole(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        record["guide_sha256"] = compute_file_digest(folder / _GUIDE)
+    write_atomically(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
 
@@ -172,11 +172,13 @@ def _table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
         beside = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
     if names is not None:
         columns = [*columns, names.kind]
-        shown = [plain_cell(names.names[query]) for query in release.query_Q.tolist()]
+        shown = [escape_spreadsheet_cell(names.names[query]) for query in release.query_Q.tolist()]
         beside = [[*more, name] for more, name in zip(beside, shown, strict=True)]
     writer.writerow(["query", "label", "class", *columns])
     for query, label, more in zip(release.query_Q.tolist(), release.label_Q.tolist(), beside, strict=True):
-        writer.writerow([query, label, "" if label == NO_ANSWER else plain_cell(spec.class_names[label]), *more])
+        writer.writerow(
+            [query, label, "" if label == NO_ANSWER else escape_spreadsheet_cell(spec.class_names[label]), *more]
+        )
     return table.getvalue()
 
 
@@ -237,7 +239,7 @@ def _guide(folder: Path, record: dict[str, Any]) -> Student | None:
     if "guide_sha256" not in record:
         return None
     path = folder / _GUIDE
-    if not path.exists() or file_digest(path) != record["guide_sha256"]:
+    if not path.exists() or compute_file_digest(path) != record["guide_sha256"]:
         raise _bad(record, f"{_GUIDE} is not the one that was written", f"Restore the files of {folder}.")
     return student_store.load(path)
 
@@ -245,7 +247,7 @@ def _guide(folder: Path, record: dict[str, Any]) -> Student | None:
 def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _bad(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
-    if record.get("dataset") != spec.name or record.get("pool_sha256") != tensor_digest(pool.x):
+    if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
         raise _bad(
             record,
             f"was answered on other public points (data set {record.get('dataset')!r})",
@@ -268,7 +270,7 @@ def _read(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec
             scores = (folder / "scores.safetensors").read_bytes()
             held = safetensors.torch.load(scores)
         release = Release(
-            run_folders.checked_id("labels", record["release_id"]),
+            run_folders.check_id("labels", record["release_id"]),
             query_Q,
             label_Q,
             events.from_json(json.dumps(record["incurred"])),
@@ -338,4 +340,4 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, res
 
 
 def _bad(record: dict[str, Any], what: str, fix: str = "") -> ValueError:
-    return checks.fail("labels", record["release_id"], what, fix)
+    return checks.error("labels", record["release_id"], what, fix)

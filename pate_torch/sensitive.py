@@ -43,7 +43,7 @@ class Sensitivity:
     def __post_init__(self) -> None:
         for norm in ("l1", "l2", "linf"):
             if not getattr(self, norm) >= 0:  # also refuses NaN
-                raise checks.fail(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
+                raise checks.error(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
         if self.adjacency is not None:
             checks.one_of("adjacency", self.adjacency, ADJACENCIES)
 
@@ -73,10 +73,10 @@ def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, me
         and sensitivity.adjacency != max_sensitivity.adjacency
     ):
         message = f"is not the records' ({sensitivity.adjacency})"
-        raise checks.fail("mechanism.adjacency", max_sensitivity.adjacency, message, "Set it to the partition's.")
+        raise checks.error("mechanism.adjacency", max_sensitivity.adjacency, message, "Set it to the partition's.")
     if not sensitivity.is_within(max_sensitivity):
         message = f"is more than mechanism={mechanism} is priced for ({max_sensitivity})"
-        raise checks.fail("sensitivity", sensitivity, message, "Leave out partition.capacity, or price what it says.")
+        raise checks.error("sensitivity", sensitivity, message, "Leave out partition.capacity, or price what it says.")
 
 
 class SensitiveValue(Protocol):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.data.schema import TableSchema
 
@@ -26,7 +26,7 @@ MAX_BATCH_ELEMENTS = 1 << 26
 ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
     **dict.fromkeys(("batch_size", "max_length", "size"), functools.partial(checks.integer, low=1)),
     **dict.fromkeys(("special_tokens", "headless"), checks.boolean),
-    **{"pooling": checks.text, "mean": None, "std": None},
+    **{"pooling": checks.nonempty_string, "mean": None, "std": None},
 }
 """What may decide an encoder's features besides its files: name -> its check."""
 ADJACENCIES = ("add_remove", "replace_one")
@@ -72,9 +72,9 @@ class DataSpec:
     def __post_init__(self) -> None:
         checks.integer("num_classes", self.num_classes, low=2, fix="A vote needs at least two classes.")
         if len(self.class_names) != self.num_classes:
-            raise checks.fail("class_names", self.class_names, f"must have {self.num_classes} entries")
+            raise checks.error("class_names", self.class_names, f"must have {self.num_classes} entries")
         if len(self.mean) != len(self.std):
-            raise checks.fail("std", self.std, "must have as many entries as mean")
+            raise checks.error("std", self.std, "must have as many entries as mean")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; without what points of this kind do not have."""
@@ -94,26 +94,29 @@ class DataSpec:
         """
         facts = dict(checks.mapping("spec", plain, fields(cls)))
         if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
-            raise checks.fail("spec", ", ".join(missing), "is missing")
-        check_by_key: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "class_names": checks.text}
+            raise checks.error("spec", ", ".join(missing), "is missing")
+        check_by_key: dict[str, Callable[[str, Any], Any]] = {
+            "input_shape": checks.integer,
+            "class_names": checks.nonempty_string,
+        }
         for key, check in (check_by_key | {"mean": checks.number, "std": checks.number}).items():
-            facts[key] = tuple(checks.items(key, facts[key]))
+            facts[key] = tuple(checks.collection(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
         shape, constants = facts["input_shape"], len(facts["mean"])
         if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or constants not in (1, shape[0]):
             message = f"must be positive, of {MAX_BATCH_ELEMENTS} numbers at most, with as many means as its first axis, or one"
-            raise checks.fail("input_shape", shape, message)
+            raise checks.error("input_shape", shape, message)
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
-                checks.text(key, facts.get(key))
+                checks.nonempty_string(key, facts.get(key))
         checks.boolean("benchmark", facts["benchmark"])
         if facts["nominal_size"] is not None:
             checks.number("nominal_size", facts["nominal_size"])
         if "schema" in facts:
             facts["schema"] = TableSchema.from_dict(facts["schema"])
             if "encoder" not in facts and shape != (facts["schema"].num_features,):
-                raise checks.fail("input_shape", shape, "must be as many features as its schema has")
+                raise checks.error("input_shape", shape, "must be as many features as its schema has")
         if "encoder" in facts:
             facts["encoder"] = EncoderCard.from_dict(facts["encoder"])
         return cls(**facts)
@@ -175,14 +178,14 @@ class EncoderCard:
     points: DataSpec | None = None
 
     def __post_init__(self) -> None:
-        checks.text("features.name", self.name)
+        checks.nonempty_string("features.name", self.name)
         checks.one_of("kind", self.kind, ("torch", "onnx", "static", "given"))
         checks.boolean("features.disjoint", self.disjoint)
         for key in ("sha256", "file", "tokenizer_sha256", "module", "license", "trained_on"):
             if getattr(self, key) is not None:
-                checks.text(f"features.{key}", getattr(self, key))
+                checks.nonempty_string(f"features.{key}", getattr(self, key))
         if self.file is not None and (self.file in (".", "..") or set(self.file) & set("/\\\0")):
-            raise checks.fail("encoder.file", self.file, "must be the plain name of a file beside the student")
+            raise checks.error("encoder.file", self.file, "must be the plain name of a file beside the student")
         options = checks.mapping("encoder.options", self.options)
         for key, value in options.items():
             checks.one_of("encoder option", key, ENCODER_OPTION_CHECKS)
@@ -190,11 +193,11 @@ class EncoderCard:
             if check is not None and value is not None:
                 check(f"encoder.options.{key}", value)
             elif check is None:
-                [checks.number(f"encoder.options.{key}", number) for number in checks.items(key, value or ())]
+                [checks.number(f"encoder.options.{key}", number) for number in checks.collection(key, value or ())]
         size, batch = 1 if self.points is None else math.prod(self.points.input_shape), options.get("batch_size") or 1
         if batch * max(size, options.get("max_length") or 1, (options.get("size") or 1) ** 2) > MAX_BATCH_ELEMENTS:
             fix = "Take a smaller one."
-            raise checks.fail(
+            raise checks.error(
                 "features.batch_size", batch, f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers", fix
             )
 
@@ -257,12 +260,12 @@ class PrivateData:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):
             raise ValueError("private data: x, y and unit_id must have equal lengths")
         if self.unit not in ("record", LABEL_UNIT) and not (self.unit.startswith("group:") and self.unit != "group:"):
-            raise checks.fail("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
+            raise checks.error("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
         if not (isinstance(self.unit_id, np.ndarray) and self.unit_id.dtype.kind == "U"):
             fix = "Names are made by pate_torch.data.units.name_units."
-            raise checks.fail("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
+            raise checks.error("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -290,7 +293,9 @@ class PointNames:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("id", "file", "content"))
         if self.source is None and self.kind != "content":
-            raise checks.fail("kind", self.kind, "must be content for points split off the data: their ids are private")
+            raise checks.error(
+                "kind", self.kind, "must be content for points split off the data: their ids are private"
+            )
 
     def describe(self) -> dict[str, str]:
         """What a release says of them."""
@@ -316,7 +321,7 @@ class PublicPool:
     def __post_init__(self) -> None:
         checks.between("split", self.split, 0, 1)
         if self.names is not None and len(self.names.names) != len(self.x):
-            raise checks.fail("names", len(self.names.names), f"must be one for each of the {len(self.x)} points")
+            raise checks.error("names", len(self.names.names), f"must be one for each of the {len(self.x)} points")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -364,8 +369,8 @@ class PublicAsset:
     trained_on: str | None = None
 
     def __post_init__(self) -> None:
-        checks.text("asset.role", self.role)
-        checks.text("asset.name", self.name)
+        checks.nonempty_string("asset.role", self.role)
+        checks.nonempty_string("asset.name", self.name)
 
 
 FROM_OWNER = "declared by the owner"
@@ -414,7 +419,7 @@ class Dataset:
     def __post_init__(self) -> None:
         for name, source in self.provenance.items():
             checks.one_of(f"declared.{name}", source, PROVENANCES)
-        for adjacency in checks.items("adjacencies", self.adjacencies):
+        for adjacency in checks.collection("adjacencies", self.adjacencies):
             checks.one_of("adjacencies", adjacency, ADJACENCIES)
 
     def __repr__(self) -> str:
@@ -527,7 +532,7 @@ class Answers:
     """
 
     label_Q: Tensor
-    events: tuple[Event, ...]
+    events: tuple[PrivacyEvent, ...]
     score_QC: Tensor | None = None
     from_student_Q: Tensor | None = None
     noisy_counts: NoisyCounts | None = None
@@ -568,8 +573,8 @@ class Release:
     id: str
     query_Q: Tensor
     label_Q: Tensor
-    events: tuple[Event, ...]
-    reserved_events: tuple[Event, ...]
+    events: tuple[PrivacyEvent, ...]
+    reserved_events: tuple[PrivacyEvent, ...]
     noisy_counts: NoisyCounts | None = None
     score_QC: Tensor | None = None
     queries_per_round: tuple[int, ...] = ()
@@ -578,7 +583,7 @@ class Release:
     model: LinearModel | None = None
 
     @classmethod
-    def from_reservation(cls, id: str, reserved_events: tuple[Event, ...]) -> Release:
+    def from_reservation(cls, id: str, reserved_events: tuple[PrivacyEvent, ...]) -> Release:
         """The release in which nothing was asked yet."""
         empty_Q = torch.zeros(0, dtype=torch.int64)
         return cls(id, empty_Q, empty_Q, (), reserved_events)
@@ -595,7 +600,7 @@ class Release:
         )
 
     def append_round(
-        self, query_Q: Tensor, answers: Answers, incurred_events: tuple[Event, ...], cell_P: Tensor | None
+        self, query_Q: Tensor, answers: Answers, incurred_events: tuple[PrivacyEvent, ...], cell_P: Tensor | None
     ) -> Release:
         """The release with one more round.
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pate_torch.core import locks
-from pate_torch.core.files import file_digest, private_folder, write_whole
-from pate_torch.core.run_folders import LOCK, make_folders
+from pate_torch.core.files import compute_file_digest, create_private_folder, write_atomically
+from pate_torch.core.run_folders import LOCK_FILE_NAME, make_folders
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students.store import save
@@ -31,7 +31,7 @@ def save_model(student: Student, release: Path) -> dict[str, str]:
     """Write a model whose noise was paid for into its release folder; its hash, by the name the ledger is to hold."""
     make_folders(release)
     save(student, release / MODEL_FILE_NAME)
-    return {MODEL_DIGEST_KEY: file_digest(release / MODEL_FILE_NAME)}
+    return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +57,7 @@ class UnfinishedCall:
 
     def begin(self, folder: Path) -> None:
         """PRIVATE. Note that the call writes into this run's folder from now on."""
-        write_whole(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
+        write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
         """PRIVATE. Forget the call: whoever makes it again makes a new release."""
@@ -83,7 +83,7 @@ class UnfinishedCall:
         }
         if not committed_facts or not (folder / "release").is_dir():
             return None
-        with locks.try_hold(folder / LOCK, "paths.run") as is_unlocked:
+        with locks.try_hold(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:
             if not is_unlocked:
                 return None
             (folder / "release" / "summary.json").unlink(missing_ok=True)  # both are written again
@@ -99,12 +99,12 @@ class UnfinishedCall:
         reservation_ids = [
             identity
             for identity, facts in interrupted_run[1].items()
-            if facts.get(MODEL_DIGEST_KEY) == file_digest(file)
+            if facts.get(MODEL_DIGEST_KEY) == compute_file_digest(file)
         ]
         return (interrupted_run[0], reservation_ids[0]) if reservation_ids else None
 
     @property
     def _note_path(self) -> Path:
-        folder = private_folder(self.store.folder / _FOLDER_NAME)
+        folder = create_private_folder(self.store.folder / _FOLDER_NAME)
         text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
         return folder / f"{self.account}.{self.store.keyed_digest(text.encode(), self.fingerprint().encode())}.json"

@@ -407,7 +407,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
         with (home / f"{name}.said").open("a") as file:
             file.write(line + "\n")
 
-    Checkpoints.save, Stages.say = slowly, say  # type: ignore[method-assign]
+    Checkpoints.save, Stages.print_message = slowly, say  # type: ignore[method-assign]
     recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
     one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=GNMax(sigma=sigma))
     if ready is not None:

@@ -17,7 +17,7 @@ import torch
 import pate_torch
 from pate_torch import aggregation, release_store
 from pate_torch.accounting import gdp
-from pate_torch.accounting.events import ZCDP, Gaussian
+from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.budget import Budget, DryRunNoise, Spending, _ChargedNoise
 from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
 from pate_torch.ledger.chain import HashChain
@@ -32,7 +32,7 @@ from tests.voters.voter_worlds import gradient_sums
 PACKAGE = Path(pate_torch.__file__).parent
 CPU = torch.device("cpu")
 TERMS = {"delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
-EACH = Gaussian(mu=0.1)
+EACH = GaussianEvent(mu=0.1)
 STATE = "5" * 64
 
 
@@ -58,7 +58,7 @@ def spent(ledger, name="svhn") -> float:
 
 
 def price(questions) -> float:
-    return pytest.approx(gdp.epsilon(0.1 * math.sqrt(questions), 1e-5), rel=1e-12)
+    return pytest.approx(gdp.compute_epsilon(0.1 * math.sqrt(questions), 1e-5), rel=1e-12)
 
 
 # ---- there is no other door -----------------------------------------------------------------------------------------
@@ -192,8 +192,8 @@ def test_a_delta_that_continuous_noise_cannot_keep_opens_no_door(ledger):
     "prepare,events,error",
     [
         (lambda ledger: ledger.close_account("svhn", "ended"), [EACH], LedgerError),
-        (lambda ledger: None, [Gaussian(mu=0.1, count=10**4)], BudgetExceeded),
-        (lambda ledger: None, [ZCDP(rho=1e-6)], ValueError),
+        (lambda ledger: None, [GaussianEvent(mu=0.1, count=10**4)], BudgetExceeded),
+        (lambda ledger: None, [ZCDPEvent(rho=1e-6)], ValueError),
     ],
     ids=["closed", "cap", "filter"],
 )
@@ -224,7 +224,7 @@ def test_impossible_noise_is_refused(ledger, change):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("suspended", [False, True])
 def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspended):
-    with pytest.raises(error), budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
+    with pytest.raises(error), budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending:
         spending.record_cost([EACH])
         if suspended:
             spending.suspend(STATE)
@@ -237,9 +237,9 @@ def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspende
 @pytest.mark.parametrize("incurred,paid", [((), 0), ((4,), 4), ((2, 3), 5), ((9,), 9), (None, 9)])
 def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
     """Nothing said: all of it."""
-    with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m", what="a thing") as spending:
+    with budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m", what="a thing") as spending:
         for count in incurred if incurred is not None else ():
-            spending.record_cost([Gaussian(mu=0.1, count=count)])
+            spending.record_cost([GaussianEvent(mu=0.1, count=count)])
         if incurred == ():
             spending.record_cost(())
         assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
@@ -250,12 +250,13 @@ def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
 
 
 @pytest.mark.parametrize(
-    "more", [[Gaussian(mu=0.1, count=10)], [Gaussian(mu=0.4)], [Gaussian(mu=0.1, count=9), ZCDP(rho=1e-9)]]
+    "more",
+    [[GaussianEvent(mu=0.1, count=10)], [GaussianEvent(mu=0.4)], [GaussianEvent(mu=0.1, count=9), ZCDPEvent(rho=1e-9)]],
 )
 def test_more_than_was_reserved_is_refused_and_the_reservation_stands(ledger, more):
     with (
         pytest.raises((LedgerError, ValueError)),
-        budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending,
+        budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending,
     ):
         spending.record_cost(more)
     assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
@@ -394,7 +395,7 @@ def test_a_mechanism_past_the_mark_releases_nothing_and_stays_charged(tmp_path, 
     with pytest.raises(ValueError, match="not drawn with this release"):
         label(budget(ledger), tmp_path / "out", mechanism=Loose(sigma=20.0))
     assert not (tmp_path / "out").exists()
-    charge = Gaussian(mu=math.sqrt(2) / 20, count=4)
+    charge = GaussianEvent(mu=math.sqrt(2) / 20, count=4)
     assert ledger.account("svhn").open == 1 and ledger.account("svhn").reserved == (charge,)
 
 
@@ -419,8 +420,8 @@ def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, l
 @pytest.fixture
 def open_one(ledger) -> Spending:
     """Nine questions reserved, two asked, suspended."""
-    with budget(ledger).spend([Gaussian(mu=0.1, count=9)], mechanism="m") as spending:
-        spending.record_cost([Gaussian(mu=0.1, count=2)])
+    with budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending:
+        spending.record_cost([GaussianEvent(mu=0.1, count=2)])
         spending.suspend(STATE)
     return spending
 
@@ -428,7 +429,7 @@ def open_one(ledger) -> Spending:
 def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
     assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
     with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
-        assert spending.incurred_events == (Gaussian(mu=0.1, count=2),) and spending.id == open_one.id
+        assert spending.incurred_events == (GaussianEvent(mu=0.1, count=2),) and spending.id == open_one.id
         spending.noise.draw_gaussian((1,), 1.0, CPU)
         spending.record_cost([EACH])
         spending.suspend("later")

@@ -496,7 +496,7 @@ def test_the_noise_costs_what_is_asked(method, epsilon):
 
     chosen = choose(replace(ROWS, epsilon=epsilon), method)
     (event,) = chosen.mechanism.privacy_events(chosen.num_queries)
-    assert gdp.epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
+    assert gdp.compute_epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
 
 
 @pytest.mark.parametrize("records,delta", [(None, 1e-5), (400, 1e-5), (30_000, 1e-5), (99_999, 1e-5), (100_000, 1e-6),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pate_torch import release_store
-from pate_torch.accounting.accountant import epsilon
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import hydra_config
 from pate_torch.core import checks, run_folders
 from pate_torch.data.tensors import Tensors
@@ -191,7 +191,7 @@ COMPOSITION = [
     ("mechanism=null", "mechanism=null"),
     ("mechanism._target_=os.system", "mechanism._target_='os.system'", "mechanism=<name>"),
     ("mechanism._target_=pate_torch.nothing.X", "mechanism._target_='pate_torch.nothing.X'", "mechanism=<name>"),
-    ("mechanism._target_=pate_torch.core.rng.derive", "mechanism"),
+    ("mechanism._target_=pate_torch.core.rng.derive_seed", "mechanism"),
     ("seed", "'seed'", "EQUAL"),
     ("mechanism.sigma=${recommended.nope}", "mechanism.sigma", "recommended.nope"),
     ("recommended=null", "recommended"),
@@ -493,11 +493,11 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: DataSpec(name="t", num_classes=2, input_shape=(2,), class_names=("a",), mean=(0.0,), std=(1.0,)),
         lambda: checks.delta("delta", float("nan")),
         lambda: checks.integer("n", True),
-        lambda: checks.items("list", "abc"),
+        lambda: checks.collection("list", "abc"),
         lambda: checks.mapping("map", [1]),
-        lambda: run_folders.checked_root(""),
-        lambda: run_folders.checked_id("labels", "0123456789ABCDEF"),
-        lambda: run_folders.run_folder("home", "../x", "gaussian"),
+        lambda: run_folders.check_root(""),
+        lambda: run_folders.check_id("labels", "0123456789ABCDEF"),
+        lambda: run_folders.get_run_folder("home", "../x", "gaussian"),
         lambda: hydra_config.device("cpu:x"),
     ],
 )
@@ -520,7 +520,7 @@ def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
         mechanism = dataclasses.replace(mechanism, screen_sigma=40.0)  # else the checks alone cost more
     config = changed(tiny(tmp_path), mechanism=mechanism, noise=noise, num_queries=30, delta=1e-4, target_epsilon=2.0)
     events = config.calibrated().mechanism.privacy_events(30)
-    assert 2 * (1 - 1e-6) < epsilon(events, 1e-4).epsilon <= 2
+    assert 2 * (1 - 1e-6) < compute_guarantee(events, 1e-4).epsilon <= 2
 
 
 def test_train_and_label_share_the_terms_of_an_account_and_its_folders():

@@ -51,7 +51,7 @@ def make(tmp_path):
 
 
 def price(questions, sigma=2.5):
-    return pytest.approx(gdp.epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
+    return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA), abs=1e-9)
 
 
 class Network(nn.Module):

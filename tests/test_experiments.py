@@ -47,7 +47,9 @@ def test_every_experiment_composes(name, tmp_path):
 def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
     assert plan.dataset.name == "mnist" and plan.num_teachers == 1000
-    assert accounting.epsilon(plan.mechanism.privacy_events(plan.num_queries), plan.privacy.delta).epsilon < 0.1
+    assert (
+        accounting.compute_guarantee(plan.mechanism.privacy_events(plan.num_queries), plan.privacy.delta).epsilon < 0.1
+    )
     assert isinstance(plan.teacher.start, PublicStart) and plan.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
     assert plan.features == plan.teacher.start.features == plan.student.features
@@ -96,7 +98,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     )
     assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
     assert (
-        found["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
+        found["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
         and found["accountant"] == "gdp"
     )
 
@@ -124,6 +126,6 @@ def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_pat
     found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
-        accounting.epsilon(plan.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6
+        accounting.compute_guarantee(plan.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6
     )
     assert found["num_teachers"] == 0 and found["student_accuracy"] > 0.5  # chance: a tenth

@@ -44,7 +44,7 @@ def used(ledger):
 
 
 def price(sigma, questions):
-    return gdp.epsilon(math.sqrt(2 * questions) / sigma, DELTA)
+    return gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, DELTA)
 
 
 @pytest.fixture

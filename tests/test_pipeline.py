@@ -50,7 +50,7 @@ def test_a_run_writes_what_the_design_fixes(plan):
     pipeline.run(plan)
     found = summary(plan)
     assert set(found) == SUMMARY_KEYS
-    exact = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    exact = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
     assert found["epsilon"] == pytest.approx(exact, abs=1e-9)
     assert found["epsilon_charged"] == pytest.approx(exact, abs=1e-9)
     assert (found["accountant"], found["adjacency"], found["unit"]) == ("gdp", "add_remove", "record")
@@ -79,7 +79,7 @@ def test_released_labels_are_the_release(plan):
 def test_a_finished_call_that_is_made_again_is_a_new_release_and_charged(plan):
     pipeline.run(plan)
     pipeline.run(second := again(plan, "second"))
-    assert spent(plan) == pytest.approx(gdp.epsilon(math.sqrt(2 * 40) / 2, 1e-4), abs=1e-9)
+    assert spent(plan) == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 40) / 2, 1e-4), abs=1e-9)
     for name in ("release_id", "teachers_id"):
         assert summary(second)[name] != summary(plan)[name]
     assert len(list((plan.root / "teachers").glob("*/manifest.json"))) == 1  # trained once
@@ -106,9 +106,9 @@ def test_other_questions_to_the_same_teachers_are_charged_to_the_same_account(pl
     other = again(plan, "other", mechanism=GNMax(sigma=3.0), teachers=summary(plan)["teachers_id"])
     pipeline.run(other)
     assert summary(other)["teachers_id"] == summary(plan)["teachers_id"]
-    composed = gdp.epsilon(math.sqrt(40 / 4 + 40 / 9), 1e-4)
+    composed = gdp.compute_epsilon(math.sqrt(40 / 4 + 40 / 9), 1e-4)
     assert summary(other)["epsilon_charged"] == pytest.approx(composed, abs=1e-9)
-    assert summary(other)["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 3, 1e-4), abs=1e-9)
+    assert summary(other)["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(40) / 3, 1e-4), abs=1e-9)
 
 
 def test_new_teachers_of_the_same_data_share_the_account(plan):
@@ -186,12 +186,12 @@ def test_confident_reports_its_cap_and_ex_post_apart(plan):
     mechanism = ConfidentGNMax(screen_sigma=0.8, threshold=11.0, sigma=2.0)  # one question has 7 of 12 votes
     pipeline.run(one := changed(plan, mechanism=mechanism))
     found = summary(one)
-    cap = gdp.epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
+    cap = gdp.compute_epsilon(math.sqrt(20 / 0.64 + 40 / 4), 1e-4)
     answered = found["queries_answered"]
     assert 0 < answered < 20
     assert found["epsilon"] == pytest.approx(cap, abs=1e-9)
     assert found["epsilon_ex_post"] == pytest.approx(
-        gdp.epsilon(math.sqrt(20 / 0.64 + answered * 2 / 4), 1e-4), abs=1e-9
+        gdp.compute_epsilon(math.sqrt(20 / 0.64 + answered * 2 / 4), 1e-4), abs=1e-9
     )
 
 
@@ -246,7 +246,7 @@ def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
     pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
-    labels_alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    labels_alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
     assert labels_alone < found["epsilon"] <= labels_alone + 2.0
     assert found["epsilon_charged"] >= found["epsilon"] * (1 - 1e-9)
 
@@ -302,7 +302,7 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
 
 
 def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], private_epsilon.publication.release
+    drawn, release = [], private_epsilon.publication.publish_price
 
     def recorded(publication, model, votes, z, *, adaptive):
         drawn.append(z)
@@ -324,7 +324,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
         return one, json.loads((one.folder / "release" / "sanitised.json").read_text())
 
     one, first = sanitised("a")
-    labels_alone = gdp.epsilon(math.sqrt(2 * 20) / 8.0, 1e-4)
+    labels_alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 8.0, 1e-4)
     assert summary(one)["epsilon_charged"] == summary(one)["epsilon"] > labels_alone  # publishing has a price
     entries = [e for e in Ledger(one.root / "ledger.sqlite").read_entries("blobs") if e.kind == "reserve"]
     assert [e.facts["mechanism"] for e in entries] == ["gaussian", "sanitised price"]
@@ -383,5 +383,5 @@ def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
     report = pipeline.run(one := changed(plan, student=None, sanitiser=PrivateEpsilon(allow_net_loss=True)))
     files = {file.name for file in (one.folder / "release").iterdir()}
     assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
-    alone = gdp.epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
+    alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
     assert report.epsilon > alone and report.student is None  # labels and the published price, composed

@@ -54,7 +54,7 @@ def dataset(
 
     def records(part: str, count: int) -> tuple[Tensor, Tensor]:
         # Whole batches are drawn, and the last one cut, so that the count changes no record.
-        drawn = [batch(rng.torch_stream(seed, kind, part, start)) for start in range(0, count, size)]
+        drawn = [batch(rng.make_torch_generator(seed, kind, part, start)) for start in range(0, count, size)]
         x, y = (torch.cat(parts)[:count] for parts in zip(*drawn, strict=True))
         return x, y
 

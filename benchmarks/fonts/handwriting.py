@@ -78,7 +78,7 @@ class Handwriting:
             ValueError: There is no folder, or no font in it has ten different digits.
         """
         atlas = _atlas(locations.existing("dataset.path", self.path, self.root))
-        order = torch.randperm(len(atlas), generator=rng.torch_stream(self.seed, "handwriting", "fonts"))
+        order = torch.randperm(len(atlas), generator=rng.make_torch_generator(self.seed, "handwriting", "fonts"))
         return drawn.dataset(
             kind="handwriting",
             name=self.name,
@@ -129,7 +129,7 @@ def _atlas(folder: Path) -> Tensor:
     fonts = [digits for digits in map(_digits, files) if digits is not None]
     if not fonts:
         what = f"must hold fonts ({', '.join(SUFFIXES)}) with ten different digits; it holds {len(files)} such files"
-        raise checks.fail("dataset.path", str(folder), what, "docs/your-own-data.md says where fonts are to be had.")
+        raise checks.error("dataset.path", str(folder), what, "docs/your-own-data.md says where fonts are to be had.")
     return torch.from_numpy(np.stack(fonts))
 
 

@@ -32,7 +32,7 @@ from benchmarks.gpu.speed import measure_speed
 from benchmarks.gpu.students import check_repeatability, check_syncs
 from benchmarks.gpu.teachers import check_independence, check_memory, check_parity
 from pate_torch.cli.train import train
-from pate_torch.core.device import settled
+from pate_torch.core.device import deterministic_mode
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run here"
 SMALL_RUN = (
@@ -124,7 +124,7 @@ def run_part(name: str, setup: Setup) -> dict[str, Any]:
 
     print(f"{name}:", flush=True)
     try:
-        with settled(setup.device):
+        with deterministic_mode(setup.device):
             for finding in run_checks(setup):
                 report(finding)
                 if clock() > end:

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, PartNotRun, Setup
-from pate_torch.core.device import settled
+from pate_torch.core.device import deterministic_mode
 from pate_torch.teachers import distributed, launch
 from pate_torch.teachers.training import train
 
@@ -65,7 +65,7 @@ def run_rank(kind: str) -> dict[str, Any]:
     options = workloads.choose_networks(setup)["lean_cnn"]
     recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=launch.GROUP)
     ends: list[float] = []
-    with settled(device):
+    with deterministic_mode(device):
         start = time.monotonic()
         mine = train(
             private, spec, shards, recipe, seed=0, device=device, progress=lambda *_: ends.append(time.monotonic())

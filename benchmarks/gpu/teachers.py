@@ -16,8 +16,8 @@ from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, Setup, check_at_most
 from benchmarks.gpu.workloads import CPU, Options
 from pate_torch import networks
-from pate_torch.core.device import float32
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.device import float32_precision
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.methods.records import map_records_independently
 from pate_torch.networks import feature_extractor
 from pate_torch.protocols import do_nothing
@@ -41,7 +41,7 @@ maximum to another position, the gradients behind it follow."""
 def check_parity(setup: Setup) -> Iterator[Finding]:
     """Compare parameters, gradients and logits of stacked teachers with those of the CPU in float64."""
     spec = workloads.make_spec(setup)
-    generator = torch_stream(0, "points")
+    generator = make_torch_generator(0, "points")
     # Points without flat areas, whose maxima would be a matter of rounding.
     x, y = torch.randn(8, 3, *spec.input_shape, generator=generator), torch.randint(4, (3, 8), generator=generator)
     for network, options in workloads.choose_networks(setup).items():
@@ -54,7 +54,7 @@ def check_parity(setup: Setup) -> Iterator[Finding]:
         module, params = _initialize_teachers(network, options, spec)
         exact = _compute_gradients(module, params, x, y, CPU, "float64")
         for dtype, limit in MAX_RELATIVE_ERRORS.items():
-            with float32(tf32=dtype == "tf32"):
+            with float32_precision(tf32=dtype == "tf32"):
                 error = _compute_relative_error(_compute_gradients(module, params, x, y, setup.device, dtype), exact)
             yield check_at_most(f"{network}, {dtype}: gradients", error, limit)
         in_float64 = {name: value.double() for name, value in params.items()}
@@ -67,8 +67,8 @@ def check_parity(setup: Setup) -> Iterator[Finding]:
 def _initialize_teachers(network: str, options: Options, spec: DataSpec) -> tuple[nn.Module, stacked.Parameters]:
     """Build a network, and parameters of three teachers whose last layer is not zero."""
     module = networks.build(network, spec.input_shape, spec.num_classes, **options)
-    generator = torch_stream(0, "parity")
-    params = stacked.stack_initial(module, [torch_stream(k, "parity") for k in range(3)], torch.float32)
+    generator = make_torch_generator(0, "parity")
+    params = stacked.stack_initial(module, [make_torch_generator(k, "parity") for k in range(3)], torch.float32)
     return module, {name: p + 0.05 * torch.randn(p.shape, generator=generator) for name, p in params.items()}
 
 
@@ -136,7 +136,9 @@ def check_independence(setup: Setup) -> Iterator[Finding]:
 def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
     """Encode records with one of them replaced, with one less, and with one more: the others may not change."""
     network = networks.build("small_cnn", spec.input_shape, spec.num_classes, norm="group", channels=(8, 16))
-    encoder = feature_extractor(networks.initialize(network, torch_stream(0, "encoder"))).to(setup.device).eval()
+    encoder = (
+        feature_extractor(networks.initialize(network, make_torch_generator(0, "encoder"))).to(setup.device).eval()
+    )
     private, _ = workloads.draw_shards(spec, 1, 41)
 
     def encode(x: Tensor) -> Tensor:

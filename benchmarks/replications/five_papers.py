@@ -78,7 +78,9 @@ class FivePapers(SplitStudy):
         known = read_cells(file)
         done = {(c.dataset, c.split, c.method, c.epsilon) for c in known}
         with Stages(quiet=plan.quiet) as stages, threadpool_limits(1):
-            stages.say(f"{len(known)} cells are written down already in {file}; the same command goes on from there.")
+            stages.print_message(
+                f"{len(known)} cells are written down already in {file}; the same command goes on from there."
+            )
             for number in range(self.repeats):
                 for name in self.tables:
                     todo = [(r, e) for r, e in self.cells() if (name, number, r, e) not in done]
@@ -136,7 +138,11 @@ def _teach(split: Split, release: Release, learner: Any = None) -> Found:
     if not bool(release.answered_Q.any()):
         raise ValueError("mechanism: none of the questions was answered")
     predicted = split.fit_student(release, learner).predict(split.data.evaluation.x)
-    return predicted, accounting.epsilon(release.reserved_events, split.delta).epsilon, int(release.answered_Q.sum())
+    return (
+        predicted,
+        accounting.compute_guarantee(release.reserved_events, split.delta).epsilon,
+        int(release.answered_Q.sum()),
+    )
 
 
 def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact", learner: Any = None) -> Found:
@@ -165,7 +171,7 @@ def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
             found = [algorithm.learn(part, budget) for part in parts]
     make = students.of_parameters if algorithm.linear else students.of_hypotheses
     predicted = make(split.data, found).predict(split.data.evaluation.x)
-    return predicted, accounting.epsilon(events, split.delta).epsilon, None
+    return predicted, accounting.compute_guarantee(events, split.delta).epsilon, None
 
 
 def _classifier(split: Split, epsilon: float, *, method: str, adjacency: str) -> Found:

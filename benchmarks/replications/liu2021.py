@@ -41,7 +41,7 @@ class Liu2021Table4(SplitStudy):
         cells: list[Table4Cell] = []
         # Thousands of tiny problems: threads would only wait for each other.
         with Stages(quiet=plan.quiet) as stages, threadpool_limits(1):
-            stages.say(
+            stages.print_message(
                 f"Every one of the {self.repeats} splits of a data set is a private data set of its own, with"
                 " throw-away ledgers: their privacy costs are not composed, and nothing of them is kept but this table."
             )
@@ -85,7 +85,7 @@ def measure_cell(split: Split, active: bool, rule: str, epsilon: float) -> Table
     """Release labels once, and measure them and the student that learns from them."""
     release, sigma = split.release_gaussian_labels(active=active, rule=rule, epsilon=epsilon)
     accuracy, balanced = split.compute_accuracies(split.fit_student(release).predict(split.data.evaluation.x))
-    spent = accounting.epsilon(release.events, split.delta).epsilon
+    spent = accounting.compute_guarantee(release.events, split.delta).epsilon
     pool_y = split.data.evaluation.pool_y
     assert pool_y is not None
     return Table4Cell(

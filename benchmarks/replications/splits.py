@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
 from pate_torch import aggregation
 from pate_torch.accounting import calibration
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
@@ -72,12 +72,12 @@ class SplitStudy:
         for name, table in self.tables.items():
             source = table.get("dataset")
             if not isinstance(source, DatasetSource) or not hasattr(source, "seed"):
-                raise checks.fail(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
+                raise checks.error(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
 
     def check_plan(self, plan: RunConfig) -> None:
         """Raise ValueError unless the number of records, which delta tells, is public."""
         if plan.partition.adjacency != "replace_one":
-            raise checks.fail("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
+            raise checks.error("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
 
 
 @dataclass
@@ -99,7 +99,7 @@ class Split:
         data: Dataset = dataclasses.replace(source, seed=self.seed).load()
         if not data.spec.benchmark:
             what = "is not a public benchmark, and the table shows private figures"
-            raise checks.fail(f"study.tables.{self.name}", data.spec.name, what)
+            raise checks.error(f"study.tables.{self.name}", data.spec.name, what)
         return data
 
     @property
@@ -117,7 +117,7 @@ class Split:
         return self.ensemble.votes(self.data.pool.x)
 
     @contextmanager
-    def open_budget(self, events: Iterable[Event]) -> Iterator[Budget]:
+    def open_budget(self, events: Iterable[PrivacyEvent]) -> Iterator[Budget]:
         """Open an account for one release of these events, in a ledger that is thrown away."""
         with tempfile.TemporaryDirectory(prefix="pate-split-") as home, Ledger(Path(home) / "ledger.sqlite") as ledger:
             ledger.open_account(
@@ -188,7 +188,7 @@ def compute_sigma(rule: str, num_queries: int, epsilon: float, delta: float) -> 
         return SIGMA_WITHOUT_PRIVACY
     if rule == "printed":
         return math.sqrt(2) * lzcw21_algorithm_1(num_queries, epsilon=epsilon, delta=delta)
-    return calibration.smallest_sigma(
+    return calibration.calibrate_sigma(
         lambda sigma: GNMax(sigma=sigma).privacy_events(num_queries), epsilon=epsilon, delta=delta
     )
 

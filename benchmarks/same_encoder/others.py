@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from benchmarks.same_encoder.data import Split
 from benchmarks.same_encoder.ours import DELTA, Answer, _logistic
 from pate_torch.accounting import calibration
-from pate_torch.accounting.events import Gaussian
-from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.accounting.events import GaussianEvent
+from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
 from pate_torch.features.whitening import Whitening
 
 
@@ -180,11 +180,13 @@ def _solve(gram: Tensor, penalty: float, moment: Tensor) -> Tensor:
 
 @functools.cache
 def noise_of(sums: int, epsilon: float) -> float:
-    return calibration.smallest_sigma(lambda sigma: (Gaussian(mu=1 / sigma, count=sums),), epsilon=epsilon, delta=DELTA)
+    return calibration.calibrate_sigma(
+        lambda sigma: (GaussianEvent(mu=1 / sigma, count=sums),), epsilon=epsilon, delta=DELTA
+    )
 
 
 @functools.cache
 def _sampled_noise(rate: float, steps: int, epsilon: float) -> float:
-    return calibration.smallest_sigma(
-        lambda sigma: (sampled_gaussian(rate, sigma, steps),), epsilon=epsilon, delta=DELTA
+    return calibration.calibrate_sigma(
+        lambda sigma: (make_sampled_gaussian_event(rate, sigma, steps),), epsilon=epsilon, delta=DELTA
     )

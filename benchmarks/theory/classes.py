@@ -26,7 +26,7 @@ class Listed(Enumerable):
 
     def __post_init__(self) -> None:
         if len(self.predictors) == 0:
-            raise checks.fail("predictors", [], "must hold at least one predictor")
+            raise checks.error("predictors", [], "must hold at least one predictor")
 
     @property
     def vc_dimension(self) -> int:  # type: ignore[override]
@@ -39,5 +39,5 @@ class Listed(Enumerable):
     def predict(self, hypothesis: int, x: Floats) -> Bools:
         label = np.asarray(self.predictors[hypothesis](x))
         if label.shape != (len(x),) or not np.isin(label, (0, 1)).all():
-            raise checks.fail(f"predictors[{hypothesis}]", label.shape, f"must return {len(x)} labels, each 0 or 1")
+            raise checks.error(f"predictors[{hypothesis}]", label.shape, f"must return {len(x)} labels, each 0 or 1")
         return label.astype(bool)

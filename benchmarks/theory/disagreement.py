@@ -19,7 +19,7 @@ def disagreement_coefficient(hypotheses: Enumerable, center: Any, x: Floats, *, 
 
     Source: Hanneke 2014, as LZCW21 Theorem 22 takes it.
     """
-    checks.between("radius", radius, 0, 1, open_=True)
+    checks.between("radius", radius, 0, 1, exclusive=True)
     x = points("x", x)
     apart_Mn = hypotheses.compute_labelings(hypotheses.enumerate_representatives(x), x) != hypotheses.predict(center, x)
     share_M = apart_Mn.mean(axis=1)

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 def share_of_ones(votes: Votes) -> Floats:
     """PRIVATE for private votes. The fraction of teachers that say 1, float64 [Q]; binary votes only."""
     if votes.num_classes != 2:
-        raise checks.fail(
+        raise checks.error(
             "votes.num_classes", votes.num_classes, "must be 2: these margins are defined for two classes"
         )
     return votes.counts_QC[:, 1].to(torch.float64).cpu().numpy() / votes.num_teachers

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from benchmarks.theory.sample_sizes import btt18_lemma_5_8
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.rng import derive, numpy_stream
+from pate_torch.core.rng import derive_seed, make_numpy_generator
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import Ensemble
 from pate_torch.teachers.launch import network_cost, train_size
@@ -71,7 +71,7 @@ def by_teachers(
             of data sets holds).
     """
     if recipe.start is not None:
-        raise checks.fail("teacher.start", recipe.start.features.name, "must be null here")
+        raise checks.error("teacher.start", recipe.start.features.name, "must be null here")
     recipe.check(spec)
     checks.integer("label", label, low=0, high=spec.num_classes - 1)
     device = torch.device(device)
@@ -151,10 +151,10 @@ def on_average_stability(
     checks.integer("n", n, low=1)
     checks.integer("pairs", pairs, low=2)
     if len(x) != len(y) or len(x) <= n:
-        raise checks.fail(
+        raise checks.error(
             "n", n, f"must be below the pool's {len(x)} records", "One record is left over as the replacement."
         )
-    generator = numpy_stream(seed, "on-average-stability")
+    generator = make_numpy_generator(seed, "on-average-stability")
     squares = []
     for start in range(0, pairs, batch):
         size = min(batch, pairs - start)
@@ -163,11 +163,11 @@ def on_average_stability(
         kept = np.stack([chosen[:n] for chosen, _ in drawn])
         replaced = kept.copy()
         replaced[np.arange(size), [j for _, j in drawn]] = [chosen[n] for chosen, _ in drawn]
-        coins = [derive(seed, "coins", start + i) for i in range(size)] * 2
+        coins = [derive_seed(seed, "coins", start + i) for i in range(size)] * 2
         both = np.concatenate([kept, replaced])
         score = np.asarray(fit_predict(x[both], y[both], points, coins), dtype=np.float64)
         if score.shape != (2 * size, len(points)) or not ((score >= 0) & (score <= 1)).all():
-            raise checks.fail("fit_predict", score.shape, f"must return [{2 * size}, {len(points)}] scores in [0, 1]")
+            raise checks.error("fit_predict", score.shape, f"must return [{2 * size}, {len(points)}] scores in [0, 1]")
         squares.append((score[:size] - score[size:]) ** 2)
     square_PQ = np.concatenate(squares)
     mean_Q = square_PQ.mean(0)
@@ -233,16 +233,16 @@ def quality(
     Source: BTT18 Definitions 5.9, 5.11 and 5.12.
     """
     checks.integer("n", n, low=1, high=len(x))
-    checks.between("beta", beta, 0, 1, open_=True)
+    checks.between("beta", beta, 0, 1, exclusive=True)
     if checks.integer("models", models, low=4) % 2:
-        raise checks.fail("models", models, "must be even: half of them have either coin")
-    generator = numpy_stream(seed, "quality")
+        raise checks.error("models", models, "must be even: half of them have either coin")
+    generator = make_numpy_generator(seed, "quality")
     coin_B = np.arange(models) % 2
     kept_Bn = np.stack([generator.permutation(len(x))[:n] for _ in range(models)])
     scores = []
     for start in range(0, models, batch):
         part = slice(start, start + batch)
-        coins = [derive(seed, "coins", int(coin)) for coin in coin_B[part]]
+        coins = [derive_seed(seed, "coins", int(coin)) for coin in coin_B[part]]
         scores.append(fit_predict(x[kept_Bn[part]], y[kept_Bn[part]], points, coins))
     score_BQ = np.concatenate(scores)
     mean_Q = score_BQ.mean(0)

@@ -24,7 +24,7 @@ def amplified(epsilon: float, delta: float, share: float) -> tuple[float, float]
 def df20_lemma_5(epsilon: float, share: float) -> float:
     """Epsilon 2 epsilon share of a private prediction on a random sub-sample; for epsilon < 1."""
     _check(epsilon, 0.0, share)
-    checks.between("epsilon", epsilon, 0, 1, open_=True)
+    checks.between("epsilon", epsilon, 0, 1, exclusive=True)
     return 2 * epsilon * share
 
 

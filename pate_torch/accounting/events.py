@@ -18,7 +18,7 @@ from pate_torch.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Event:
+class _EventBase:
     count: int = 1
     kind: ClassVar[str] = ""
 
@@ -34,7 +34,7 @@ class _Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gaussian(_Event):
+class GaussianEvent(_EventBase):
     """A Gaussian mechanism of noise-to-sensitivity 1/mu: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
 
     mu: float
@@ -46,7 +46,7 @@ class Gaussian(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Laplace(_Event):
+class LaplaceEvent(_EventBase):
     """One real coordinate plus Laplace noise: ratio-DP (pure).
 
     A moved vote touches two coordinates by one each: LNMax(scale b) is two of these per query, ratio 1/b.
@@ -64,7 +64,7 @@ class Laplace(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PureDP(_Event):
+class PureDPEvent(_EventBase):
     """Any epsilon-DP mechanism (randomized response dominates it)."""
 
     epsilon: float
@@ -76,7 +76,7 @@ class PureDP(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedRange(_Event):
+class BoundedRangeEvent(_EventBase):
     """An eta-bounded-range mechanism (the exponential mechanism): eta-DP and rho = eta^2/8 (Cesar & Rogers 2021)."""
 
     eta: float
@@ -88,7 +88,7 @@ class BoundedRange(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZCDP(_Event):
+class ZCDPEvent(_EventBase):
     """rho-zCDP and nothing more (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
 
     rho: float
@@ -100,7 +100,7 @@ class ZCDP(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RdpCurve(_Event):
+class RdpCurveEvent(_EventBase):
     """Renyi DP known at some orders only; elsewhere it counts as infinite.
 
     Attributes:
@@ -119,16 +119,16 @@ class RdpCurve(_Event):
         object.__setattr__(self, "orders", tuple(float(a) for a in self.orders))
         object.__setattr__(self, "rdp", tuple(float(r) for r in self.rdp))
         if not self.orders or len(self.orders) != len(self.rdp):
-            raise checks.fail(
+            raise checks.error(
                 "RdpCurve.rdp",
                 len(self.rdp),
                 f"must have one value per order ({len(self.orders)}, at least one)",
             )
         for order, value in zip(self.orders, self.rdp, strict=True):
             if not (math.isfinite(order) and order > 1):
-                raise checks.fail("RdpCurve.orders", order, "every order must be a finite number above 1")
+                raise checks.error("RdpCurve.orders", order, "every order must be a finite number above 1")
             if not (math.isfinite(value) and value >= 0):
-                raise checks.fail(
+                raise checks.error(
                     "RdpCurve.rdp",
                     value,
                     "must be finite and at least 0",
@@ -137,7 +137,7 @@ class RdpCurve(_Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delta(_Event):
+class DeltaEvent(_EventBase):
     """A failure probability that adds to the release's delta (the sparse vector's bad event)."""
 
     delta: float
@@ -148,13 +148,14 @@ class Delta(_Event):
         checks.delta("Delta.delta", self.delta)
 
 
-Event = Union[Gaussian, Laplace, PureDP, BoundedRange, ZCDP, RdpCurve, Delta]  # noqa: UP007 (a runtime alias)
-_KINDS: dict[str, type[Any]] = {
-    cls.kind: cls for cls in (Gaussian, Laplace, PureDP, BoundedRange, ZCDP, RdpCurve, Delta)
+PrivacyEvent = Union[GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent]  # noqa: UP007 (a runtime alias)
+_EVENT_TYPES: dict[str, type[Any]] = {
+    cls.kind: cls
+    for cls in (GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent)
 }
 
 
-def merged(events: Iterable[Event]) -> tuple[Event, ...]:
+def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
     """Equal events joined into one with their counts summed, zero counts dropped, in order of first appearance.
 
     Every route starts here, so this is where anything but an event is refused: never priced as zero.
@@ -162,22 +163,22 @@ def merged(events: Iterable[Event]) -> tuple[Event, ...]:
     Raises:
         ValueError: Something that is not an event.
     """
-    counts: dict[Event, int] = {}
+    counts: dict[PrivacyEvent, int] = {}
     for event in events:
-        if _KINDS.get(getattr(event, "kind", "")) is not type(event):
-            raise checks.fail("event", event, f"must be one of {', '.join(c.__name__ for c in _KINDS.values())}")
-        one = replace(event, count=1)
-        counts[one] = counts.get(one, 0) + event.count
-    return tuple(replace(one, count=count) for one, count in counts.items() if count)
+        if _EVENT_TYPES.get(getattr(event, "kind", "")) is not type(event):
+            raise checks.error("event", event, f"must be one of {', '.join(c.__name__ for c in _EVENT_TYPES.values())}")
+        single_event = replace(event, count=1)
+        counts[single_event] = counts.get(single_event, 0) + event.count
+    return tuple(replace(single_event, count=count) for single_event, count in counts.items() if count)
 
 
-def to_json(events: Iterable[Event]) -> str:
+def to_json(events: Iterable[PrivacyEvent]) -> str:
     """Canonical JSON (sorted keys, exact floats): what the ledger stores and hashes."""
     rows = [{"kind": e.kind, **{f.name: getattr(e, f.name) for f in fields(e)}} for e in events]
     return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def from_json(text: str) -> tuple[Event, ...]:
+def from_json(text: str) -> tuple[PrivacyEvent, ...]:
     """Inverse of ``to_json``.
 
     Raises:
@@ -185,19 +186,19 @@ def from_json(text: str) -> tuple[Event, ...]:
     """
     rows = json.loads(text)
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise checks.fail("events", text[:80], "must be a JSON list of objects")
+        raise checks.error("events", text[:80], "must be a JSON list of objects")
     events = []
     for row in rows:
         kind = row.pop("kind", None)
-        if kind not in _KINDS:
-            raise checks.fail(
+        if kind not in _EVENT_TYPES:
+            raise checks.error(
                 "event.kind",
                 kind,
-                f"must be one of {', '.join(sorted(_KINDS))}",
+                f"must be one of {', '.join(sorted(_EVENT_TYPES))}",
                 "Was this written by a newer version?",
             )
         try:
-            events.append(_KINDS[kind](**row))
+            events.append(_EVENT_TYPES[kind](**row))
         except TypeError as error:
-            raise checks.fail("event", row, f"is not a {kind} event ({error})") from error
+            raise checks.error("event", row, f"is not a {kind} event ({error})") from error
     return tuple(events)

@@ -6,7 +6,7 @@ fixed when the account opens, is added up, and a release that could take it past
 anything is drawn. Everything that is released then satisfies (epsilon, delta) of the cap together.
 
 - "gdp": the sum of mu^2, at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022).
-  Gaussian mechanisms exactly; pure ones by the Gaussian that dominates them (``gdp.pure_to_mu``).
+  Gaussian mechanisms exactly; pure ones by the Gaussian that dominates them (``gdp.compute_mu_of_pure_epsilon``).
 - "rdp": the sum of Renyi divergences at one order, at most what converts to (epsilon, delta) there
   (Feldman & Zrnic 2021). Every event with a finite divergence at that order.
 
@@ -26,14 +26,14 @@ from functools import cached_property
 import numpy as np
 
 from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.events import Delta, Event, Gaussian, merged
+from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, merge_events
 from pate_torch.core import checks
 
-KINDS = ("gdp", "rdp")
+FILTER_KINDS = ("gdp", "rdp")
 
 
 @dataclass(frozen=True)
-class Spend:
+class FilterCost:
     """What a filter adds up.
 
     Attributes:
@@ -46,17 +46,17 @@ class Spend:
 
     def __post_init__(self) -> None:
         if not (self.scalar >= 0 and self.delta >= 0):  # also refuses NaN
-            raise checks.fail("Spend", (self.scalar, self.delta), "must be numbers of at least 0")
+            raise checks.error("Spend", (self.scalar, self.delta), "must be numbers of at least 0")
 
     @staticmethod
-    def sum(parts: Iterable[Spend]) -> Spend:
+    def from_sum(summands: Iterable[FilterCost]) -> FilterCost:
         """Exactly rounded sum, so that the order of charges does not matter."""
-        spends = list(parts)
-        return Spend(math.fsum(s.scalar for s in spends), math.fsum(s.delta for s in spends))
+        summand_list = list(summands)
+        return FilterCost(math.fsum(s.scalar for s in summand_list), math.fsum(s.delta for s in summand_list))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class PrivacyFilter:
     """A cap of (epsilon, delta) and the quantity that keeps it.
 
     Attributes:
@@ -77,16 +77,16 @@ class Filter:
     order: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("filter", self.kind, KINDS)
+        checks.one_of("filter", self.kind, FILTER_KINDS)
         checks.positive("budget_epsilon", self.epsilon)
         checks.delta("delta", self.delta)
         checks.non_negative("delta_reserve", self.delta_reserve)
         if self.delta_reserve >= self.delta:
-            raise checks.fail("delta_reserve", self.delta_reserve, f"must be below delta={self.delta:g}")
+            raise checks.error("delta_reserve", self.delta_reserve, f"must be below delta={self.delta:g}")
         if (self.kind == "rdp") != (self.order is not None):
-            raise checks.fail("order", self.order, "must be given with filter=rdp, and only there")
+            raise checks.error("order", self.order, "must be given with filter=rdp, and only there")
         if not self.capacity > 0:
-            raise checks.fail(
+            raise checks.error(
                 "budget_epsilon",
                 self.epsilon,
                 f"is too small for an RDP filter of order {self.order:g} at delta={self.delta:g}",
@@ -94,89 +94,89 @@ class Filter:
             )
 
     @classmethod
-    def plan(
+    def from_planned_events(
         cls,
-        planned: Iterable[Event],
+        planned_events: Iterable[PrivacyEvent],
         *,
         epsilon: float,
         delta: float,
         kind: str | None = None,
         delta_reserve: float | None = None,
-    ) -> Filter:
+    ) -> PrivacyFilter:
         """The filter that suits what is planned: gdp if all is Gaussian, else rdp at the order that fits most of it.
 
         The order maximizes capacity / planned divergence, which for Gaussian plans is the order that converts best
         at the cap, and which lets a plan calibrated to the cap through.
 
         Args:
-            planned: Worst-case events of the releases to come.
+            planned_events: Worst-case events of the releases to come.
             epsilon: Epsilon of the cap.
             delta: Delta of the cap.
             kind: "gdp" or "rdp"; None: whichever suits.
             delta_reserve: None: half of delta if the plan has Delta events, else 0.
         """
-        merged_events = merged(planned)
-        smooth = tuple(e for e in merged_events if not isinstance(e, Delta))
+        merged_events = merge_events(planned_events)
+        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
         if kind is None:
-            kind = "gdp" if all(isinstance(e, Gaussian) for e in smooth) else "rdp"
+            kind = "gdp" if all(isinstance(e, GaussianEvent) for e in noise_events) else "rdp"
         if delta_reserve is None:
-            delta_reserve = delta / 2 if len(smooth) < len(merged_events) else 0.0
+            delta_reserve = delta / 2 if len(noise_events) < len(merged_events) else 0.0
         order = None
         if kind == "rdp":
             checks.positive("budget_epsilon", epsilon)
             checks.delta("delta", delta)
-            order = _best_order(smooth or (Gaussian(mu=1.0),), epsilon, delta - delta_reserve)
+            order = _select_best_order(noise_events or (GaussianEvent(mu=1.0),), epsilon, delta - delta_reserve)
         return cls(kind=kind, epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, order=order)
 
     @classmethod
-    def would_open(cls, planned: Iterable[Event], *, epsilon: float, delta: float) -> bool:
+    def can_admit(cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float) -> bool:
         """Whether an account with this cap, opened for these events, would admit them."""
-        planned = tuple(planned)
-        account = cls.plan(planned, epsilon=epsilon, delta=delta)
-        return account.admits(Spend(), account.price(planned))
+        planned_events = tuple(planned_events)
+        planned_filter = cls.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
+        return planned_filter.admits(FilterCost(), planned_filter.compute_cost(planned_events))
 
     @cached_property
     def capacity(self) -> float:
         """Largest sum that keeps the cap: of mu^2, or of divergences at ``order``."""
-        left = self.delta - self.delta_reserve
+        delta_left = self.delta - self.delta_reserve
         if self.order is None:
-            return gdp.mu(self.epsilon, left) ** 2
-        return float((self.epsilon - rdp.conversion(self.order, left))[0])
+            return gdp.compute_mu(self.epsilon, delta_left) ** 2
+        return float((self.epsilon - rdp.compute_conversion_term(self.order, delta_left))[0])
 
-    def price(self, events: Iterable[Event]) -> Spend:
+    def compute_cost(self, events: Iterable[PrivacyEvent]) -> FilterCost:
         """What these events add to the sum.
 
         Raises:
             ValueError: An event this filter cannot bound.
         """
-        merged_events = merged(events)
-        smooth = tuple(e for e in merged_events if not isinstance(e, Delta))
-        failure = math.fsum(e.count * e.delta for e in merged_events if isinstance(e, Delta))
-        return Spend(math.fsum(e.count * self._unit(e) for e in smooth), failure)
+        merged_events = merge_events(events)
+        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
+        failure_delta = math.fsum(e.count * e.delta for e in merged_events if isinstance(e, DeltaEvent))
+        return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
-    def admits(self, spent: Spend, new: Spend) -> bool:
-        """Whether ``new`` may still be drawn after ``spent``."""
-        total = Spend.sum((spent, new))
+    def admits(self, past_cost: FilterCost, new_cost: FilterCost) -> bool:
+        """Whether ``new_cost`` may still be drawn after ``past_cost``."""
+        total = FilterCost.from_sum((past_cost, new_cost))
         return total.scalar <= self.capacity and total.delta <= self.delta_reserve
 
-    def to_epsilon(self, spend: Spend) -> float:
+    def to_epsilon(self, cost: FilterCost) -> float:
         """Epsilon of a sum at the account's delta: the cap at full capacity, 0 for nothing spent."""
-        if spend.scalar == 0:
+        if cost.scalar == 0:
             return 0.0
-        left = self.delta - self.delta_reserve
+        delta_left = self.delta - self.delta_reserve
         if self.order is None:
-            return gdp.epsilon(math.sqrt(spend.scalar), left)
-        return rdp.to_epsilon(self.order, spend.scalar, left)
+            return gdp.compute_epsilon(math.sqrt(cost.scalar), delta_left)
+        return rdp.to_epsilon(self.order, cost.scalar, delta_left)
 
-    def _unit(self, event: Event) -> float:
+    def _compute_event_scalar(self, event: PrivacyEvent) -> float:
         if self.order is not None:
-            value = float(rdp.curve([replace(event, count=1)], self.order)[0])
-            if math.isfinite(value):
-                return value
-            raise checks.fail("event", event, f"has no finite Renyi divergence at this account's order {self.order!r}")
-        mu = gdp.dominating_mu(event)
+            divergence = float(rdp.compute_curve([replace(event, count=1)], self.order)[0])
+            if math.isfinite(divergence):
+                return divergence
+            raise checks.error("event", event, f"has no finite Renyi divergence at this account's order {self.order!r}")
+        mu = gdp.compute_dominating_mu(event)
         if mu is None:
-            raise checks.fail(
+            raise checks.error(
                 "event",
                 event,
                 "cannot be charged to an account with a gdp filter",
@@ -186,17 +186,17 @@ class Filter:
         return mu**2
 
 
-def _best_order(planned: tuple[Event, ...], epsilon: float, delta: float) -> float:
+def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delta: float) -> float:
     """The order of the default grid (and of the plan's own tables) at which most copies of the plan fit the cap."""
-    tables = [order for e in planned for order in getattr(e, "orders", ())]
-    orders = np.array(sorted({*rdp.ORDERS.tolist(), *tables}))
-    capacity = epsilon - rdp.conversion(orders, delta)
-    fits = np.where(capacity > 0, capacity, 0) / rdp.curve(planned, orders)
-    if not fits.max() > 0:
-        raise checks.fail(
+    tabulated_orders = [order for e in planned_events for order in getattr(e, "orders", ())]
+    orders = np.array(sorted({*rdp.ORDERS.tolist(), *tabulated_orders}))
+    capacity = epsilon - rdp.compute_conversion_term(orders, delta)
+    num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)
+    if not num_copies.max() > 0:
+        raise checks.error(
             "budget_epsilon",
             epsilon,
             f"is too small for an RDP filter at delta={delta:g}",
-            f"At least {float(np.min(rdp.conversion(orders, delta))):.4g} is needed before anything can be charged.",
+            f"At least {float(np.min(rdp.compute_conversion_term(orders, delta))):.4g} is needed before anything can be charged.",
         )
-    return float(orders[int(np.argmax(fits))])
+    return float(orders[int(np.argmax(num_copies))])

@@ -20,28 +20,28 @@ class _Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gnmax(_Outcome):
+class GNMaxOutcomes(_Outcome):
     """Gaussian noisy maximum: argmax(n + N(0, sigma^2 I)); sigma in votes."""
 
     sigma: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lnmax(_Outcome):
+class LNMaxOutcomes(_Outcome):
     """Laplace noisy maximum: argmax(n + Lap(scale)); scale in votes."""
 
     scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exponential(_Outcome):
+class ExponentialOutcomes(_Outcome):
     """Exponential mechanism: P(c) proportional to exp(rate * n_c); rate per vote."""
 
     rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confident(_Outcome):
+class ConfidentOutcomes(_Outcome):
     """No answer if top + N(0, screen_sigma^2) < threshold; else Gnmax(sigma). All in votes."""
 
     screen_sigma: float
@@ -49,4 +49,4 @@ class Confident(_Outcome):
     sigma: float
 
 
-OutcomeModel = Union[Gnmax, Lnmax, Exponential, Confident]  # noqa: UP007 (a runtime alias)
+OutcomeModel = Union[GNMaxOutcomes, LNMaxOutcomes, ExponentialOutcomes, ConfidentOutcomes]  # noqa: UP007 (a runtime alias)

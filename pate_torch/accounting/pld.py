@@ -12,116 +12,137 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP, merged
+from pate_torch.accounting.events import (
+    BoundedRangeEvent,
+    DeltaEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PrivacyEvent,
+    PureDPEvent,
+    merge_events,
+)
 from pate_torch.core import checks
 
-_INTERVAL = 1e-4
-_CELLS = 2e6
-_ROUNDING = 1e-14  # of delta, per composition: k-fold powers of a transform carry an error of about k 1e-16 log n
+_MAX_GRID_STEP = 1e-4
+_MAX_GRID_CELLS = 2e6
+_ROUNDING_PER_COMPOSITION = (
+    1e-14  # of delta, per composition: k-fold powers of a transform carry an error of about k 1e-16 log n
+)
 
 
-def priceable(events: Iterable[Event]) -> bool:
+def can_price(events: Iterable[PrivacyEvent]) -> bool:
     """Whether a loss distribution is known for every event and the grid is affordable (a few seconds)."""
-    smooth = _smooth(events)
-    return all(isinstance(e, Gaussian | Laplace | PureDP | BoundedRange) for e in smooth) and (
-        not smooth or 2 * _reach(smooth) / _interval(smooth) <= _CELLS
+    noise_events = _remove_delta_events(events)
+    return all(
+        isinstance(e, GaussianEvent | LaplaceEvent | PureDPEvent | BoundedRangeEvent) for e in noise_events
+    ) and (
+        not noise_events or 2 * _compute_loss_range(noise_events) / _compute_grid_step(noise_events) <= _MAX_GRID_CELLS
     )
 
 
-def epsilon(events: Iterable[Event], delta: float) -> float:
+def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
     """Epsilon of the composed events at delta, rounded up; infinite where rounding errors could reach delta."""
     checks.delta("delta", delta)
-    smooth = _smooth(events)
-    safe = delta - _rounding(smooth)
-    if safe < 0.999 * delta:
+    noise_events = _remove_delta_events(events)
+    delta_left = delta - _compute_rounding_delta(noise_events)
+    if delta_left < 0.999 * delta:
         return math.inf
-    return float(_composed(smooth).get_epsilon_for_delta(safe)) if smooth else 0.0
+    return float(_compose(noise_events).get_epsilon_for_delta(delta_left)) if noise_events else 0.0
 
 
-def delta(events: Iterable[Event], epsilon: float) -> float:
+def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     """Delta of the composed events at epsilon, rounded up."""
     checks.non_negative("epsilon", epsilon)
-    smooth = _smooth(events)
-    if not smooth:
+    noise_events = _remove_delta_events(events)
+    if not noise_events:
         return 0.0
-    return min(1.0, max(0.0, float(_composed(smooth).get_delta_for_epsilon(epsilon))) + _rounding(smooth))
+    return min(
+        1.0,
+        max(0.0, float(_compose(noise_events).get_delta_for_epsilon(epsilon))) + _compute_rounding_delta(noise_events),
+    )
 
 
-def _smooth(events: Iterable[Event]) -> tuple[Event, ...]:
+def _remove_delta_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
     """The events without Delta."""
-    return tuple(e for e in merged(events) if not isinstance(e, Delta))
+    return tuple(e for e in merge_events(events) if not isinstance(e, DeltaEvent))
 
 
-def _rounding(smooth: tuple[Event, ...]) -> float:
-    return _ROUNDING * sum(1 if isinstance(e, Gaussian) else e.count for e in smooth)
+def _compute_rounding_delta(noise_events: tuple[PrivacyEvent, ...]) -> float:
+    return _ROUNDING_PER_COMPOSITION * sum(1 if isinstance(e, GaussianEvent) else e.count for e in noise_events)
 
 
-def _ratio(event: Event) -> float:
+def _get_largest_loss(event: PrivacyEvent) -> float:
     """The event's largest loss (a Gaussian's mu: its loss has that standard deviation)."""
     match event:
-        case Gaussian():
+        case GaussianEvent():
             return event.mu
-        case Laplace():
+        case LaplaceEvent():
             return event.ratio
-        case PureDP():
+        case PureDPEvent():
             return event.epsilon
-        case BoundedRange():
+        case BoundedRangeEvent():
             return event.eta
-    raise checks.fail("event", event, "has no privacy loss distribution; use the RDP route")
+    raise checks.error("event", event, "has no privacy loss distribution; use the RDP route")
 
 
-def _reach(smooth: tuple[Event, ...]) -> float:
+def _compute_loss_range(noise_events: tuple[PrivacyEvent, ...]) -> float:
     """Where the composed loss has about all its mass."""
-    variance = math.fsum(e.count * _ratio(e) ** 2 for e in smooth)
-    pure = math.inf if any(isinstance(e, Gaussian) for e in smooth) else math.fsum(e.count * _ratio(e) for e in smooth)
-    return min(pure, variance / 2 + 9 * math.sqrt(variance))
+    variance = math.fsum(e.count * _get_largest_loss(e) ** 2 for e in noise_events)
+    pure_loss = (
+        math.inf
+        if any(isinstance(e, GaussianEvent) for e in noise_events)
+        else math.fsum(e.count * _get_largest_loss(e) for e in noise_events)
+    )
+    return min(pure_loss, variance / 2 + 9 * math.sqrt(variance))
 
 
-def _interval(smooth: tuple[Event, ...]) -> float:
+def _compute_grid_step(noise_events: tuple[PrivacyEvent, ...]) -> float:
     """Grid step: fine against the smallest loss, and a divisor of the commonest pure loss, which then is exact."""
-    step = min(_INTERVAL, min(_ratio(e) for e in smooth) / 4)
-    pure = [e for e in smooth if isinstance(e, PureDP | BoundedRange)]
-    if pure:
-        loss = _ratio(max(pure, key=lambda e: e.count))
+    step = min(_MAX_GRID_STEP, min(_get_largest_loss(e) for e in noise_events) / 4)
+    pure_events = [e for e in noise_events if isinstance(e, PureDPEvent | BoundedRangeEvent)]
+    if pure_events:
+        loss = _get_largest_loss(max(pure_events, key=lambda e: e.count))
         step = loss / math.ceil(loss / step)
     return step
 
 
 @lru_cache(maxsize=32)
-def _composed(smooth: tuple[Event, ...]) -> Any:
+def _compose(noise_events: tuple[PrivacyEvent, ...]) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as library
 
-    if not priceable(smooth):
-        raise checks.fail("events", smooth, "have no affordable privacy loss distribution", "Use the RDP route.")
-    step = _interval(smooth)
-    total = library.identity(value_discretization_interval=step)
-    for event in smooth:
+    if not can_price(noise_events):
+        raise checks.error("events", noise_events, "have no affordable privacy loss distribution", "Use the RDP route.")
+    step = _compute_grid_step(noise_events)
+    composed_distribution = library.identity(value_discretization_interval=step)
+    for event in noise_events:
         match event:
-            case Gaussian():
-                part = library.from_gaussian_mechanism(
+            case GaussianEvent():
+                event_distribution = library.from_gaussian_mechanism(
                     1 / (event.mu * math.sqrt(event.count)), value_discretization_interval=step
                 )
-            case Laplace():
-                part = library.from_laplace_mechanism(1 / event.ratio, value_discretization_interval=step)
-                part = part.self_compose(event.count)
+            case LaplaceEvent():
+                event_distribution = library.from_laplace_mechanism(1 / event.ratio, value_discretization_interval=step)
+                event_distribution = event_distribution.self_compose(event.count)
             case _:
-                part = _randomized_response(library, _ratio(event), step).self_compose(event.count)
-        total = total.compose(part)
-    return total
+                event_distribution = _make_randomized_response(library, _get_largest_loss(event), step).self_compose(
+                    event.count
+                )
+        composed_distribution = composed_distribution.compose(event_distribution)
+    return composed_distribution
 
 
-def _randomized_response(library: Any, loss: float, step: float) -> Any:
+def _make_randomized_response(library: Any, loss: float, step: float) -> Any:
     """The pair that dominates every mechanism of this pure loss, both losses rounded up to the grid.
 
     Not the library's ``from_privacy_parameters``: a loss that *is* on the grid can fall one rounding error above it,
     and would be charged a whole cell more, count times over.
     """
 
-    def cell(value: float) -> int:
+    def round_up_to_cell(value: float) -> int:
         nearest = round(value / step)
         return nearest if abs(value / step - nearest) < 1e-9 else math.ceil(value / step)
 
-    lie = 1 / (1 + math.exp(loss)) if loss < 700 else 0.0
-    masses = {cell(loss): 1 - lie}
-    masses[cell(-loss)] = masses.get(cell(-loss), 0.0) + lie
+    flip_probability = 1 / (1 + math.exp(loss)) if loss < 700 else 0.0
+    masses = {round_up_to_cell(loss): 1 - flip_probability}
+    masses[round_up_to_cell(-loss)] = masses.get(round_up_to_cell(-loss), 0.0) + flip_probability
     return library.PrivacyLossDistribution.create_from_rounded_probability(masses, 0.0, step)

@@ -33,10 +33,10 @@ from scipy import stats
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.audit.pairs import Pair, Setting, worst_pairs
 from pate_torch.core import checks
-from pate_torch.core.files import write_whole
+from pate_torch.core.files import write_atomically
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, MechanismContext
@@ -112,7 +112,7 @@ def audit_outcomes(
         ValueError: The samples have other shapes.
     """
     checks.between("delta", delta, 0, 1)
-    checks.between("confidence", confidence, 0, 1, open_=True)
+    checks.between("confidence", confidence, 0, 1, exclusive=True)
     sides = [np.atleast_2d(np.asarray(side).T).T for side in (left, right)]
     if sides[0].shape[1] != sides[1].shape[1] or min(map(len, sides)) < 4:
         raise ValueError("outcomes: both samples need the same number of columns and at least 4 runs")
@@ -216,7 +216,7 @@ def audit(
     queries = pairs[0].queries
     assert all(pair.queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
     worst = mechanism.privacy_events(queries, 1)
-    claimed = accounting.epsilon(worst, delta).epsilon
+    claimed = accounting.compute_guarantee(worst, delta).epsilon
     best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
     faults: dict[str, None] = {}
     constant = True
@@ -227,7 +227,7 @@ def audit(
             once, again = (_sample(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
             if np.array_equal(once, again) and not _chance(sides[side], len(once)):
                 faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
-            if any((rdp.curve(e) > rdp.curve(worst) * (1 + 1e-9)).any() for e in events):
+            if any((rdp.compute_curve(e) > rdp.compute_curve(worst) * (1 + 1e-9)).any() for e in events):
                 faults["the events incurred cost more than the worst case that was charged"] = None
             constant &= len(np.unique(sides[side], axis=0)) == 1
         level = 1 - (1 - confidence) / len(pairs)
@@ -255,7 +255,7 @@ def _sample(
     side: str,
     runs: int,
     independent: bool,
-) -> tuple[Outcomes, set[tuple[Event, ...]]]:
+) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
     noise = DryRunNoise(getattr(mechanism, "noise", "torch"))
     context = MechanismContext(num_queries=pair.queries, student_QC=pair.student_QC)
@@ -363,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             independent=setting.independent(mechanism),
         )
         if args.output is not None:
-            write_whole(args.output, json.dumps(describe(result, mechanism)) + "\n")
+            write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

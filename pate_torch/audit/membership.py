@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.data.units import hold_out, one_per_unit, take, unit_names
 from pate_torch.reporting.intervals import concordance, difference, percent
 from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
@@ -154,7 +154,7 @@ class MembershipTest:
             return data, None
         if data.private.unit == LABEL_UNIT:
             fix = "Set membership.held_out=0."
-            raise checks.fail("membership.held_out", self.held_out, "has no members to find: features are public", fix)
+            raise checks.error("membership.held_out", self.held_out, "has no members to find: features are public", fix)
         rest, others = hold_out(data.private, self.held_out, adjacency, seed, "membership")
         return replace(data, private=rest), others
 
@@ -177,7 +177,7 @@ class MembershipTest:
         return Sides(members.x, members.y, x[rows], y[rows])
 
     def _some(self, rows: NDArray[np.int64], seed: int, kind: str) -> NDArray[np.int64]:
-        return np.sort(numpy_stream(seed, "membership", kind).permutation(rows)[: self.records])
+        return np.sort(make_numpy_generator(seed, "membership", kind).permutation(rows)[: self.records])
 
 
 def _contents(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
@@ -221,7 +221,7 @@ def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
 
 def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
     """(members called members, others called members), each by a threshold that the other half chose."""
-    stream = numpy_stream(seed, "membership", "halves")
+    stream = make_numpy_generator(seed, "membership", "halves")
     halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, other_O)]
     hits = alarms = 0
     for judged in (0, 1):

@@ -71,7 +71,7 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         sanitiser=component(cfg, "sanitiser", PrivateEpsilon) if "_target_" in resolved["sanitiser"] else None,
         membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
         labels=resolved["labels"],
-        root=run_folders.checked_root(resolved["paths"]["root"]),
+        root=run_folders.check_root(resolved["paths"]["root"]),
         folder=folder,
         seed=resolved["seed"],
         device=device(resolved["device"]),
@@ -83,7 +83,7 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
 def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
     """The account's terms."""
     if not isinstance(resolved["privacy"], dict):
-        raise checks.fail("privacy", resolved["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
+        raise checks.error("privacy", resolved["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
     return PrivacyConfig(
         noise=resolved["noise"], insecure_noise_seed=resolved["insecure_noise_seed"], **resolved["privacy"]
     )
@@ -94,14 +94,14 @@ def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
     voters: Voters = component(cfg, "voters", Voters)
     if resolved["teachers"] is not None and not voters.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
-        raise checks.fail("voters", voters.name, "cannot be combined with teachers", fix)
+        raise checks.error("voters", voters.name, "cannot be combined with teachers", fix)
     if resolved["votes"] is None:
         return voters
-    path = Path(checks.text("votes", resolved["votes"]))
+    path = Path(checks.nonempty_string("votes", resolved["votes"]))
     for key, given in (("teachers", resolved["teachers"]), ("voters", None if voters.num_teachers else voters.name)):
         if given is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-            raise checks.fail("votes", str(path), f"cannot be combined with {key}", fix)
+            raise checks.error("votes", str(path), f"cannot be combined with {key}", fix)
     return VotesFile(path=path)
 
 
@@ -130,13 +130,15 @@ def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
     given = cfg[key]
     if not OmegaConf.is_dict(given) or "_target_" not in given:
         shown = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
-        raise checks.fail(key, shown, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>.")
+        raise checks.error(
+            key, shown, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>."
+        )
     try:
         made = hydra.utils.instantiate(given, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            raise ValueError(checks.under(key, cause)) from error
+            raise ValueError(checks.prefix_error_key(key, cause)) from error
         if isinstance(cause, TypeError):
             known = ", ".join(name for name in map(str, given) if name != "_target_")
             raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {known}.") from error
@@ -150,7 +152,7 @@ def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
 
 
 def _no_such(key: str, target: str, why: str) -> ValueError:
-    return checks.fail(f"{key}._target_", target, why, f"Name one of conf/{key}, as in {key}=<name>.")
+    return checks.error(f"{key}._target_", target, why, f"Name one of conf/{key}, as in {key}=<name>.")
 
 
 def device(name: object) -> torch.device:
@@ -164,13 +166,13 @@ def device(name: object) -> torch.device:
     try:
         chosen = torch.device(text)
     except RuntimeError as error:
-        raise checks.fail("device", name, allowed) from error
+        raise checks.error("device", name, allowed) from error
     if chosen.type not in ("cpu", "cuda", "mps"):
-        raise checks.fail("device", name, allowed)
+        raise checks.error("device", name, allowed)
     count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[chosen.type]
     if count == 0:
         what = chosen.type.upper()
-        raise checks.fail("device", name, f"no {what} device is available here", "Use device=cpu or device=auto.")
+        raise checks.error("device", name, f"no {what} device is available here", "Use device=cpu or device=auto.")
     if (chosen.index or 0) >= count:
-        raise checks.fail("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
+        raise checks.error("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
     return chosen

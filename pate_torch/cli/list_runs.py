@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon
-from pate_torch.core.run_folders import checked_root, home_folder, runs_folder
+from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.run_folders import check_root, get_home_folder, get_runs_folder
 
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")
 
@@ -45,7 +45,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
         str(run.get("mechanism")),
         str(run.get("student") or "-"),
         _up(run.get("epsilon")) if private else "NOT PRIVATE",
-        show_delta(run["delta"]) if private and run.get("delta") is not None else "-",
+        format_delta(run["delta"]) if private and run.get("delta") is not None else "-",
         _up(run.get("epsilon_charged")) if private else "-",
         "-" if accuracy is None else f"{accuracy:.1%}",
         str(run.get("release_id") or "-"),
@@ -53,7 +53,7 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _up(epsilon: float | None) -> str:
-    return "-" if epsilon is None else show_epsilon(epsilon)
+    return "-" if epsilon is None else format_epsilon(epsilon)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", help="only runs charged to this account")
     parser.add_argument("--json", action="store_true", help="every key of every summary, unrounded")
     options = parser.parse_args(arguments)
-    root = runs_folder(checked_root(home_folder(options.home))).parent
+    root = get_runs_folder(check_root(get_home_folder(options.home))).parent
     if not (root / "runs").is_dir():
         print(f"error: home={str(root)!r}: has no runs. Set PATE_HOME or --home.", file=sys.stderr)
         return 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.files import plain_cell, write_whole
+from pate_torch.core.files import escape_spreadsheet_cell, write_atomically
 from pate_torch.data import image_folder, tabular
 from pate_torch.protocols import Student
 from pate_torch.students.export import load_student
@@ -47,7 +47,7 @@ def images_of(student: Student, place: Path) -> tuple[list[str], Tensor]:
     """
     files = image_folder.image_files(place) if place.is_dir() else [place]
     if not files:
-        raise checks.fail("records", str(place), "is a folder without images")
+        raise checks.error("records", str(place), "is a folder without images")
     encoder = student.spec.encoder
     spec = student.spec if encoder is None or encoder.points is None else encoder.points
     x = image_folder.read("records", files, spec.input_shape, spec.resize)
@@ -62,7 +62,11 @@ def predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
     likely_QC = student.predict_proba(x)
     for name, label, likely in zip(names, likely_QC.argmax(1).tolist(), likely_QC.tolist(), strict=True):
         writer.writerow(
-            [plain_cell(name), plain_cell(student.class_names[label]), *(f"{share:.6g}" for share in likely)]
+            [
+                escape_spreadsheet_cell(name),
+                escape_spreadsheet_cell(student.class_names[label]),
+                *(f"{share:.6g}" for share in likely),
+            ]
         )
     return table.getvalue()
 
@@ -83,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if not options.records.exists():
-            raise checks.fail("records", str(options.records), "was not found")
+            raise checks.error("records", str(options.records), "was not found")
         files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
         student = load_student(options.run, encoder=files or None)
         read = (
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output is None:
             print(text, end="")
         else:
-            write_whole(options.output, text)
+            write_atomically(options.output, text)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

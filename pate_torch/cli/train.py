@@ -24,7 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pate_torch.cli.main import piped
 from pate_torch.core import checks
-from pate_torch.core.run_folders import home_folder, run_folder, run_id
+from pate_torch.core.run_folders import get_home_folder, get_run_folder, get_run_id
 
 
 def configuration() -> str:
@@ -40,9 +40,9 @@ def adjacency_of(partition: Any) -> str:
 
 
 OmegaConf.register_new_resolver("adjacency_of", adjacency_of, replace=True)
-OmegaConf.register_new_resolver("run_id", run_id, use_cache=True, replace=True)
-OmegaConf.register_new_resolver("home_folder", home_folder, replace=True)
-OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
+OmegaConf.register_new_resolver("run_id", get_run_id, use_cache=True, replace=True)
+OmegaConf.register_new_resolver("home_folder", get_home_folder, replace=True)
+OmegaConf.register_new_resolver("run_folder", get_run_folder, replace=True)
 FULL_ERROR = "HYDRA_FULL_ERROR"
 _composed = False
 _full = False
@@ -139,7 +139,7 @@ def _unknown(group: str, name: str, options: Sequence[str]) -> ValueError:
         checks.one_of(group, name, options)
     except ValueError as error:
         return error
-    return checks.fail(group, name, "cannot be read", f"Look at conf/{group}/{name}.yaml.")
+    return checks.error(group, name, "cannot be read", f"Look at conf/{group}/{name}.yaml.")
 
 
 def _explain_disk(what: str) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-def brought(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """The tensor on the device. A GPU copies it from pinned memory, and the host goes on."""
     if device.type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
@@ -22,34 +22,34 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def float32(*, tf32: bool = False) -> Iterator[None]:
+def float32_precision(*, tf32: bool = False) -> Iterator[None]:
     """Compute products and convolutions of float32 as such, or rounded to TF32.
 
     (As it comes, PyTorch rounds in cuDNN's convolutions, whatever is said of matrix products.)
     """
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
+    previous_precisions = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:
             backend.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
-        for backend, precision in zip(backends, before, strict=True):
+        for backend, precision in zip(backends, previous_precisions, strict=True):
             backend.fp32_precision = precision
 
 
 @contextmanager
-def settled(device: torch.device) -> Iterator[None]:
+def deterministic_mode(device: torch.device) -> Iterator[None]:
     """Work on this device: a bare "cuda" means it, float32 is float32, and convolutions are deterministic."""
     if device.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product
         if device.index is not None:  # else the present one is meant, which set_device would refuse
             torch.cuda.set_device(device)
     cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
+    previous_settings = cudnn.deterministic, cudnn.benchmark
     try:
         cudnn.deterministic, cudnn.benchmark = True, False
-        with float32():
+        with float32_precision():
             yield
     finally:
-        cudnn.deterministic, cudnn.benchmark = before
+        cudnn.deterministic, cudnn.benchmark = previous_settings

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-README = """PRIVATE: do not publish, do not share.
+PRIVATE_README = """PRIVATE: do not publish, do not share.
 
 These are teachers trained directly on private records, and their votes. Whoever has them can learn about single
 records; no privacy guarantee covers them. Keep them together with the privacy ledger beside this folder: it remembers
@@ -24,21 +24,21 @@ what has already been released from these data.
 """
 
 
-def private_folder(path: Path, why: str = README) -> Path:
+def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path:
     """A folder only its owner can enter, with a README saying why."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(0o700)
-    readme = path / "README"
-    if not readme.exists():
-        readme.write_text(why)
+    readme_path = path / "README"
+    if not readme_path.exists():
+        readme_path.write_text(readme_text)
     return path
 
 
-PRIVATE_FILE, SHARED_FILE = 0o600, 0o644
+PRIVATE_FILE_MODE, SHARED_FILE_MODE = 0o600, 0o644
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: int = PRIVATE_FILE) -> Iterator[Path]:
+def atomic_replacement(path: Path, mode: int = PRIVATE_FILE_MODE) -> Iterator[Path]:
     """A temporary neighbor, of a name that nobody can guess, which becomes ``path`` at the end, whole or not at all."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
@@ -68,40 +68,40 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path}: missing, damaged or not a safetensors file") from error
 
 
-def file_digest(path: Path) -> str:
+def compute_file_digest(path: Path) -> str:
     """SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def tensor_digest(x: Tensor) -> str:
+def compute_tensor_digest(x: Tensor) -> str:
     """SHA-256 of a tensor's type, shape and content."""
     header = json.dumps([str(x.dtype), list(x.shape)]).encode()
-    return hashlib.sha256(header + bytes(content(x))).hexdigest()
+    return hashlib.sha256(header + bytes(get_tensor_bytes(x))).hexdigest()
 
 
-def content(x: Tensor) -> memoryview:
+def get_tensor_bytes(x: Tensor) -> memoryview:
     """The bytes of a tensor, for hashing."""
     return x.detach().cpu().contiguous().numpy().data.cast("B") if x.numel() else memoryview(b"")
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all; a link that lies in its way is replaced and not followed."""
     # Mode x fails where anything has the name, a link too.
-    with replacing(path, SHARED_FILE) as temporary, open(temporary, "xb") as file:
+    with atomic_replacement(path, SHARED_FILE_MODE) as temporary, open(temporary, "xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def visible(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """A text with its control characters written out, so that no terminal obeys them."""
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) == "Cc" else c for c in text)
 
 
-def plain_cell(name: str) -> str:
+def escape_spreadsheet_cell(name: str) -> str:
     """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
-    name = visible(name)
+    name = escape_control_chars(name)
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
 
 

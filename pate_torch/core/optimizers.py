@@ -32,7 +32,7 @@ class Adam:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
-        grads = [_gradient(p) for p in self.params]
+        grads = [_get_gradient(p) for p in self.params]
         torch._foreach_add_(self.count, 1)
         torch._fused_adamw_(
             self.params,
@@ -67,7 +67,7 @@ class Sgd:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
-        grads = [_gradient(p) for p in self.params]
+        grads = [_get_gradient(p) for p in self.params]
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, self.params, alpha=self.weight_decay))
         torch._foreach_mul_(self.buffers, self.momentum)
@@ -75,6 +75,6 @@ class Sgd:
         torch._foreach_add_(self.params, self.buffers, alpha=-rate)
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def _get_gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None, "every parameter takes part in the loss"
     return parameter.grad

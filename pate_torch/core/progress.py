@@ -32,16 +32,20 @@ from rich.text import Text
 
 from pate_torch.core import checks
 
-SHORT = 2.0  # seconds in which a stage needs no line but its last
+SHORT_STAGE_SECONDS = 2.0  # seconds in which a stage needs no line but its last
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """12.3 -> '12 s', 83 -> '1:23', 4000 -> '1:06:40'."""
-    whole = int(seconds + 0.5)
-    hours, rest = divmod(whole, 3600)
+    total_seconds = int(seconds + 0.5)
+    hours, remaining_seconds = divmod(total_seconds, 3600)
     if hours:
-        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}"
-    return f"{rest // 60}:{rest % 60:02d}" if rest >= 60 else f"{rest} s"
+        return f"{hours}:{remaining_seconds // 60:02d}:{remaining_seconds % 60:02d}"
+    return (
+        f"{remaining_seconds // 60}:{remaining_seconds % 60:02d}"
+        if remaining_seconds >= 60
+        else f"{remaining_seconds} s"
+    )
 
 
 class _Stage:
@@ -49,108 +53,112 @@ class _Stage:
 
     def __init__(self, stages: Stages, name: str) -> None:
         self.stages, self.name = stages, name
-        self.began, self.done, self.total = time.monotonic(), 0, 0
+        self.start_time, self.done, self.total = time.monotonic(), 0, 0
         self.task: TaskID | None = None
-        self.next_line = 0.1  # the share of the work at which the next plain line is due
-        self.last_line = self.began
+        self.next_share = 0.1  # the share of the work at which the next plain line is due
+        self.last_line_time = self.start_time
 
     def __call__(self, done: int, total: int) -> None:
         checks.integer("total", total, low=0)
         checks.integer("done", done, low=0, high=total)
         if done < self.done:  # begun again, as a student is that guides several rounds
-            self.began = self.last_line = time.monotonic()
-            self.next_line = 0.1
+            self.start_time = self.last_line_time = time.monotonic()
+            self.next_share = 0.1
         self.done, self.total = done, total
-        self.stages._show(self)
+        self.stages._update_display(self)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.start_time
 
 
 class Stages:
     """A factory of stages that share one display.
 
-    In a pipe a stage prints at most one line per tenth of its work, and one each ``every`` seconds where a tenth
-    takes longer, so that a log of an hour's run stays readable.
+    In a pipe a stage prints at most one line per tenth of its work, and one each ``line_interval_seconds`` seconds
+    where a tenth takes longer, so that a log of an hour's run stays readable.
 
     Args:
         quiet: Show nothing.
         stream: Where to; None: standard error.
-        every: Seconds between lines of a slow stage in a pipe.
+        line_interval_seconds: Seconds between lines of a slow stage in a pipe.
     """
 
-    def __init__(self, *, quiet: bool = False, stream: TextIO | None = None, every: float = 60.0) -> None:
+    def __init__(
+        self, *, quiet: bool = False, stream: TextIO | None = None, line_interval_seconds: float = 60.0
+    ) -> None:
         self.quiet = checks.boolean("quiet", quiet)
-        self.every = checks.positive("every", every)
+        self.line_interval_seconds = checks.positive("every", line_interval_seconds)
         self.stream = sys.stderr if stream is None else stream
-        self.live: Progress | None = None
+        self.live_display: Progress | None = None
         console = Console(file=self.stream)
         # Not Console.is_terminal: FORCE_COLOR would draw bars into a file.
         if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
-            self.live = Progress(
+            self.live_display = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=24),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                _TimeLeft(),
+                _TimeLeftColumn(),
                 console=console,
             )
 
     def __enter__(self) -> Stages:
-        if self.live is not None:
-            self.live.start()
+        if self.live_display is not None:
+            self.live_display.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.live is not None:
-            self.live.stop()
+        if self.live_display is not None:
+            self.live_display.stop()
 
     def __call__(self, name: str) -> _Stage:
         """A new stage, shown at once, so that what runs is named before its first step is done."""
         stage = _Stage(self, name)
-        if self.live is not None:
-            stage.task = self.live.add_task(escape(name), total=None)
+        if self.live_display is not None:
+            stage.task = self.live_display.add_task(escape(name), total=None)
         elif not self.quiet:
-            self._line(f"{name} ...")
+            self._write_line(f"{name} ...")
         return stage
 
-    def say(self, line: str) -> None:
+    def print_message(self, line: str) -> None:
         """Print one line that is no stage: what was found and reused, for instance."""
-        if self.live is not None:
-            self.live.console.print(Text(line))
+        if self.live_display is not None:
+            self.live_display.console.print(Text(line))
         elif not self.quiet:
-            self._line(line)
+            self._write_line(line)
 
-    def _show(self, stage: _Stage) -> None:
-        if self.live is not None and stage.task is not None:
-            self.live.update(stage.task, completed=stage.done, total=stage.total)
+    def _update_display(self, stage: _Stage) -> None:
+        if self.live_display is not None and stage.task is not None:
+            self.live_display.update(stage.task, completed=stage.done, total=stage.total)
         elif not self.quiet:
-            self._plain(stage)
+            self._print_share(stage)
 
-    def _plain(self, stage: _Stage) -> None:
+    def _print_share(self, stage: _Stage) -> None:
         share = stage.done / stage.total if stage.total else 1.0
-        late = time.monotonic() - stage.last_line >= self.every
-        due = share >= stage.next_line and stage.seconds >= SHORT
-        over = share >= 1 and stage.next_line <= 1  # told once
-        if stage.done == 0 or not (due or late or over):
+        is_overdue = time.monotonic() - stage.last_line_time >= self.line_interval_seconds
+        has_new_tenth = share >= stage.next_share and stage.seconds >= SHORT_STAGE_SECONDS
+        is_complete = share >= 1 and stage.next_share <= 1  # told once
+        if stage.done == 0 or not (has_new_tenth or is_overdue or is_complete):
             return
-        stage.last_line = time.monotonic()
-        stage.next_line = 2.0 if share >= 1 else (int(share * 10 + 1e-9) + 1) / 10
-        took = clock(stage.seconds)
+        stage.last_line_time = time.monotonic()
+        stage.next_share = 2.0 if share >= 1 else (int(share * 10 + 1e-9) + 1) / 10
+        elapsed = format_duration(stage.seconds)
         if share >= 1:
-            self._line(f"{stage.name}: {stage.done}/{stage.total} done in {took}")
+            self._write_line(f"{stage.name}: {stage.done}/{stage.total} done in {elapsed}")
         else:
-            left = clock(stage.seconds * (1 - share) / share)
-            self._line(f"{stage.name}: {stage.done}/{stage.total} ({share:.0%}), {took} so far, about {left} left")
+            time_left = format_duration(stage.seconds * (1 - share) / share)
+            self._write_line(
+                f"{stage.name}: {stage.done}/{stage.total} ({share:.0%}), {elapsed} so far, about {time_left} left"
+            )
 
-    def _line(self, text: str) -> None:
+    def _write_line(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
 
 
-class _TimeLeft(TimeRemainingColumn):
+class _TimeLeftColumn(TimeRemainingColumn):
     """Rich's estimate, with the word that says what it is."""
 
     def render(self, task: Task) -> Text:
@@ -158,7 +166,7 @@ class _TimeLeft(TimeRemainingColumn):
 
 
 @dataclass(eq=False)
-class Clock:
+class StageTimer:
     """Seconds per stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -166,6 +174,6 @@ class Clock:
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         """Add the time spent within this ``with`` to the stage."""
-        began = time.monotonic()
+        start_time = time.monotonic()
         yield
-        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - began, 3)
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - start_time, 3)

@@ -17,67 +17,67 @@ from typing import Any
 
 from pate_torch.core import checks, locks
 
-_ID = re.compile(r"[0-9a-f]{16}")
-LOCK = ".lock"
+_ID_PATTERN = re.compile(r"[0-9a-f]{16}")
+LOCK_FILE_NAME = ".lock"
 
 
-def run_id() -> str:
+def get_run_id() -> str:
     """One name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else the time to the microsecond.
 
     Under torchrun every rank would otherwise take its own time and write into a folder of its own.
     """
     environment = os.environ
     if environment.get("PATE_RUN_ID"):
-        return _safe(environment["PATE_RUN_ID"])
-    elastic = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if elastic != "none":
-        return _safe(elastic)
+        return _check_safe_name(environment["PATE_RUN_ID"])
+    torchrun_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if torchrun_id != "none":
+        return _check_safe_name(torchrun_id)
     if environment.get("SLURM_JOB_ID"):
-        return _safe(f"slurm-{environment['SLURM_JOB_ID']}")
+        return _check_safe_name(f"slurm-{environment['SLURM_JOB_ID']}")
     if "RANK" in environment:
         return f"torchrun-{os.getppid()}"
-    return call_id()
+    return make_unique_run_id()
 
 
-def call_id() -> str:
+def make_unique_run_id() -> str:
     """A name of its own for every call, also for two in one microsecond."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}-{secrets.token_hex(2)}"
 
 
 def make_folders(folder: Path) -> None:
     """Make a folder with those above it; none that is made or written by a run can be written by others."""
-    for place in reversed((folder, *folder.parents)):
-        if not place.exists():
-            place.mkdir(mode=0o755, exist_ok=True)
-    for place in (folder, folder.parent):
+    for parent_folder in reversed((folder, *folder.parents)):
+        if not parent_folder.exists():
+            parent_folder.mkdir(mode=0o755, exist_ok=True)
+    for parent_folder in (folder, folder.parent):
         with contextlib.suppress(OSError):  # of another user
-            place.chmod(place.stat().st_mode & ~0o022)
+            parent_folder.chmod(parent_folder.stat().st_mode & ~0o022)
 
 
-def user_store() -> Path:
+def get_user_store() -> Path:
     """The store of this user: the ledger and the teachers, wherever the working directory is."""
     import platformdirs
 
     return platformdirs.user_data_path("pate_torch")
 
 
-def home_folder(given: object = None) -> str:
-    """The folder of ledger and teachers: ``given``, else PATE_HOME, else the store of this user."""
-    return str(given or os.environ.get("PATE_HOME") or user_store())
+def get_home_folder(root: object = None) -> str:
+    """The folder of ledger and teachers: ``root``, else PATE_HOME, else the store of this user."""
+    return str(root or os.environ.get("PATE_HOME") or get_user_store())
 
 
-def runs_folder(root: Path) -> Path:
+def get_runs_folder(root: Path) -> Path:
     """The folder of all runs: in ``root``, or ``outputs/runs`` of the working directory for the store of this user."""
-    return (Path("outputs") if root == user_store() else root) / "runs"
+    return (Path("outputs") if root == get_user_store() else root) / "runs"
 
 
-def run_folder(root: object, dataset: object, mechanism: object) -> str:
+def get_run_folder(root: object, dataset: object, mechanism: object) -> str:
     """``<runs>/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
-    runs = runs_folder(checked_root(root))
-    return str(runs / _safe(dataset, "dataset.name") / _safe(mechanism, "mechanism.name"))
+    runs = get_runs_folder(check_root(root))
+    return str(runs / _check_safe_name(dataset, "dataset.name") / _check_safe_name(mechanism, "mechanism.name"))
 
 
-def checked_root(root: object) -> Path:
+def check_root(root: object) -> Path:
     """The folder of ledger and teachers, with ``~`` expanded.
 
     Raises:
@@ -85,7 +85,7 @@ def checked_root(root: object) -> Path:
     """
     if not isinstance(root, str) or not root.strip():
         fix = "Set PATE_HOME or paths.root, or unset both."
-        raise checks.fail("paths.root", root, "must be the path of a folder", fix)
+        raise checks.error("paths.root", root, "must be the path of a folder", fix)
     return Path(root).expanduser()
 
 
@@ -99,71 +99,71 @@ def hold(folder: Path) -> Iterator[None]:
 
     def refuse(holder: str) -> None:
         fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
-        raise checks.fail("paths.run", str(folder), f"is being written by {holder}", fix)
+        raise checks.error("paths.run", str(folder), f"is being written by {holder}", fix)
 
     make_folders(folder)
     try:
-        with locks.hold(folder / LOCK, "paths.run", busy=refuse):
-            locks.sweep(folder)
+        with locks.hold(folder / LOCK_FILE_NAME, "paths.run", on_wait=refuse):
+            locks.remove_partial_files(folder)
             yield
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()  # a refusal wrote nothing into it
 
 
-def sweep(root: Path) -> None:
+def remove_killed_run_files(root: Path) -> None:
     """Remove what killed runs left half written under ``root``."""
-    for lock in runs_folder(root).glob(f"*/*/*/{LOCK}"):
-        with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as dead:
-            if dead:
-                locks.sweep(lock.parent)
+    for lock in get_runs_folder(root).glob(f"*/*/*/{LOCK_FILE_NAME}"):
+        with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as is_abandoned:
+            if is_abandoned:
+                locks.remove_partial_files(lock.parent)
 
 
-def _safe(name: object, key: str = "PATE_RUN_ID") -> str:
+def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        raise checks.fail(key, name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
+        raise checks.error(key, name, "must be letters, digits, '.', '_' or '-', at most 128 of them")
     return name
 
 
-def checked_id(key: str, value: object) -> str:
+def check_id(key: str, value: object) -> str:
     """An id of this project (16 hexadecimal digits), so that no id can be a path.
 
     Raises:
         ValueError: Anything else.
     """
     text = str(value)
-    if not _ID.fullmatch(text):
-        raise checks.fail(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
+    if not _ID_PATTERN.fullmatch(text):
+        raise checks.error(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
     return text
 
 
-def releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+def iterate_releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Every finished release under ``root``, newest first: (its release folder, its release.json)."""
-    found = []
-    for file in runs_folder(root).glob("*/*/*/release/release.json"):
+    release_records = []
+    for file in get_runs_folder(root).glob("*/*/*/release/release.json"):
         try:
             record = json.loads(file.read_text())
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(record, dict) and "release_id" in record:
-            found.append((file.stat().st_mtime_ns, file.parent, record))
-    for _, folder, record in sorted(found, key=lambda item: item[0], reverse=True):
+            release_records.append((file.stat().st_mtime_ns, file.parent, record))
+    for _, folder, record in sorted(release_records, key=lambda item: item[0], reverse=True):
         yield folder, record
 
 
 def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
-    """The release called ``release_id``, as ``releases`` yields it.
+    """The release called ``release_id``, as ``iterate_releases`` yields it.
 
     Raises:
         ValueError: There is none.
     """
-    wanted = checked_id("labels", release_id)
-    for folder, record in releases(root):
-        if record["release_id"] == wanted:
+    valid_id = check_id("labels", release_id)
+    for folder, record in iterate_releases(root):
+        if record["release_id"] == valid_id:
             return folder, record
-    raise checks.fail(
+    raise checks.error(
         "labels",
         release_id,
-        f"no such release under {runs_folder(root).absolute()}",
+        f"no such release under {get_runs_folder(root).absolute()}",
         "Run it in the folder of the run that released it, or set PATE_HOME.",
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from pate_torch.core import checks
 
 
-def pack(key: str, texts: Sequence[str], length: int) -> Tensor:
+def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
     """Texts as uint8 [N, length]; what is longer is cut, between two characters.
 
     Args:
@@ -29,11 +29,11 @@ def pack(key: str, texts: Sequence[str], length: int) -> Tensor:
         ValueError: One is empty, or no text.
     """
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
-    for place, text in enumerate(texts):
+    for row, text in enumerate(texts):
         if not is_text(text):  # nothing is said of it, which may be private
             raise ValueError(f"{key}: every one must be a text that is not empty")
-        kept = text.replace("\0", " ").encode(errors="replace")[:length].decode(errors="ignore").encode()
-        x[place, : len(kept)] = torch.frombuffer(bytearray(kept), dtype=torch.uint8)
+        text_bytes = text.replace("\0", " ").encode(errors="replace")[:length].decode(errors="ignore").encode()
+        x[row, : len(text_bytes)] = torch.frombuffer(bytearray(text_bytes), dtype=torch.uint8)
     return x
 
 
@@ -42,11 +42,11 @@ def is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip("\0 \t\r\n"))
 
 
-_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
-_SECOND = np.timedelta64(1, "s")
+_TIMESTAMP_PATTERN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
+_ONE_SECOND = np.timedelta64(1, "s")
 
 
-def spell(value: Any) -> str:
+def to_canonical_text(value: Any) -> str:
     """A value as text, a function of this one value and not of the type that its column has for the others' sake.
 
     427 and "427" are spelled alike, as are a date, midnight of that day and the texts of both, however many decimals of
@@ -55,17 +55,17 @@ def spell(value: Any) -> str:
     if type(value) is str:
         pass
     elif isinstance(value, np.datetime64):
-        value = value + 0 * _SECOND  # written to the second at least
+        value = value + 0 * _ONE_SECOND  # written to the second at least
     elif isinstance(value, np.timedelta64 | datetime.timedelta):
-        value = float(round(np.timedelta64(value) / _SECOND, 6))
+        value = float(round(np.timedelta64(value) / _ONE_SECOND, 6))
     text = str(value).strip()
-    if text[4:5] == "-" and (time := _TIME.fullmatch(text)):
-        day, clock, decimals = time.group(1), time.group(2), (time.group(3) or "").rstrip("0")
+    if text[4:5] == "-" and (timestamp := _TIMESTAMP_PATTERN.fullmatch(text)):
+        day, clock, decimals = timestamp.group(1), timestamp.group(2), (timestamp.group(3) or "").rstrip("0")
         text = f"{day} {clock}" + (f".{decimals}" if decimals else "")
         return day if text == f"{day} 00:00:00" else text
     return text
 
 
-def unpack(x: Tensor) -> list[str]:
+def decode_texts(x: Tensor) -> list[str]:
     """The texts of uint8 [N, length]."""
     return [bytes(row).rstrip(b"\0").decode() for row in x.cpu().numpy()]

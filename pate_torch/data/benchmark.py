@@ -55,7 +55,7 @@ def check_counts(public: int, test: int, private: int | None = None) -> None:
 def held_out(x: Tensor, y: Tensor, public: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The first ``public`` records and the ``test`` after them, in file order: pool x, pool y, test x, test y."""
     if public + test > len(y):
-        raise checks.fail(
+        raise checks.error(
             "dataset.public + dataset.test",
             public + test,
             f"must be at most {len(y)}, the size of the held-out part",
@@ -177,7 +177,7 @@ class ImageBenchmark:
             raise locations.missing(self.name, where, str(error)) from error
         except (RuntimeError, OSError) as error:
             if self.download:
-                raise checks.fail(
+                raise checks.error(
                     "dataset.download",
                     True,
                     f"{self.name} could not be fetched into {where.absolute()} ({error})",
@@ -196,7 +196,7 @@ class ImageBenchmark:
 
     def _unreadable(self, where: Path, reason: str) -> ValueError:
         """The error of files that are there but are not what they should be."""
-        return checks.fail(
+        return checks.error(
             "dataset.name",
             self.name,
             f"its files in {where.absolute()} could not be read ({reason})",

@@ -37,7 +37,7 @@ class Digits:
         locations.check_name(self.name)
         benchmark.check_counts(self.public, self.test, self.private)
         if self.private + self.public + self.test > _TOTAL:
-            raise checks.fail(
+            raise checks.error(
                 "dataset.private + public + test",
                 self.private + self.public + self.test,
                 f"must be at most {_TOTAL}, the size of the data set",
@@ -46,7 +46,7 @@ class Digits:
     def load(self) -> Dataset:
         images, labels = load_digits(return_X_y=True)
         scaled = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        order = rng.numpy_stream(_SPLIT_SEED, "digits", "split").permutation(_TOTAL)
+        order = rng.make_numpy_generator(_SPLIT_SEED, "digits", "split").permutation(_TOTAL)
         # The private part first and in file order, so that unit ids can be the positions in the original file.
         chosen = np.sort(order[: self.private])
         rest = order[self.private :]

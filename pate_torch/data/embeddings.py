@@ -47,7 +47,7 @@ class Embeddings(LabeledTable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.text("dataset.id", self.id)
+        checks.nonempty_string("dataset.id", self.id)
         if self.encoder is not None:
             checks.mapping("dataset.encoder", self.encoder)
         for key in self.encoder or ():
@@ -76,8 +76,8 @@ class Embeddings(LabeledTable):
         ids, x = vectors(file, self.id, None if self.ids is None else self._ids())
         place = {name: row for row, name in enumerate(ids)}
         if len(place) < len(ids):
-            raise checks.fail("dataset.vectors", str(file), "has several vectors of one id")
-        wanted = [texts.spell(name) for part in parts.values() for name in part.content[self.id]]
+            raise checks.error("dataset.vectors", str(file), "has several vectors of one id")
+        wanted = [texts.to_canonical_text(name) for part in parts.values() for name in part.content[self.id]]
         row_N = torch.tensor([place.get(name, -1) for name in wanted])
         x = x[row_N]
         has_N = ((row_N >= 0) & x.isfinite().all(1)).numpy()
@@ -85,7 +85,7 @@ class Embeddings(LabeledTable):
         if not has_N[public_N].all():
             lacking = [name for name, has in zip(np.array(wanted)[public_N], has_N[public_N], strict=True) if not has]
             what = f"has no finite vector of {len(lacking)} public records, such as {str(lacking[0])!r}"
-            raise checks.fail("dataset.vectors", str(file), what, "Every id of public records needs one.")
+            raise checks.error("dataset.vectors", str(file), what, "Every id of public records needs one.")
         return Points(
             x=x,
             usable_N=has_N,
@@ -96,9 +96,9 @@ class Embeddings(LabeledTable):
     def _ids(self) -> list[str]:
         file = locations.existing("dataset.ids", self.ids, self.root)
         try:
-            return [texts.spell(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            return [texts.to_canonical_text(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
-            raise checks.fail("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
+            raise checks.error("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
 
 
 def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str], Tensor]:
@@ -115,21 +115,21 @@ def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str]
     key, what = "dataset.vectors", "must be .npy, .safetensors or .parquet"
     readers = {".npy": _npy, ".safetensors": _safetensors, ".parquet": _parquet}
     if file.suffix not in readers:
-        raise checks.fail(key, str(file), what)
+        raise checks.error(key, str(file), what)
     try:
         found, array = readers[file.suffix](file, column)
     except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
-        raise checks.fail(key, str(file), f"is not readable ({error})", f"It {what}.") from error
+        raise checks.error(key, str(file), f"is not readable ({error})", f"It {what}.") from error
     ids = found if named is None else named
     if ids is None:
         fix = "Give dataset.ids=<file>, one id a line in their order."
-        raise checks.fail(key, str(file), "holds no ids to join its vectors by", fix)
+        raise checks.error(key, str(file), "holds no ids to join its vectors by", fix)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
         what = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
-        raise checks.fail(key, str(file), what)
+        raise checks.error(key, str(file), what)
     if len(ids) != len(array):
         what = f"has {len(array)} vectors, and there are {len(ids)} ids"
-        raise checks.fail(key, str(file), what, "One id for each vector, in their order.")
+        raise checks.error(key, str(file), what, "One id for each vector, in their order.")
     with np.errstate(over="ignore"):
         return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 

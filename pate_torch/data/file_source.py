@@ -125,7 +125,7 @@ class FileSource:
         checks.one_of("dataset.roles", self._way, ("hash", "position"))
         if self._way == "position" and not self._single:
             what = "goes with one file of single records, named by position"
-            raise checks.fail("dataset.roles", self._way, what, "Use dataset.roles=hash.")
+            raise checks.error("dataset.roles", self._way, what, "Use dataset.roles=hash.")
 
     def _read(self, part: int, key: str, place: Path) -> Part:
         """The records of one file.
@@ -215,7 +215,7 @@ class FileSource:
         for part, key, place in there:
             if part != PRIVATE and {private, *private.parents} & {place.resolve()}:
                 what = "is dataset.path, or a folder around it: every private record would be public"
-                raise checks.fail(key, str(place), what, "Name points of their own, or leave it out.")
+                raise checks.error(key, str(place), what, "Name points of their own, or leave it out.")
         if not self._agreed:
             self._refuse_split()
         return there
@@ -225,7 +225,7 @@ class FileSource:
         public, test = self._split()
         who = "its records" if self.group is None else f"its units (dataset.group={self.group}), with all their records"
         kept = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
-        raise checks.fail(
+        raise checks.error(
             "dataset.publish_split",
             False,
             f"about {public:.0%} of {who} in {self.path} would become public: a student learns from them as they "
@@ -260,13 +260,13 @@ class FileSource:
         private = np.flatnonzero(role_N == PRIVATE)
         # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
         public = np.flatnonzero((role_N == PUBLIC) & whole_N)
-        public = public[rng.numpy_stream(0, "pool", "order").permutation(len(public))]
+        public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
         test = np.flatnonzero((role_N == TEST) & usable_N)
         roles.check_parts(self.name, int(usable_N[private].sum()), len(public), len(test))
         unknown = int(((role_N != PUBLIC) & whole_N & (y_N < 0)).sum())
         dropped = {points.why: int((~whole_N).sum()), "of no known class": unknown}
         private_x = x[private]  # a copy, so that the filler is in these alone
-        filler = texts.pack("filler", ["-"], private_x.shape[1])[0] if points.text else 0
+        filler = texts.encode_texts("filler", ["-"], private_x.shape[1])[0] if points.text else 0
         private_x[torch.from_numpy(~whole_N[private])] = filler
         pool_x = x[public]
         mean, std = roles.normalization(pool_x, points.standardize)

@@ -50,12 +50,12 @@ class ImageFolder(FileSource):
         super().__post_init__()
         checks.integer("dataset.size", self.size, low=4)
         if self.channels not in (1, 3):
-            raise checks.fail("dataset.channels", self.channels, "must be 1 (gray) or 3 (color)")
+            raise checks.error("dataset.channels", self.channels, "must be 1 (gray) or 3 (color)")
         if self.group is not None:
             try:
                 re.compile(self.group)
             except re.error as error:
-                raise checks.fail("dataset.group", self.group, f"must be a regular expression ({error})") from error
+                raise checks.error("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
     def _read(self, part: int, key: str, place: Path) -> Part:
         files = _images(key, place, unlabeled=part == roles.PUBLIC and bool(self.test_path))
@@ -91,7 +91,7 @@ class ImageFolder(FileSource):
         match = re.search(self.group, relative.name)
         if match is None or not match.group(1 if match.re.groups else 0):
             what = "does not match every file name, and every file needs a unit"
-            raise checks.fail("dataset.group", self.group, what)
+            raise checks.error("dataset.group", self.group, what)
         return match.group(1 if match.re.groups else 0)
 
 
@@ -118,16 +118,16 @@ def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | No
                 found, size = image.mode, image.size
                 small = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
         except Exception as error:  # each format's reader has errors of its own for damaged files
-            raise checks.fail(key, str(file), f"is not a readable image ({error})") from error
+            raise checks.error(key, str(file), f"is not a readable image ({error})") from error
         if found not in _MODES:
-            raise checks.fail(
+            raise checks.error(
                 "image mode",
                 found,
                 f"must be one of {', '.join(_MODES)} (file {file})",
                 "Convert the image to eight bits a channel.",
             )
         if resize is None and size != (width, height):
-            raise checks.fail("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
+            raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
         row.copy_(torch.from_numpy(np.array(small)).view(height, width, -1).permute(2, 0, 1))
     return x
 
@@ -140,12 +140,12 @@ def image_files(folder: Path) -> list[Path]:
 def _images(key: str, folder: Path, unlabeled: bool) -> list[Path]:
     """Image files below class folders (or also right in the folder), in the order of their paths."""
     if not folder.is_dir():
-        raise checks.fail(key, str(folder), "must be a folder of class folders")
+        raise checks.error(key, str(folder), "must be a folder of class folders")
     files = image_files(folder)
     if not unlabeled:
         files = [file for file in files if file.parent != folder]
     if not files:
-        raise checks.fail(
+        raise checks.error(
             key,
             str(folder),
             "has no images in class folders",

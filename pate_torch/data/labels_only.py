@@ -42,7 +42,7 @@ class LabelsOnly:
         data = self.source.load()
         private, evaluation = data.private, data.evaluation
         if private.unit != "record":
-            raise checks.fail("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
+            raise checks.error("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
         # Truth about the private features is the private labels: measured on public benchmarks only.
         known = evaluation.pool_y is not None and data.spec.benchmark
         pool_y = torch.cat([evaluation.pool_y, private.y]) if known and evaluation.pool_y is not None else None

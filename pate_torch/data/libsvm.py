@@ -70,7 +70,7 @@ class Libsvm(FileSource):
         finite_N = x.isfinite().all(1).numpy()
         if not finite_N[public_N].all():
             what = "has public records whose features are not finite numbers"
-            raise checks.fail("dataset.name", self.name, what, "Remove NaN and infinity.")
+            raise checks.error("dataset.name", self.name, what, "Remove NaN and infinity.")
         return Points(x=x, usable_N=finite_N, why="with features that are not finite", standardize=self.standardize)
 
     def _read(self, part: int, key: str, place: Path) -> Part:
@@ -80,7 +80,7 @@ class Libsvm(FileSource):
                 str(place), zero_based=self.zero_based, query_id=self.group is not None
             )
         except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
-            raise checks.fail(
+            raise checks.error(
                 key,
                 str(place),
                 # Not the parser's own words: they repeat what stands in the file, and this message may be logged.
@@ -89,10 +89,10 @@ class Libsvm(FileSource):
             ) from error
         rows = sp.csr_matrix(rows)
         if len(y) == 0:
-            raise checks.fail(key, str(place), "has no rows")
+            raise checks.error(key, str(place), "has no rows")
         label = [class_name(value) for value in y.tolist()]
         if query and len(query[0]) != len(y):
-            raise checks.fail("dataset.group", self.group, f"needs a qid: field in every row of {place}")
+            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {place}")
         return Part(
             content=rows,
             label=label,
@@ -105,7 +105,7 @@ class Libsvm(FileSource):
         width = self.num_features or int(used.max(initial=0)) + 1
         if width > _MOST_FEATURES:
             fix = f"Set dataset.num_features, at most {_MOST_FEATURES}: features beyond are left out."
-            raise checks.fail("dataset.num_features", None, f"public rows have features up to number {width}", fix)
+            raise checks.error("dataset.num_features", None, f"public rows have features up to number {width}", fix)
         with np.errstate(over="ignore"):  # infinite, which is not finite
             rows = _widened(rows, width)[:, :width].astype(np.float32)
         if width > self.feature_limit:
@@ -115,7 +115,7 @@ class Libsvm(FileSource):
 
 def hashing(features: int, dimensions: int) -> sp.csr_matrix:
     """A fixed signed hashing, sparse [features, dimensions]: one entry of +-1 a row. Inner products stay unbiased."""
-    draw = rng.numpy_stream(0, "libsvm", "hashing").random((features, 2))
+    draw = rng.make_numpy_generator(0, "libsvm", "hashing").random((features, 2))
     bucket = (draw[:, 0] * dimensions).astype(np.int64)
     sign = np.where(draw[:, 1] < 0.5, -1, 1).astype(np.float32)
     return sp.csr_matrix((sign, (np.arange(features), bucket)), shape=(features, dimensions))

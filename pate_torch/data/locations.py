@@ -26,7 +26,7 @@ def folder(path: str | os.PathLike[str] | None, root: str | os.PathLike[str] | N
 
 def _path(key: str, path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike):
-        raise checks.fail(key, path, "must be the path of a folder or file")
+        raise checks.error(key, path, "must be the path of a folder or file")
     return Path(path).expanduser()
 
 
@@ -42,18 +42,18 @@ def existing(key: str, path: str | os.PathLike[str] | None, root: str | os.PathL
         ValueError: It is missing.
     """
     if not path:
-        raise checks.fail(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
+        raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
     given = _path(key, path)
     for candidate in (given, data_root(root) / given):
         if candidate.exists():
             return candidate
     looked = f"{given.absolute()}" if given.is_absolute() else f"{given.absolute()} and {data_root(root) / given}"
-    raise checks.fail(key, str(path), "must exist", f"Looked for {looked}; set {key} or data_root.")
+    raise checks.error(key, str(path), "must exist", f"Looked for {looked}; set {key} or data_root.")
 
 
 def missing(name: str, where: Path, reason: str = "") -> ValueError:
     """The error of a benchmark that is not on disk."""
-    return checks.fail(
+    return checks.error(
         "dataset.name",
         name,
         f"was not found in {where.absolute()}" + (f" ({reason})" if reason else ""),
@@ -65,7 +65,7 @@ def missing(name: str, where: Path, reason: str = "") -> ValueError:
 def check_name(name: Any) -> str:
     """The declared name of a data set: the ledger's account and part of a folder name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise checks.fail(
+        raise checks.error(
             "dataset.name", name, "must be letters, digits, '.', '_' and '-', starting with one of the first two"
         )
     return name

@@ -51,7 +51,7 @@ class AddRemove:
             ValueError: No records at all, or labels as units.
         """
         if private.unit == LABEL_UNIT:
-            raise checks.fail(
+            raise checks.error(
                 "partition",
                 self.name,
                 f"does not go with the privacy unit {private.unit}: a label is replaced, not removed",
@@ -85,7 +85,7 @@ class ReplaceOne:
             ValueError: Group units, or fewer records than teachers.
         """
         if private.unit not in ("record", LABEL_UNIT):
-            raise checks.fail(
+            raise checks.error(
                 "partition",
                 self.name,
                 f"protects single records, but the privacy unit is {private.unit}",
@@ -94,7 +94,7 @@ class ReplaceOne:
         count = len(private)
         fix = f"There are {count} private records, which is public here, and every teacher needs one of its own."
         checks.integer("num_teachers", num_teachers, low=1, high=max(count, 1), fix=fix)
-        order_N = rng.numpy_stream(seed, "partition", "replace_one").permutation(count)
+        order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
         return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
 
@@ -108,13 +108,13 @@ def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: in
     shards = partition.make_shards(private, num_teachers, seed)
     said = (partition.adjacency, private.unit)
     if (shards.adjacency, shards.unit) != said:
-        raise checks.fail("partition", type(partition).__name__, f"its shards are not of {said[0]}, unit {said[1]}")
+        raise checks.error("partition", type(partition).__name__, f"its shards are not of {said[0]}, unit {said[1]}")
     if shards.adjacency == "add_remove":
         shard_N = torch.arange(shards.num_teachers)[:, None].expand_as(shards.index_KS)[shards.mask_KS].numpy()
         _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
         pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
         if pairs.shape[1] > len(np.unique(unit_N)):
-            raise checks.fail("partition", type(partition).__name__, f"one {private.unit} stands in two shards")
+            raise checks.error("partition", type(partition).__name__, f"one {private.unit} stands in two shards")
     return shards
 
 

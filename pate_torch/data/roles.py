@@ -21,9 +21,9 @@ PRIVATE, PUBLIC, TEST = 0, 1, 2
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """[private, public, test], each positive, summing to one."""
-    numbers = [checks.positive("dataset.fractions", part) for part in checks.items("dataset.fractions", fractions)]
+    numbers = [checks.positive("dataset.fractions", part) for part in checks.collection("dataset.fractions", fractions)]
     if len(numbers) != 3 or not math.isclose(sum(numbers), 1, abs_tol=1e-9):
-        raise checks.fail(
+        raise checks.error(
             "dataset.fractions", list(fractions), "must be three positive numbers [private, public, test] summing to 1"
         )
 
@@ -66,7 +66,7 @@ def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray
     private = math.floor(round(count * fractions[0], 6))
     public = math.ceil(round(count * fractions[1], 6))
     role = np.full(count, TEST)
-    order = rng.numpy_stream(seed, "role", "position").permutation(count)
+    order = rng.make_numpy_generator(seed, "role", "position").permutation(count)
     role[order[:private]] = PRIVATE
     role[order[private : private + public]] = PUBLIC
     return role
@@ -79,18 +79,18 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
         numeric = all(is_number(name) for name in found)
         classes = tuple(sorted(found, key=float) if numeric else sorted(found))
         if len(classes) < 2:
-            raise checks.fail(
+            raise checks.error(
                 "dataset.classes",
                 None,
                 f"must be declared, because the public records show only {len(classes)} class(es): {classes}",
                 "List all classes in dataset.classes, or raise the public fraction.",
             )
         return classes
-    classes = tuple(class_name(value) for value in checks.items("dataset.classes", declared))
+    classes = tuple(class_name(value) for value in checks.collection("dataset.classes", declared))
     if len(classes) < 2 or len(set(classes)) < len(classes):
-        raise checks.fail("dataset.classes", list(classes), "must list at least two different classes")
+        raise checks.error("dataset.classes", list(classes), "must list at least two different classes")
     if unknown := sorted(found - set(classes)):
-        raise checks.fail(
+        raise checks.error(
             "dataset.classes",
             list(classes),
             f"is too short: public records also have {unknown[:10]}",
@@ -121,7 +121,7 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
     """Refuse a part without records."""
     for what, count in (("private", private), ("public", public), ("test", test)):
         if count == 0:
-            raise checks.fail(
+            raise checks.error(
                 "dataset.name",
                 name,
                 f"has no {what} records",

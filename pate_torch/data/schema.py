@@ -35,7 +35,7 @@ class ManyCategories(ValueError):
     def __init__(self, column: str, count: int, most: int) -> None:
         what = f"column {column!r} has {count} different public values"
         fix = "Leave it out, list its values in categories or raise the limit."
-        super().__init__(str(checks.fail("max_categories", most, what, fix)))
+        super().__init__(str(checks.error("max_categories", most, what, fix)))
         self.column, self.count = column, count
 
 
@@ -74,7 +74,7 @@ class TableSchema:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
-            raise checks.fail("columns", names, "must be at least one, each with a name of its own")
+            raise checks.error("columns", names, "must be at least one, each with a name of its own")
 
     @classmethod
     def of(
@@ -168,11 +168,11 @@ class TableSchema:
                     strange[column.name] = where
         if empty and missing == "error":
             what = "are no finite numbers"
-            raise checks.fail("table", ", ".join(empty), what, "Fill them in, or leave such records out.")
+            raise checks.error("table", ", ".join(empty), what, "Fill them in, or leave such records out.")
         if strange and unknown == "error":
             what = "must be one of the categories that public records show or the owner declared"
             fix = "unknown=zeros takes other values as none of these."
-            raise checks.fail("table", ", ".join(strange.values()), what, fix)
+            raise checks.error("table", ", ".join(strange.values()), what, fix)
         if strange and unknown == "warn":
             what = f"Some values of {', '.join(map(repr, strange))} are missing or are not among the known categories"
             warnings.warn(f"{what}. They are encoded as in training: as none of the categories.", stacklevel=2)
@@ -234,12 +234,12 @@ class TableSchema:
             ValueError: It is not what ``to_dict`` gives.
         """
         columns = []
-        for one in checks.items("columns", checks.mapping("schema", facts).get("columns")):
+        for one in checks.collection("columns", checks.mapping("schema", facts).get("columns")):
             values = checks.mapping("columns", one).get("categories")
             if values is not None:
-                values = tuple(checks.items("categories", values))
+                values = tuple(checks.collection("categories", values))
             if not all(isinstance(text, str) for text in (one.get("name"), *(values or ()))):
-                raise checks.fail("columns", one, "must be texts")
+                raise checks.error("columns", one, "must be texts")
             fill = one.get("fill")
             columns.append(Column(one["name"], values, None if fill is None else checks.number("fill", fill)))
         return cls(tuple(columns))
@@ -325,30 +325,30 @@ def _table(table: Any, needed: Sequence[str] | None = None, array: bool = True) 
         if not array or values.ndim != 2 or (needed is not None and values.shape[1] != len(needed)):
             shape = "must be a DataFrame or {column: values}"
             shape += f", or an array of {len(needed or ())} columns" if array and needed else ""
-            raise checks.fail("table", f"{type(table).__name__} {('*', *values.shape[1:])}", shape)
+            raise checks.error("table", f"{type(table).__name__} {('*', *values.shape[1:])}", shape)
         given = list(needed) if needed is not None else [str(place) for place in range(values.shape[1])]
         read = {name: _text(values[:, place]) for place, name in enumerate(given)}
     else:
         needed = names if needed is None else needed
         if lacking := [name for name in needed if name not in names]:
-            raise checks.fail("table", names, f"lacks the columns {', '.join(lacking)}")
+            raise checks.error("table", names, f"lacks the columns {', '.join(lacking)}")
         if twice := [name for name in needed if names.count(name) > 1]:
-            raise checks.fail("table", names, f"has more than one column {', '.join(sorted(set(twice)))}")
+            raise checks.error("table", names, f"has more than one column {', '.join(sorted(set(twice)))}")
         keys = dict(zip(names, table if isinstance(table, Mapping) else table.columns, strict=True))
         read = {name: _text(table[keys[name]]) for name in needed}
     if len(set(map(len, read.values()))) != 1:
-        raise checks.fail("table", list(read), "must have columns of one length")
+        raise checks.error("table", list(read), "must have columns of one length")
     return read
 
 
 def _text(column: Any) -> list[str]:
     """Values as a CSV file would hold them, one at a time; "" for those that are missing."""
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
-        raise checks.fail("table", type(column).__name__, "must hold a list of values in each column")
+        raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
     # An array gives its values in their own precision: of float32, .1 is "0.1" and not what a double makes of it.
     values = np.asarray(column) if hasattr(column, "dtype") else column
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise checks.fail("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
+        raise checks.error("table", f"{values.ndim} dimensions", "must hold one value a record in each column")
     return [written(value) for value in values]
 
 
@@ -365,4 +365,4 @@ def written(value: Any) -> str:
     integer = isinstance(value, int | np.integer) and not isinstance(value, np.timedelta64)
     if integer and 2**53 <= abs(int(value)) < 2**64:
         value = float(value)  # as one missing value makes all integers of its column
-    return texts.spell(value)
+    return texts.to_canonical_text(value)

@@ -56,7 +56,7 @@ class TableSource(FileSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.separator, str) or len(self.separator) != 1:
-            raise checks.fail("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
+            raise checks.error("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
 
     @property
     def _single(self) -> bool:
@@ -122,7 +122,7 @@ class LabeledTable(TableSource):
         super().__post_init__()
         checks.boolean("dataset.quotes", self.quotes)
         if self.columns is not None:
-            checks.items("dataset.columns", self.columns)
+            checks.collection("dataset.columns", self.columns)
 
     def _table(self, key: str, place: Path) -> Table:
         header, unit = self.columns, self._unit_column
@@ -160,11 +160,11 @@ class Csv(TableSource):
         super().__post_init__()
         for key in ("features", "ignore"):
             if getattr(self, key) is not None:
-                checks.items(f"dataset.{key}", getattr(self, key))
+                checks.collection(f"dataset.{key}", getattr(self, key))
         if self.categories is not None:
             checks.mapping("dataset.categories", self.categories)
             for column, values in self.categories.items():
-                checks.items(f"dataset.categories.{column}", values)
+                checks.collection(f"dataset.categories.{column}", values)
         checks.one_of("dataset.missing", self.missing, ("error", "drop"))
         checks.integer("dataset.max_categories", self.max_categories, low=2)
 
@@ -177,7 +177,7 @@ class Csv(TableSource):
         needed = set(self._columns(parts[roles.PRIVATE].content))
         for part, key, place in self._files():
             if lacking := sorted(needed - set(parts[part].content)):
-                raise checks.fail(key, str(place), f"lacks the feature columns {lacking} of dataset.path")
+                raise checks.error(key, str(place), f"lacks the feature columns {lacking} of dataset.path")
         return parts
 
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
@@ -191,7 +191,7 @@ class Csv(TableSource):
         finite_ND = np.isfinite(x)
         if not finite_ND[public_N].all() and self.missing == "error":
             bad = [schema.feature_names[place] for place in schema.numeric if not finite_ND[public_N, place].all()]
-            raise checks.fail(
+            raise checks.error(
                 "dataset.missing",
                 self.missing,
                 f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad)}",
@@ -220,7 +220,9 @@ class Csv(TableSource):
                 require_column(f"dataset.{key}", name, table)
         columns = [name for name in (self.features or table) if name not in special]
         if not columns:
-            raise checks.fail("dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}.")
+            raise checks.error(
+                "dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}."
+            )
         return columns
 
     def _schema(self, public: Table) -> TableSchema:
@@ -234,7 +236,7 @@ class Csv(TableSource):
             return TableSchema.of(public, categories=declared, max_categories=self.max_categories)
         except ManyCategories as many:
             named = "" if self.group or self.id else f": is it the unit? dataset.group={many.column}"
-            raise checks.fail(
+            raise checks.error(
                 "dataset.max_categories",
                 self.max_categories,
                 f"column {many.column!r} has {many.count} different public values{named}",
@@ -285,16 +287,16 @@ def read_text(
         table = _parquet(file, unit[1]) if parquet else _csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
         why = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
-        raise checks.fail(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
+        raise checks.error(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
-        raise checks.fail(
+        raise checks.error(
             key,
             str(file),
             f"is not a readable CSV or Parquet file ({error})",
             "A CSV file has a header line; set dataset.separator if it is not a comma.",
         ) from error
     if not table or not num_rows(table):
-        raise checks.fail(key, str(file), "has no rows")
+        raise checks.error(key, str(file), "has no rows")
     if unit[1] in table:
         table[unit[1]] = units.name_units(unit[0], table[unit[1]], num_rows(table)).tolist()
     return table
@@ -388,7 +390,7 @@ def _text(table: pa.Table, place: int) -> list[str]:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_timestamp(column.type):  # however fine the column is
-            return [texts.spell(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
+            return [texts.to_canonical_text(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
         if pa.types.is_decimal(column.type):  # likewise
             column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):

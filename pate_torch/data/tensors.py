@@ -67,7 +67,7 @@ class Tensors:
     def __post_init__(self) -> None:
         locations.check_name(self.name)
         if (self.mean is None) != (self.std is None):
-            raise checks.fail("std", self.std, "must be given together with mean")
+            raise checks.error("std", self.std, "must be given together with mean")
 
     def __repr__(self) -> str:
         return f"Tensors({self.name!r}, content withheld)"
@@ -76,12 +76,12 @@ class Tensors:
         names = self.class_names
         classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
         if len(classes) < 2:
-            raise checks.fail("class_names", names, "must list at least two classes")
+            raise checks.error("class_names", names, "must list at least two classes")
         private, dropped = records(self.x, self.y, self.unit_id, self.unit, len(classes))
         x, pool_x, test_x = private.x, points("pool_x", self.pool_x), points("test_x", self.test_x)
         for key, other in (("pool_x", pool_x), ("test_x", test_x)):
             if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
-                raise checks.fail(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
+                raise checks.error(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
         test_y = labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
         given = None if self.mean is None or self.std is None else (self.mean, self.std)
@@ -130,12 +130,12 @@ def records(
     """
     x, y = points("x", x, finite=False), torch.as_tensor(y).detach().cpu()
     if y.dim() != 1 or len(y) != len(x) or y.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise checks.fail("y", y.dtype, "must be integers, one for each point")
+        raise checks.error("y", y.dtype, "must be integers, one for each point")
     finite_N = x.flatten(1).isfinite().all(1)
     known_N = (y >= 0) & (y < classes) & (y == y.to(torch.int64))  # one NaN makes all of them floating-point numbers
     usable_N = finite_N & known_N
     if not bool(usable_N.any()):
-        raise checks.fail(
+        raise checks.error(
             "y", y.dtype, f"has no integer in 0..{classes - 1} beside a finite point", "List all classes."
         )
     # A fixed public filler in the record's own place: a valid record, as far from the old one as any other.
@@ -147,7 +147,7 @@ def records(
         pairs = zip(x.numpy(), y.tolist(), strict=True)
         names = np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
     else:
-        raise checks.fail("unit_id", None, f"must name the unit of every record where it is {unit}")
+        raise checks.error("unit_id", None, f"must name the unit of every record where it is {unit}")
     lost = {"of no known class": int((~known_N).sum()), "with numbers that are not finite": int((~finite_N).sum())}
     return PrivateData(x, y, names, unit, usable_N=usable_N), {why: count for why, count in lost.items() if count}
 
@@ -160,17 +160,17 @@ def points(key: str, value: Tensor | np.ndarray, *, finite: bool = True) -> Tens
     """
     if hasattr(value, "columns"):
         fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
-        raise checks.fail(key, type(value).__name__, "must be an array or a tensor", fix)
+        raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)
         if finite and not bool(x.isfinite().all()):
-            raise checks.fail(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
+            raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
         given = f"{('*', *x.shape[1:])} {x.dtype}"
-        raise checks.fail(key, given, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        raise checks.error(key, given, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
-        raise checks.fail(key, tuple(x.shape), "must have at least one point")
+        raise checks.error(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()
 
 
@@ -182,7 +182,7 @@ def labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
     """
     y = torch.as_tensor(value).detach().cpu()
     if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
-        raise checks.fail(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")
+        raise checks.error(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise checks.fail(key, "labels", f"must lie in 0..{classes - 1}", "class_names must list every class.")
+        raise checks.error(key, "labels", f"must lie in 0..{classes - 1}", "class_names must list every class.")
     return y.long()

@@ -30,7 +30,7 @@ class Text(LabeledTable):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.text("dataset.column", self.column)
+        checks.nonempty_string("dataset.column", self.column)
         checks.integer("dataset.max_bytes", self.max_bytes, low=4)
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
@@ -42,18 +42,18 @@ class Text(LabeledTable):
         has_N = np.array([texts.is_text(text) for text in column])
         lacking = int((~has_N[self._public(role_N)]).sum())
         if lacking and self.empty == "error":
-            raise checks.fail(
+            raise checks.error(
                 "dataset.empty",
                 self.empty,
                 f"stops at {lacking} public records without a text in column {self.column!r}",
                 "Remove them, or drop them one by one (dataset.empty=drop).",
             )
         filled = [text if has else "-" for text, has in zip(column, has_N.tolist(), strict=True)]
-        x = texts.pack(f"column {self.column}", filled, self.max_bytes)
+        x = texts.encode_texts(f"column {self.column}", filled, self.max_bytes)
         return Points(
             x=x,
             usable_N=has_N,
             why="without a text",
             text=self.column,
-            content=lambda public: [content_id([text.encode()]) for text in texts.unpack(x[public])],
+            content=lambda public: [content_id([text.encode()]) for text in texts.decode_texts(x[public])],
         )

@@ -46,27 +46,27 @@ def name_units(key: str, column: Any, count: int) -> np.ndarray:
     kind = type(column).__name__
     flat = not hasattr(column, "ndim") or column.ndim == 1
     if isinstance(column, str) or not hasattr(column, "__len__") or not flat or len(column) != count:
-        raise checks.fail(key, kind, "must be one list, array or Series with one id for each record")
+        raise checks.error(key, kind, "must be one list, array or Series with one id for each record")
     plain = isinstance(column, torch.Tensor) or (isinstance(column, np.ndarray) and column.dtype.kind == "U")
     values = column.tolist() if plain else list(column)
     types = set(map(type, values))
     kinds = {_kind(of) for of in types}
     # Equal values of one type are spelled alike; of two types they may not be.
-    spelled = {value: texts.spell(value) for value in set(values)} if types == {str} else None
-    names = [texts.spell(value) if spelled is None else spelled[value] for value in values]
+    spelled = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
+    names = [texts.to_canonical_text(value) if spelled is None else spelled[value] for value in values]
     if not _MISSING.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
-        raise checks.fail(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
+        raise checks.error(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
     if "" in kinds or len(kinds) > 1:
         what = "must hold ids of one type: texts, integers, booleans or dates. Floating-point numbers name no units"
         fix = "Give the ids as texts, or read their column anew with dtype=str or, with pandas, as Int64."
-        raise checks.fail(key, kind, what, fix)
+        raise checks.error(key, kind, what, fix)
     return np.array(names, dtype=str)
 
 
 def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
     """BLAKE2b of every id under a key of (seed, purpose): uint64 [N, 2], two independent words each."""
-    key = rng.derive(seed, *purpose).to_bytes(8, "big")
+    key = rng.derive_seed(seed, *purpose).to_bytes(8, "big")
     keyed = hashlib.blake2b(key=key, digest_size=16)
     digests = bytearray()
     for name in unit_id:

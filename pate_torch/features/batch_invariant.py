@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core.parallel import one_thread, side_by_side
+from pate_torch.core.parallel import run_in_parallel, single_thread_mode
 from pate_torch.protocols import Progress
 
 SLOTS = 8
@@ -50,7 +50,7 @@ def map_independently(
     def answers(record_RB: Tensor) -> Tensor:
         return say(batch(record_B) for record_B in record_RB)
 
-    with one_thread():
+    with single_thread_mode():
         first = answers(torch.full((1, slots), -1))[0]
     # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
     said_N = first.new_empty((len(x_N), *first.shape[1:]))
@@ -65,5 +65,5 @@ def map_independently(
         progress(100 * done // total, 100)
 
     shares = torch.from_numpy(record_RB).tensor_split(min(torch.get_num_threads(), len(record_RB)))
-    side_by_side([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
+    run_in_parallel([functools.partial(ask, share) for share in shares], torch.device("cpu"), tell)
     return said_N

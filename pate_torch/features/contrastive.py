@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.device import brought
-from pate_torch.core.files import tensor_digest
+from pate_torch.core.device import to_device
+from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.parallel import side_by_side
+from pate_torch.core.parallel import run_in_parallel
 from pate_torch.core.progress import Stages
 from pate_torch.features.augmentation import Affine, as_affine, strong_view
 from pate_torch.features.neighbors import placed
@@ -134,10 +134,10 @@ class ContrastiveFeatures:
         self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress
     ) -> ConcatFeatures:
         def learn(k: int, progress: Progress) -> nn.Module:
-            return self.alone.learn(x_P, spec, seed=rng.member(seed, k), device=device, progress=progress)
+            return self.alone.learn(x_P, spec, seed=rng.derive_member_seed(seed, k), device=device, progress=progress)
 
         return ConcatFeatures(
-            side_by_side([functools.partial(learn, k) for k in range(self.encoders)], device, progress)
+            run_in_parallel([functools.partial(learn, k) for k in range(self.encoders)], device, progress)
         )
 
     def features(
@@ -154,13 +154,13 @@ class ContrastiveFeatures:
 
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        network = networks.initialize(network, rng.torch_stream(seed, "representation", "initial"))
+        network = networks.initialize(network, rng.make_torch_generator(seed, "representation", "initial"))
         encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
-        _orthogonal(head, rng.torch_stream(seed, "representation", "projection"))
+        _orthogonal(head, rng.make_torch_generator(seed, "representation", "projection"))
         head.to(x_P.device)
-        draws = rng.torch_stream(seed, "representation", "views", device=x_P.device)
+        draws = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
         view = strong_view(spec, as_affine(self.augment))
         size = min(self.batch_size, len(x_P))
         params = [*encoder.parameters(), *head.parameters()]
@@ -180,7 +180,7 @@ class ContrastiveFeatures:
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
     def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
-        return (repr(self), repr(spec), tensor_digest(x_P), str(seed), str(device))
+        return (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
 
 
 def learn_encoder(
@@ -250,7 +250,7 @@ def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -
 @torch.no_grad()
 def embed(encoder: nn.Module, x_B: Tensor, spec: DataSpec) -> Tensor:
     """Unit-length features of raw points, float32 [B, D], where the encoder is."""
-    x_B = spec.normalize(brought(x_B, _device(encoder)))
+    x_B = spec.normalize(to_device(x_B, _device(encoder)))
     return F.normalize(encoder.eval()(x_B).float().flatten(1), dim=1)
 
 

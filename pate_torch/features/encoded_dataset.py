@@ -129,7 +129,7 @@ def encode_sides(
     """
     card, x_P = encoder.make_card(points), sides["public"]
     if not card.disjoint:
-        stages.say(overlap(card))
+        stages.print_message(overlap(card))
     shown = {"public": "the public points", "private": "the private records", "test": "the test records"}
     check = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))
 
@@ -139,7 +139,7 @@ def encode_sides(
         progress, began = stages(f"Encoding {which}"), time.monotonic()
         found = encoder.encode(sides[side], points, device=device, progress=progress)
         each = 1000 * (time.monotonic() - began) / max(1, len(sides[side]))
-        stages.say(f"Encoded {which} by {encoder.name}: {each:.2g} ms each.")
+        stages.print_message(f"Encoded {which} by {encoder.name}: {each:.2g} ms each.")
         return found
 
     made_of = {
@@ -148,13 +148,13 @@ def encode_sides(
         "code": encoder.architecture,
         "device": device.type,
     }
-    cache = EncodingCache(root=root, most=int(encoder.cache_gb * 1e9), say=stages.say)
+    cache = EncodingCache(root=root, most=int(encoder.cache_gb * 1e9), say=stages.print_message)
     made = {
         side: cache.encoded(f"{name}-{side}", made_of, x_N, functools.partial(encode, side))
         for side, x_N in sides.items()
     }
     if not bool(made["public"].isfinite().all()):
-        raise checks.fail("features.name", card.name, "gives numbers that are not finite, of public points")
+        raise checks.error("features.name", card.name, "gives numbers that are not finite, of public points")
     return {side: x_ND if side == "public" else finite_features(x_ND) for side, x_ND in made.items()}
 
 

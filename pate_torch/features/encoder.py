@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
-from pate_torch.core.files import content, file_digest
+from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.features.batch_invariant import map_independently
 from pate_torch.features.runtimes import (
     Points,
@@ -112,10 +112,10 @@ class Encoder:
         if self.size is not None:
             checks.integer("features.size", self.size, low=1)
         if (self.mean is None) != (self.std is None):
-            raise checks.fail("features.std", self.std, "must be given together with features.mean")
+            raise checks.error("features.std", self.std, "must be given together with features.mean")
         if self.module is not None and not isinstance(self.module, nn.Module):
             fix = "Give it a _target_ that makes one."
-            raise checks.fail("features.module", type(self.module).__name__, "must be a torch module", fix)
+            raise checks.error("features.module", type(self.module).__name__, "must be a torch module", fix)
 
     # ---- what it is ------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Encoder:
         """torch, onnx or static."""
         if self.weights is None and self.module is None:
             fix = "Set features.weights=<file>, and features.tokenizer=<file> for texts."
-            raise checks.fail("features.weights", None, "must name the encoder's weights", fix)
+            raise checks.error("features.weights", None, "must name the encoder's weights", fix)
         if self.module is not None:
             return "torch"
         assert self.weights is not None
@@ -133,7 +133,7 @@ class Encoder:
         if self.tokenizer is not None:
             return "static"
         what = "needs features.module, the network that they are of, or features.tokenizer"
-        raise checks.fail("features.weights", self.weights, what, "A file that needs neither ends in .onnx.")
+        raise checks.error("features.weights", self.weights, what, "A file that needs neither ends in .onnx.")
 
     @functools.cached_property
     def files(self) -> dict[str, Path]:
@@ -144,7 +144,7 @@ class Encoder:
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of each; of a module that brings its own weights, of its tensors."""
-        found = {key: file_digest(path) for key, path in self.files.items()}
+        found = {key: compute_file_digest(path) for key, path in self.files.items()}
         if "weights" not in found:
             assert self.module is not None
             found["weights"] = _digest(self.module)
@@ -162,12 +162,12 @@ class Encoder:
             ValueError: It cannot take them, or a file is missing.
         """
         if points.kind == "text" and self.tokenizer is None:
-            raise checks.fail(
+            raise checks.error(
                 "features.tokenizer", None, "must be given: points are texts", "Set it to a tokenizer.json."
             )
         if points.kind != "text" and self.tokenizer is not None:
             fix = "Leave it out, or use dataset=text."
-            raise checks.fail("features.tokenizer", self.tokenizer, f"is for texts, and points are {points.kind}", fix)
+            raise checks.error("features.tokenizer", self.tokenizer, f"is for texts, and points are {points.kind}", fix)
         kind = self.kind
         options: dict[str, Any] = {"batch_size": self.batch_size}
         if points.kind == "text":
@@ -206,16 +206,16 @@ class Encoder:
         """
         if card.kind not in ("onnx", "static"):
             fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
-            raise checks.fail("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
+            raise checks.error("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
         if unknown := sorted(set(files) - {"weights", "tokenizer"}):
-            raise checks.fail("encoder", unknown[0], "must be weights or tokenizer")
+            raise checks.error("encoder", unknown[0], "must be weights or tokenizer")
         return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
 
     @staticmethod
     def names(card: EncoderCard, folder: Path) -> dict[str, str]:
         """The files of a published encoder."""
         if card.file is not None and card.file != Path(card.file).name:
-            raise checks.fail(
+            raise checks.error(
                 "encoder.file", card.file, "must be the plain name of a file in the folder of the encoder"
             )
         names = {"weights": card.file, "tokenizer": TOKENIZER if card.tokenizer_sha256 else None}
@@ -270,14 +270,14 @@ class Encoder:
                 checks.one_of("text", points.text, [str(name) for name in x])
                 x = x[points.text]
             if isinstance(x, str):
-                raise checks.fail("texts", "one text", "must be a list of texts")
-            return texts.pack("texts", list(x), points.input_shape[0])
+                raise checks.error("texts", "one text", "must be a list of texts")
+            return texts.encode_texts("texts", list(x), points.input_shape[0])
         if table and points.schema is not None:
             return torch.from_numpy(points.schema.encode(x))
         x = torch.as_tensor(x)
         if tuple(x.shape[1:]) != tuple(points.input_shape):
             want = ", ".join(map(str, points.input_shape))
-            raise checks.fail("points", tuple(x.shape), f"must be {points.kind} of shape (N, {want})")
+            raise checks.error("points", tuple(x.shape), f"must be {points.kind} of shape (N, {want})")
         return x
 
     def runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
@@ -296,7 +296,7 @@ class Encoder:
         except Exception as error:  # whatever a module of the user's raises
             why = " ".join(str(error).split())[:200]
             what = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({why})"
-            raise checks.fail("features.name", self.name, what, "Give it points as it was trained on.") from error
+            raise checks.error("features.name", self.name, what, "Give it points as it was trained on.") from error
         return lambda x_B: run(ready(x_B))
 
     def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
@@ -314,11 +314,11 @@ class Encoder:
 
         together = encode(x_S)
         if not bool(together.isfinite().all()):
-            raise checks.fail("features.name", self.name, "gives numbers that are not finite, of public points")
+            raise checks.error("features.name", self.name, "gives numbers that are not finite, of public points")
         if not torch.equal(encode(x_S), together):
-            raise checks.fail("features.name", self.name, "gives other features of the same point the second time")
+            raise checks.error("features.name", self.name, "gives other features of the same point the second time")
         what = "lets points see each other: one has other features beside others than alone"
-        wrong = checks.fail("features.batch_size", size, what, "Use features.batch_size=1.")
+        wrong = checks.error("features.batch_size", size, what, "Use features.batch_size=1.")
         if not torch.equal(encode(x_S.flip(0)).flip(0), together):  # after other points, beside others
             raise wrong
         for place in range(size if size > 1 else 0):
@@ -360,7 +360,9 @@ class Encoder:
         try:
             made = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package has no errors of its own
-            raise checks.fail("features.tokenizer", str(path), f"is not a readable tokenizer.json ({error})") from error
+            raise checks.error(
+                "features.tokenizer", str(path), f"is not a readable tokenizer.json ({error})"
+            ) from error
         fill = (made.padding or {}).get("pad_id", 0)
         made.no_padding()
         made.enable_truncation(self.max_length)
@@ -368,10 +370,10 @@ class Encoder:
 
         def tokenize(x_B: Tensor) -> Tokens:
             try:
-                said = [made.encode(text, add_special_tokens=marks).ids for text in texts.unpack(x_B)]
+                said = [made.encode(text, add_special_tokens=marks).ids for text in texts.decode_texts(x_B)]
             except Exception as error:  # such as a tokenizer without the mark for unknown characters; not the text
                 what = "cannot read every text: it has no token for what it does not know"
-                raise checks.fail("features.tokenizer", str(path), what) from error
+                raise checks.error("features.tokenizer", str(path), what) from error
             # Alone a text is as long as it is; in company all are of one length, which is public.
             length = max(1, len(said[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [fill] * (length - len(ids)) for ids in said], dtype=torch.int64)
@@ -396,7 +398,7 @@ def located(key: str, given: str) -> Path:
     Raises:
         ValueError: There is none.
     """
-    path = Path(checks.text(key, given)).expanduser()
+    path = Path(checks.nonempty_string(key, given)).expanduser()
     if path.is_file():
         return path
     package, colon, inside = str(given).partition(":")
@@ -406,8 +408,8 @@ def located(key: str, given: str) -> Path:
             if (Path(folder) / inside).is_file():
                 return Path(folder) / inside
         why = f"has no file {inside}" if found is not None else "is not installed"
-        raise checks.fail(key, given, f"the package {package} {why}", f"pip install {package}.")
-    raise checks.fail(key, given, "must be a file that is there", f"Looked for {path.absolute()}.")
+        raise checks.error(key, given, f"the package {package} {why}", f"pip install {package}.")
+    raise checks.error(key, given, "must be a file that is there", f"Looked for {path.absolute()}.")
 
 
 def _digest(module: nn.Module) -> str:
@@ -415,5 +417,5 @@ def _digest(module: nn.Module) -> str:
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        state.update(content(tensor))
+        state.update(get_tensor_bytes(tensor))
     return state.hexdigest()

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pate_torch.core import locks
-from pate_torch.core.files import private_folder, read_tensors, replacing, tensor_digest
+from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
 
 README = """PRIVATE: do not publish, do not share.
 
@@ -60,14 +60,14 @@ class EncodingCache:
         """
         if not self.most:
             return encode()
-        plain = json.dumps([made_of, tensor_digest(x_N)], sort_keys=True)
+        plain = json.dumps([made_of, compute_tensor_digest(x_N)], sort_keys=True)
         key = hashlib.sha256(plain.encode()).hexdigest()[:32]
-        file = private_folder(self.folder, README) / f"{name}-{key}.safetensors"
+        file = create_private_folder(self.folder, README) / f"{name}-{key}.safetensors"
 
         def busy(who: str) -> None:
             self.say(f"Waiting for {who}, which encodes the same points.")
 
-        with locks.hold(file.with_suffix(".lock"), "paths.root", busy=busy):
+        with locks.hold(file.with_suffix(".lock"), "paths.root", on_wait=busy):
             found = self._found(file)
             if found is None:
                 found = encode()
@@ -97,5 +97,5 @@ class EncodingCache:
                 break
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)
-        with replacing(file) as temporary:
+        with atomic_replacement(file) as temporary:
             save_file({"features": x_ND.contiguous()}, temporary)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.networks import Fourier, remove_head
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec
@@ -67,7 +67,7 @@ class FourierFeatures:
             device: Device of the encoder.
             progress: Called with (done, total).
         """
-        draw = torch_stream(seed, "representation", "fourier")
+        draw = make_torch_generator(seed, "representation", "fourier")
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.types import DataSpec
 
 _ON_CPU, _ON_GPU = 1 << 21, 1 << 26
@@ -30,7 +30,7 @@ def blocks(x_PD: Tensor, width: int) -> list[slice]:
     return [slice(start, min(start + rows, len(x_PD))) for start in range(0, len(x_PD), rows)]
 
 
-@one_thread()  # several would round otherwise
+@single_thread_mode()  # several would round otherwise
 def principal(x_PD: Tensor, width: int) -> Tensor:
     """Centered points on their leading principal axes; only centered where they have no more axes than ``width``."""
     x_PD = x_PD - x_PD.mean(0)
@@ -158,7 +158,7 @@ def _smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return least.values, place_BR.gather(1, least.indices)
 
 
-@one_thread()  # several would round otherwise
+@single_thread_mode()  # several would round otherwise
 def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues and their vectors by subspace iteration.
 
@@ -192,7 +192,7 @@ def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int 
         alpha: The share of a point's label that comes from its neighbors.
         iterations: Number of updates.
     """
-    checks.between("alpha", alpha, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     carried_PC = seeds_PC
     for _ in range(iterations):
         carried_PC = alpha * (graph @ carried_PC) + (1 - alpha) * seeds_PC

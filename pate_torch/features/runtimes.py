@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.core.files import read_tensors, replacing
+from pate_torch.core.files import atomic_replacement, read_tensors
 
 PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
 
@@ -62,7 +62,7 @@ def load_weights(module: nn.Module, weights: Path) -> None:
             'Convert it once, without running code of it: python -c "from pate_torch.features.runtimes import convert; '
             f"convert('{weights.name}', '{weights.stem}.safetensors')\"."
         )
-        raise checks.fail("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
+        raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
     tensors, wanted = read_tensors(weights), module.state_dict()
     missing, spare = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     other = sorted(name for name in wanted.keys() & tensors.keys() if wanted[name].shape != tensors[name].shape)
@@ -70,7 +70,7 @@ def load_weights(module: nn.Module, weights: Path) -> None:
     for what, names in (("lack", missing), ("hold, beside what fits,", spare), ("have another shape of", other)):
         if names:
             several = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise checks.fail("features.weights", str(weights), f"{what} {names[0]}{several}", fix)
+            raise checks.error("features.weights", str(weights), f"{what} {names[0]}{several}", fix)
     module.load_state_dict(tensors)
 
 
@@ -78,7 +78,7 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
     """Write the tensors of a pickle, which torch reads without running any code of it, as safetensors."""
     tensors = torch.load(pickle, map_location="cpu", weights_only=True)
     tensors = tensors.get("state_dict", tensors)
-    with replacing(Path(weights)) as temporary:
+    with atomic_replacement(Path(weights)) as temporary:
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
 
 
@@ -91,7 +91,7 @@ def static_runtime(weights: Path) -> tuple[Runtime, int]:
     tensors = read_tensors(weights)
     if len(tensors) != 1 or next(iter(tensors.values())).dim() != 2:
         fix = "Give features.module, the network that they are of."
-        raise checks.fail("features.weights", str(weights), "is not one table of token vectors", fix)
+        raise checks.error("features.weights", str(weights), "is not one table of token vectors", fix)
     table_VD = next(iter(tensors.values())).float()
 
     def run(points: Points) -> Tensor:
@@ -115,7 +115,7 @@ def onnx_runtime(weights: Path, pooling: str) -> Runtime:
     try:
         session = ort.InferenceSession(str(weights), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of a base class of its own
-        raise checks.fail("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
+        raise checks.error("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
     inputs = session.get_inputs()
 
     def run(points: Points) -> Tensor:
@@ -147,11 +147,11 @@ def refuse_external_data(weights: Path) -> None:
             for number, value in _fields(message):
                 if kind == "tensor" and (number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0)):
                     fix = "Export it with its tensors inside the file."
-                    raise checks.fail("features.weights", str(weights), "keeps tensors in another file", fix)
+                    raise checks.error("features.weights", str(weights), "keeps tensors in another file", fix)
                 if number in _MESSAGES[kind] and isinstance(value, memoryview):
                     left.append((_MESSAGES[kind][number], value))
     except IndexError as error:
-        raise checks.fail("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
+        raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -205,7 +205,7 @@ def needed(module: str, extra: str, key: str, value: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         fix = f"pip install 'pate-torch[{extra}]'."
-        raise checks.fail(key, value, f"needs the package {module}", fix) from error
+        raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
 def pooled(said: Tensor, points: Points, pooling: str) -> Tensor:

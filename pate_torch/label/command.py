@@ -93,7 +93,7 @@ def build(cfg: DictConfig) -> RunConfig:
         query=Random(name="passive", shuffle=False),
         num_queries=len(votes) if asked is None else asked,
         privacy=hydra_config.privacy(resolved),
-        root=run_folders.checked_root(resolved["paths"]["root"]),
+        root=run_folders.check_root(resolved["paths"]["root"]),
         folder=Path(resolved["paths"]["run"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )

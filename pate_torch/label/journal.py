@@ -75,7 +75,7 @@ class Journal:
         self._content = hashlib.sha256()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
         try:
-            if not locks.seize(self._file.fileno(), self.path, "journal"):
+            if not locks.try_lock_file(self._file.fileno(), self.path, "journal"):
                 raise self._bad("is held by another labeler", "Close that one first.")
             self.lines = list(self._read(header))
         except ValueError:
@@ -133,4 +133,4 @@ class Journal:
             raise
 
     def _bad(self, what: str, fix: str) -> ValueError:
-        return checks.fail("journal", str(self.path), what, fix)
+        return checks.error("journal", str(self.path), what, fix)

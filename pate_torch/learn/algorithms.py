@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pate_torch.accounting.events import Delta, Event
+from pate_torch.accounting.events import DeltaEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.learn.problem import Problem
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -179,7 +179,7 @@ def taught(p: Problem, x_Q: Floats, label_Q: Any) -> Any:
 
 
 class _Quoted(Exception):
-    def __init__(self, events: tuple[Event, ...]) -> None:
+    def __init__(self, events: tuple[PrivacyEvent, ...]) -> None:
         self.events = events
 
 
@@ -193,13 +193,13 @@ class _Quote:
         """Whatever it is: the account says later."""
 
     @contextmanager
-    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = "") -> Iterator[Any]:
+    def spend(self, events: Iterable[PrivacyEvent], *, mechanism: str, what: str = "") -> Iterator[Any]:
         """Raise the price."""
         raise _Quoted(tuple(events))
         yield  # makes it a generator
 
 
-def quote(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[Event, ...]:
+def quote(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
     """What the algorithm would be charged for this problem; nothing is drawn, and its own refusals come here."""
     try:
         algorithm.learn(problem, _Quote(kind))
@@ -208,6 +208,6 @@ def quote(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[Event, ...
     return ()  # a class that labels the public points in one way only: free
 
 
-def total_delta(events: Iterable[Event]) -> float:
+def total_delta(events: Iterable[PrivacyEvent]) -> float:
     """The deltas among the events, added up."""
-    return math.fsum(event.delta * event.count for event in events if isinstance(event, Delta))
+    return math.fsum(event.delta * event.count for event in events if isinstance(event, DeltaEvent))

@@ -60,7 +60,7 @@ def audit(name: str, choices: Choices, *, runs: int, delta: float, confidence: f
         events = quote(algorithm, sides[0], "torch")
         told = [np.array([_outcome(algorithm, side) for _ in range(runs)]) for side in sides]
     spent = total_delta(events)
-    claimed = accounting.epsilon(events, delta).epsilon if spent < delta else 0.0
+    claimed = accounting.compute_guarantee(events, delta).epsilon if spent < delta else 0.0
     evidence = audit_outcomes(*told, delta=max(delta, spent), confidence=confidence)
     return AuditResult(
         mechanism=name,

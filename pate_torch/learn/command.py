@@ -26,7 +26,7 @@ from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.audit.command import AuditResult
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import configuration, explain
@@ -53,20 +53,20 @@ def composed(name: str, settings: Sequence[str]) -> RunConfig:
     keys = [word.partition("=")[0] for word in settings]
     given = [word for word in settings if "=" in word]
     if len(tables) > 1:
-        raise checks.fail("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
+        raise checks.error("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
     if tables:
         given = ["dataset=csv", f"dataset.path={tables[0]}", *given]
         if "dataset.public_path" not in keys and "dataset.roles" not in keys:
             given.append("dataset.roles=position")
     elif "dataset" not in keys:
         fix = "pate learn ALGORITHM table.csv dataset.label=..., or dataset=<name>."
-        raise checks.fail("table", None, "must be given: records to learn from", fix)
+        raise checks.error("table", None, "must be given: records to learn from", fix)
     if "partition" in keys and REPLACE_ONE not in given:
         what = "these algorithms are private for a record that is replaced, with a public number of records"
         (said,) = (word for word in given if word.startswith("partition="))
-        raise checks.fail("partition", said.partition("=")[2], what, f"Leave it out, or say {REPLACE_ONE}.")
+        raise checks.error("partition", said.partition("=")[2], what, f"Leave it out, or say {REPLACE_ONE}.")
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE, *given])
-    folder = Path(run_folders.run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.run_id()
+    folder = Path(run_folders.get_run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.get_run_id()
     return hydra_config.run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
 
 
@@ -119,7 +119,7 @@ def _show_bounds(options: argparse.Namespace) -> None:
         needed = {name: {"records": n, "for": what} for name, (n, what) in records.items()}
         print(json.dumps({"records": needed}, indent=1))
         return
-    terms = f"epsilon {c.epsilon:g}, delta {show_delta(delta)}, replace_one, unit record; dimension {d}, {m} points"
+    terms = f"epsilon {c.epsilon:g}, delta {format_delta(delta)}, replace_one, unit record; dimension {d}, {m} points"
     print(f"Private records that each algorithm asks for ({terms})\n")
     for name, (n, what) in records.items():
         print(f"  {name:<30}{bounds.shown(n):>16}  {what}")
@@ -132,7 +132,7 @@ def _show_audit(result: AuditResult, as_json: bool) -> int:
     else:
         print(
             f"{result.mechanism}: {result.runs:,} runs on each of two neighbors prove epsilon >= {result.proven:.4g}, "
-            f"claimed: {show_epsilon(result.claimed)} (delta {show_delta(result.delta)}, replace_one, unit record; "
+            f"claimed: {format_epsilon(result.claimed)} (delta {format_delta(result.delta)}, replace_one, unit record; "
             f"confidence {result.confidence:g}). {'No fault was found.' if result.sound else 'THE CLAIM IS REFUTED.'}"
         )
     return 0 if result.sound else 1
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         if options.audit is not None:
             if options.settings:
-                raise checks.fail("audit", options.settings[0], "reads no table: it makes a world of its own")
+                raise checks.error("audit", options.settings[0], "reads no table: it makes a world of its own")
             delta = _AUDIT_DELTA if options.delta is None else options.delta
             return _show_audit(
                 audit(options.algorithm, _choices(options), runs=options.audit, delta=delta), options.json

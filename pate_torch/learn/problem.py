@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.pac.classes import Enumerable, HalfPlanes, Intervals, Stump, Stumps, Thresholds, cuts
 from pate_torch.pac.sample import Floats, Sample
 from pate_torch.types import LABEL_UNIT, Dataset
@@ -63,7 +63,7 @@ class Choices:
         if self.delta is not None:
             checks.delta("delta", self.delta)
         for key in ("alpha", "beta", "gamma"):
-            checks.between(key, getattr(self, key), 0, 1, open_=True)
+            checks.between(key, getattr(self, key), 0, 1, exclusive=True)
         for key in ("cuts", "shard", "failures"):
             checks.integer(key, getattr(self, key), low=1)
         for key in ("points", "first"):
@@ -97,7 +97,7 @@ class Problem:
         """The public points that are used: those asked for, or so many by default."""
         wanted = self.choices.points
         if wanted is not None and wanted > len(self.public_x):
-            raise checks.fail("points", wanted, f"there are {len(self.public_x)} public points only")
+            raise checks.error("points", wanted, f"there are {len(self.public_x)} public points only")
         return self.public_x[: default if wanted is None else wanted]
 
     def finite(self) -> Sequence[Any]:
@@ -120,7 +120,7 @@ def hypothesis_class(name: str, num_features: int) -> Enumerable:
     wanted = {"thresholds": 1, "intervals": 1, "half-planes": 2}.get(name, num_features)
     if num_features != wanted:
         fix = "Choose them by dataset.features=[...], or take --hypotheses stumps."
-        raise checks.fail("hypotheses", name, f"takes {wanted} feature(s), and there are {num_features}", fix)
+        raise checks.error("hypotheses", name, f"takes {wanted} feature(s), and there are {num_features}", fix)
     made: dict[str, Callable[[], Enumerable]] = {
         "thresholds": Thresholds,
         "intervals": Intervals,
@@ -146,11 +146,11 @@ def problems(data: Dataset, choices: Choices, delta: float, seed: int) -> list[P
     """
     if data.private.unit not in ("record", LABEL_UNIT):
         what = f"protects single records, but the privacy unit is {data.private.unit}"
-        raise checks.fail("partition", "replace_one", what, "Leave out dataset.group.")
+        raise checks.error("partition", "replace_one", what, "Leave out dataset.group.")
     if len(data.spec.input_shape) != 1:
         what = "holds no rows of features, which these algorithms take"
-        raise checks.fail("dataset.name", data.spec.name, what, "Train networks by pate train.")
-    order = numpy_stream(seed, "learn", "order").permutation(len(data.private))
+        raise checks.error("dataset.name", data.spec.name, what, "Train networks by pate train.")
+    order = make_numpy_generator(seed, "learn", "order").permutation(len(data.private))
     private_x = data.private.x.double().numpy()[order]
     label_N = data.private.y.numpy()[order]
     public_x = data.pool.x.double().numpy()

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from pate_torch import release_store
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter
-from pate_torch.accounting.formatting import show_delta
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.filters import PrivacyFilter
+from pate_torch.accounting.formatting import format_delta
 from pate_torch.budget import Budget, Spending
 from pate_torch.config import RunConfig, refuse_adjacency
 from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
-from pate_torch.core.files import tensor_digest
-from pate_torch.core.progress import Clock, Stages
+from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.units import leave_out_unusable
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
@@ -68,7 +68,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
         ValueError: A choice cannot work, or promises nothing for so few records; nothing has been charged.
         BudgetExceeded: The account's cap would be passed; nothing has been drawn.
     """
-    clock = Clock()
+    clock = StageTimer()
     with Stages(quiet=config.quiet) as stages:
         with clock("data"):
             data = leave_out_unusable(config.dataset.load(), config.partition.adjacency)
@@ -82,7 +82,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
         said = {
             "learning": repr(learning),
             "seed": config.seed,
-            "pool": tensor_digest(data.pool.x),
+            "pool": compute_tensor_digest(data.pool.x),
             "delta": terms.delta,
         }
         call = UnfinishedCall(store, data.spec.name, said, lambda: store.fingerprint(data.private))
@@ -133,7 +133,9 @@ class _OneReservation:
         self.budget.check_adjacency(sensitivity)
 
     @contextmanager
-    def spend(self, events: Iterable[Event], *, mechanism: str, what: str = PURPOSE_HYPOTHESIS) -> Iterator[Spending]:
+    def spend(
+        self, events: Iterable[PrivacyEvent], *, mechanism: str, what: str = PURPOSE_HYPOTHESIS
+    ) -> Iterator[Spending]:
         """The reservation's spending; a part that does not say what it incurred has incurred these events."""
         for event in events:
             self._left.remove(event)  # ValueError, before anything is drawn, for what was not reserved
@@ -155,29 +157,29 @@ def _learn(
     return make(data, found)
 
 
-def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages) -> tuple[Event, ...]:
+def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages) -> tuple[PrivacyEvent, ...]:
     """What all parts will be charged. Says, or refuses, what the theorem does not promise for so few records.
 
     Raises:
         ValueError: Likewise.
     """
-    events: list[Event] = []
+    events: list[PrivacyEvent] = []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for part in parts:
             events += quote(learning.algorithm, part, kind)
     for noisy in dict.fromkeys(str(one.message) for one in said if issubclass(one.category, MostlyNoise)):
-        stages.say(noisy)
+        stages.print_message(noisy)
     told = list(dict.fromkeys(str(one.message) for one in said if issubclass(one.category, BelowGuarantee)))
     if told and not learning.below_guarantee:
         fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise (--below-guarantee)."
         raise ValueError(f"{' '.join(told)} {fix}")
     for one in told:
-        stages.say(one)
+        stages.print_message(one)
     return tuple(events)
 
 
-def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[Event, ...]) -> None:
+def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[PrivacyEvent, ...]) -> None:
     """Raise ValueError for what no account of this delta can hold, in words that name its own choices."""
     delta = config.privacy.delta
     if (told := total_delta(planned)) >= delta:
@@ -186,14 +188,14 @@ def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[Event, ..
             fix = (
                 "It is stability without an epsilon: take private-prediction, or fewer --points and a smaller --gamma."
             )
-        what = f"of this release alone is {told:.3g}, and the account's is {show_delta(delta)}"
-        raise checks.fail("delta", told, what, fix)
-    if config.privacy.budget_epsilon is not None and not Filter.would_open(
+        what = f"of this release alone is {told:.3g}, and the account's is {format_delta(delta)}"
+        raise checks.error("delta", told, what, fix)
+    if config.privacy.budget_epsilon is not None and not PrivacyFilter.can_admit(
         planned, epsilon=config.privacy.budget_epsilon, delta=delta
     ):
-        alone = accounting.epsilon(planned, delta)
+        alone = accounting.compute_guarantee(planned, delta)
         what = f"this release alone may cost epsilon {alone.epsilon:.6g} at delta {delta:g} ({alone.route})"
-        raise checks.fail("privacy.budget_epsilon", config.privacy.budget_epsilon, what, "Take a smaller --epsilon.")
+        raise checks.error("privacy.budget_epsilon", config.privacy.budget_epsilon, what, "Take a smaller --epsilon.")
 
 
 def _report(
@@ -226,7 +228,7 @@ def _report(
         created=datetime.date.today().isoformat(),
         encoder=None if spec.encoder is None else spec.encoder.card_without_points,
         encoder_here=False,
-        assets=(pool_asset(spec.name, tensor_digest(data.pool.x), owner), *encoder_asset(spec)),
+        assets=(pool_asset(spec.name, compute_tensor_digest(data.pool.x), owner), *encoder_asset(spec)),
         owner=owner,
         declared_values=data.provenance,
         chosen_by=config.privacy.chosen_by,

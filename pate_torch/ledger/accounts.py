@@ -12,10 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pate_torch.accounting.accountant import CAP, Guarantee, epsilon
-from pate_torch.accounting.events import ZCDP, Delta, Event, Gaussian, from_json, merged, to_json
-from pate_torch.accounting.filters import Filter, Spend
-from pate_torch.accounting.formatting import show_delta
+from pate_torch.accounting.accountant import CAP_ROUTE, Guarantee, compute_guarantee
+from pate_torch.accounting.events import (
+    DeltaEvent,
+    GaussianEvent,
+    PrivacyEvent,
+    ZCDPEvent,
+    from_json,
+    merge_events,
+    to_json,
+)
+from pate_torch.accounting.filters import FilterCost, PrivacyFilter
+from pate_torch.accounting.formatting import format_delta
 from pate_torch.core import checks
 from pate_torch.ledger.chain import LedgerEntry, LedgerError
 
@@ -72,17 +80,17 @@ class Account:
     """
 
     name: str
-    filter: Filter
+    filter: PrivacyFilter
     adjacency: str
     unit: str
-    total_cost: Spend
+    total_cost: FilterCost
     num_releases: int
     num_open: int
     is_closed: bool
     is_private: bool
     noise: str
-    reserved_events: tuple[Event, ...] = ()
-    incurred_events: tuple[Event, ...] = ()
+    reserved_events: tuple[PrivacyEvent, ...] = ()
+    incurred_events: tuple[PrivacyEvent, ...] = ()
 
     @property
     def is_charged(self) -> bool:
@@ -116,7 +124,7 @@ class Account:
         """
         return self.compute_guarantee(self.incurred_events)
 
-    def compute_guarantee(self, events: Iterable[Event], *, cap_holds: bool = True) -> Guarantee | None:
+    def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
         """Guarantee of these events of the account: composed by the smallest valid route at its delta, or its cap.
 
         The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
@@ -132,34 +140,34 @@ class Account:
         if not self.is_private:
             return None
         terms = {"adjacency": self.adjacency, "unit": self.unit}
-        merged_events = merged(events)
-        if sum(event.count * event.delta for event in merged_events if isinstance(event, Delta)) < self.delta:
-            composed_guarantee = epsilon(merged_events, self.delta, **terms)
+        merged_events = merge_events(events)
+        if sum(event.count * event.delta for event in merged_events if isinstance(event, DeltaEvent)) < self.delta:
+            composed_guarantee = compute_guarantee(merged_events, self.delta, **terms)
             if composed_guarantee.epsilon <= self.budget_epsilon or (
                 not cap_holds and math.isfinite(composed_guarantee.epsilon)
             ):
                 return composed_guarantee
         if not cap_holds:
             return None
-        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP, **terms)
+        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP_ROUTE, **terms)
 
     @property
-    def remaining_capacity(self) -> Spend:
+    def remaining_capacity(self) -> FilterCost:
         """What the filter still admits, in its own quantity (mu^2, or divergence at its order) and in delta."""
-        return Spend(
+        return FilterCost(
             max(0.0, self.filter.capacity - self.total_cost.scalar),
             max(0.0, self.filter.delta_reserve - self.total_cost.delta),
         )
 
-    def count_fitting_copies(self, events: Iterable[Event]) -> float:
+    def count_fitting_copies(self, events: Iterable[PrivacyEvent]) -> float:
         """How many releases with these events would still fit (infinite for free ones)."""
-        price, remaining_capacity = self.filter.price(events), self.remaining_capacity
+        price, remaining_capacity = self.filter.compute_cost(events), self.remaining_capacity
         pairs = ((remaining_capacity.scalar, price.scalar), (remaining_capacity.delta, price.delta))
         return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
 
-    def admits(self, events: Iterable[Event]) -> bool:
+    def admits(self, events: Iterable[PrivacyEvent]) -> bool:
         """Whether a release with these events would be accepted now."""
-        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.price(events))
+        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
 
 
 @dataclass
@@ -182,10 +190,10 @@ class Charge:
         num_resumptions: How often it was resumed.
     """
 
-    reserved_cost: Spend
-    reserved_events: tuple[Event, ...]
-    charged_cost: Spend
-    incurred_events: tuple[Event, ...]
+    reserved_cost: FilterCost
+    reserved_events: tuple[PrivacyEvent, ...]
+    charged_cost: FilterCost
+    incurred_events: tuple[PrivacyEvent, ...]
     insecure: bool
     purpose: str
     run: str
@@ -193,7 +201,7 @@ class Charge:
     is_committed: bool = False
     is_suspended: bool = False
     state_digest: str = ""
-    recorded_events: tuple[Event, ...] = ()
+    recorded_events: tuple[PrivacyEvent, ...] = ()
     num_resumptions: int = 0
 
 
@@ -210,7 +218,7 @@ class Claim:
 
     guarantee: Guarantee | None
     ex_post_guarantee: Guarantee | None
-    reserved_events: tuple[Event, ...]
+    reserved_events: tuple[PrivacyEvent, ...]
     charges: Mapping[str, Charge]
 
     @property
@@ -223,16 +231,16 @@ class Claim:
 class AccountState:
     """An account as its entries leave it."""
 
-    filter: Filter
+    filter: PrivacyFilter
     adjacency: str
     unit: str
     noise: str
     is_closed: bool = False
     charges: dict[str, Charge] = field(default_factory=dict)
 
-    def compute_total_cost(self) -> Spend:
+    def compute_total_cost(self) -> FilterCost:
         """Sum of what the charges cost now."""
-        return Spend.sum(charge.charged_cost for charge in self.charges.values())
+        return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
 
     def to_account(self, name: str) -> Account:
         """The account as its owner sees it."""
@@ -248,12 +256,12 @@ class AccountState:
             is_closed=self.is_closed,
             is_private=not any(charge.insecure for charge in charges),
             noise=self.noise,
-            reserved_events=merged(event for charge in charges for event in charge.reserved_events),
-            incurred_events=merged(event for charge in charges for event in charge.incurred_events),
+            reserved_events=merge_events(event for charge in charges for event in charge.reserved_events),
+            incurred_events=merge_events(event for charge in charges for event in charge.incurred_events),
         )
 
 
-def make_price_facts(events: Iterable[Event], cost: Spend) -> dict[str, Any]:
+def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
     """Events and their price, as facts of an entry."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
@@ -296,7 +304,7 @@ def _apply_open(accounts: dict[str, AccountState], name: str, facts: dict[str, A
         existing_state is None or not (existing_state.charges or existing_state.is_closed),
         "the account is open already",
     )
-    terms = Filter(
+    terms = PrivacyFilter(
         kind=facts["filter"],
         epsilon=facts["budget_epsilon"],
         delta=facts["delta"],
@@ -317,7 +325,7 @@ def _apply_close(accounts: dict[str, AccountState], name: str, facts: dict[str, 
 
 
 def _apply_reserve(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    state, cost = accounts[name], Spend(facts["scalar"], facts["failure"])
+    state, cost = accounts[name], FilterCost(facts["scalar"], facts["failure"])
     _require(facts["reservation"] not in state.charges, "the reservation exists already")
     _require(not state.is_closed, "the account was closed before")
     if recompute:
@@ -359,7 +367,7 @@ def _find_open_charge(accounts: dict[str, AccountState], name: str, facts: dict[
 
 def _apply_commit(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
     _find_open_charge(accounts, name, facts)
-    charge, cost = accounts[name].charges[facts["reservation"]], Spend(facts["scalar"], facts["failure"])
+    charge, cost = accounts[name].charges[facts["reservation"]], FilterCost(facts["scalar"], facts["failure"])
     _require(
         cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta,
         "it passes its reservation",
@@ -386,28 +394,28 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _parse_events(facts: dict[str, Any]) -> tuple[Event, ...]:
+def _parse_events(facts: dict[str, Any]) -> tuple[PrivacyEvent, ...]:
     return from_json(json.dumps(facts["events"]))
 
 
-def _compute_cost(state: AccountState, facts: dict[str, Any]) -> Spend:
-    return state.filter.price(_parse_events(facts))
+def _compute_cost(state: AccountState, facts: dict[str, Any]) -> FilterCost:
+    return state.filter.compute_cost(_parse_events(facts))
 
 
-def is_within(cost: Spend, reserved_cost: Spend) -> bool:
+def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
     """Whether a price is at most another, up to the rounding of sums."""
     slack = 1 + _RELATIVE_ROUNDING
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def _is_equal(stored_cost: Spend, computed_cost: Spend) -> bool:
+def _is_equal(stored_cost: FilterCost, computed_cost: FilterCost) -> bool:
     return is_within(stored_cost, computed_cost) and is_within(computed_cost, stored_cost)
 
 
 def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """The error of a first release that finds its account charged: what was spent, and the epsilon it would add."""
     spent_guarantee = account.guarantee
-    terms = f"delta {show_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
+    terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
     spent_text = (
         "nothing is claimed of it"
         if spent_guarantee is None
@@ -415,12 +423,14 @@ def account_charged_error(account: Account, requested_epsilon: float) -> ValueEr
     )
     open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
     fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and both compose."
-    return checks.fail("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
+    return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
 
 
-def budget_exceeded_error(account: Account, events: tuple[Event, ...], requested_cost: Spend) -> BudgetExceeded:
+def budget_exceeded_error(
+    account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
+) -> BudgetExceeded:
     """The error that says what was asked, what is left, and what would fit."""
-    account_filter, total_cost = account.filter, Spend.sum((account.total_cost, requested_cost))
+    account_filter, total_cost = account.filter, FilterCost.from_sum((account.total_cost, requested_cost))
     spent_epsilon, requested_epsilon = (
         account_filter.to_epsilon(account.total_cost),
         account_filter.to_epsilon(requested_cost),
@@ -443,9 +453,9 @@ def budget_exceeded_error(account: Account, events: tuple[Event, ...], requested
         if num_fitting_copies > 0
         else "Nothing more of its kind fits"
     )
-    noise_events = [e for e in events if not isinstance(e, Delta)]
+    noise_events = [e for e in events if not isinstance(e, DeltaEvent)]
     if 0 < account.remaining_capacity.scalar < requested_cost.scalar and all(
-        isinstance(e, Gaussian | ZCDP) for e in noise_events
+        isinstance(e, GaussianEvent | ZCDPEvent) for e in noise_events
     ):
         advice += f", or all of it with {(requested_cost.scalar / account.remaining_capacity.scalar) ** 0.5:.4g} times the noise"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."

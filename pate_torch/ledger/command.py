@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.accountant import DELTA_ALONE, Guarantee
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.ledger.ledger import Account, Ledger, LedgerError, get_default_path
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
@@ -159,7 +159,7 @@ def _format_table(accounts: Sequence[Account]) -> list[str]:
                 _format_guarantee(account.guarantee),
                 _format_guarantee(account.ex_post_guarantee),
                 f"{account.budget_epsilon:g}",
-                show_delta(account.delta),
+                format_delta(account.delta),
                 account.filter.kind,
                 account.num_releases,
                 account.num_open,
@@ -167,7 +167,7 @@ def _format_table(accounts: Sequence[Account]) -> list[str]:
         )
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.is_closed else []
-        if account.guarantee is not None and account.guarantee.route == DELTA_ALONE:
+        if account.guarantee is not None and account.guarantee.route == DELTA_ONLY_ROUTE:
             notes += [f"only delta is paid, {account.total_cost.delta:.3g} of it"]
         notes += [] if account.is_private else ["NOT PRIVATE: seeded noise, so no total"]
         lines.append(_truncate("  " + "; ".join(notes), _LINE_WIDTH))
@@ -175,7 +175,7 @@ def _format_table(accounts: Sequence[Account]) -> list[str]:
 
 
 def _format_guarantee(guarantee: Guarantee | None) -> str:
-    return "none" if guarantee is None else show_epsilon(guarantee.epsilon)
+    return "none" if guarantee is None else format_epsilon(guarantee.epsilon)
 
 
 def _format_entry(seq: int, time: str, kind: str, facts: dict[str, Any]) -> str:

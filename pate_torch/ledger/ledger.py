@@ -29,8 +29,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from pate_torch.accounting.accountant import Guarantee
-from pate_torch.accounting.events import Event, to_json
-from pate_torch.accounting.filters import Filter, Spend
+from pate_torch.accounting.events import PrivacyEvent, to_json
+from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
 from pate_torch.ledger.accounts import (
     PURPOSE_HYPOTHESIS,
@@ -69,7 +69,7 @@ __all__ = [
 
 def get_default_path() -> Path:
     """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
-    return run_folders.checked_root(run_folders.home_folder()) / "ledger.sqlite"
+    return run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +87,10 @@ class Reservation:
 
     id: str
     account: str
-    reserved_events: tuple[Event, ...]
-    reserved_cost: Spend
+    reserved_events: tuple[PrivacyEvent, ...]
+    reserved_cost: FilterCost
     insecure: bool
-    incurred_events: tuple[Event, ...] | None = None
+    incurred_events: tuple[PrivacyEvent, ...] | None = None
 
 
 class Ledger:
@@ -147,7 +147,7 @@ class Ledger:
         delta: float,
         adjacency: str,
         unit: str,
-        planned_events: Iterable[Event],
+        planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
         filter: str | None = None,
         delta_reserve: float | None = None,
@@ -162,7 +162,7 @@ class Ledger:
             delta: Delta of the cap.
             adjacency: Neighboring relation.
             unit: What the privacy unit is.
-            planned_events: Choose the filter (``Filter.plan``) when the account opens; ignored afterwards.
+            planned_events: Choose the filter (``PrivacyFilter.plan``) when the account opens; ignored afterwards.
             noise: The kind that its releases will draw: "torch", "discrete", or "by <library>".
             filter: Overrules the choice of the filter's kind.
             delta_reserve: Overrules the choice of its reserve.
@@ -171,10 +171,10 @@ class Ledger:
             ValueError: The terms asked for differ from the stored ones.
         """
         if not name or name != name.strip():
-            raise checks.fail("account", name, "must be a name without spaces around it")
+            raise checks.error("account", name, "must be a name without spaces around it")
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
-            raise checks.fail("unit", unit, 'must say what is protected, such as "record"')
+            raise checks.error("unit", unit, 'must say what is protected, such as "record"')
         with self._chain.transaction():
             self._catch_up()
             existing_state = self._accounts.get(name)
@@ -188,7 +188,7 @@ class Ledger:
                     noise=noise,
                 )
             else:
-                terms = Filter.plan(
+                terms = PrivacyFilter.from_planned_events(
                     planned_events,
                     epsilon=checks.positive("budget_epsilon", budget_epsilon),
                     delta=delta,
@@ -237,7 +237,7 @@ class Ledger:
             self._catch_up()
             state = self._get_state(name)
             if budget_epsilon <= state.filter.epsilon:
-                raise checks.fail(
+                raise checks.error(
                     "budget_epsilon",
                     budget_epsilon,
                     f"must be above the present cap {state.filter.epsilon!r}",
@@ -262,7 +262,7 @@ class Ledger:
     def reserve(
         self,
         account: str,
-        events: Iterable[Event],
+        events: Iterable[PrivacyEvent],
         *,
         fingerprint: str,
         mechanism: str,
@@ -327,7 +327,7 @@ class Ledger:
             self._chain.append("reserve", account, facts)
         return reservation
 
-    def check_events(self, account: str, events: Iterable[Event]) -> Spend:
+    def check_events(self, account: str, events: Iterable[PrivacyEvent]) -> FilterCost:
         """Price of these events; raises what ``reserve`` would raise now, and charges nothing."""
         events = tuple(events)
         with self.exclusive_access():
@@ -335,12 +335,12 @@ class Ledger:
             state = self._get_state(account)
             if state.is_closed:
                 raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-            requested_cost = state.filter.price(events)
+            requested_cost = state.filter.compute_cost(events)
             if not state.filter.admits(state.compute_total_cost(), requested_cost):
                 raise budget_exceeded_error(state.to_account(account), events, requested_cost)
             return requested_cost
 
-    def record(self, reservation: Reservation | str, events: Iterable[Event], *, state: str = "") -> None:
+    def record(self, reservation: Reservation | str, events: Iterable[PrivacyEvent], *, state: str = "") -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
 
         Args:
@@ -381,7 +381,7 @@ class Ledger:
     def commit(
         self,
         reservation: Reservation | str,
-        incurred_events: Iterable[Event],
+        incurred_events: Iterable[PrivacyEvent],
         *,
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
@@ -401,13 +401,13 @@ class Ledger:
         events = tuple(incurred_events)
         with self._chain.transaction():
             account, identity, charge = self._open_charge(reservation)
-            incurred_cost = self._accounts[account].filter.price(events)
+            incurred_cost = self._accounts[account].filter.compute_cost(events)
             if not is_within(incurred_cost, charge.reserved_cost):
                 raise LedgerError(
                     f"reservation={identity!r}: the release incurred more than it reserved"
                     f" ({incurred_cost} against {charge.reserved_cost}). The reservation stands; the mechanism's worst case is wrong."
                 )
-            charged_cost = Spend(
+            charged_cost = FilterCost(
                 min(incurred_cost.scalar, charge.reserved_cost.scalar),
                 min(incurred_cost.delta, charge.reserved_cost.delta),
             )
@@ -545,14 +545,14 @@ class Ledger:
         )
         for key, requested_value, stored_value in term_values:
             if requested_value != stored_value:
-                raise checks.fail(
+                raise checks.error(
                     key,
                     requested_value,
                     f"account {name!r} was opened with {stored_value!r}, and earlier charges hold for that only",
                     f"Set it back to {stored_value!r}.",
                 )
         if budget_epsilon not in (None, state.filter.epsilon):
-            raise checks.fail(
+            raise checks.error(
                 "budget_epsilon",
                 budget_epsilon,
                 f"the cap of account {name!r} is {state.filter.epsilon!r}",
@@ -563,4 +563,4 @@ class Ledger:
 
 def _check_reason(reason: str) -> None:
     if not reason.strip():
-        raise checks.fail("reason", reason, "must say why", "It is recorded for whoever reads the ledger later.")
+        raise checks.error("reason", reason, "must say why", "It is recorded for whoever reads the ledger later.")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
@@ -47,7 +47,7 @@ class VoteMechanism:
         checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
         if self.noise not in self.noise_kinds:
             kinds_text = " or ".join(self.noise_kinds)
-            raise checks.fail(
+            raise checks.error(
                 "noise", self.noise, f"must be {kinds_text}: {self.name} has no other form", "Set noise=torch."
             )
 
@@ -63,7 +63,7 @@ class VoteMechanism:
             ValueError: The plan cannot work; the message says what would.
         """
         if num_teachers == 0:
-            raise checks.fail("mechanism", self.name, "counts votes of teachers, and here are none",
+            raise checks.error("mechanism", self.name, "counts votes of teachers, and here are none",
                               "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
         _check_queries(num_queries, num_classes, rounds)
@@ -93,7 +93,7 @@ class VoteMechanism:
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
         """``sensitive``, which must be what was priced, and the noise of the kind that was priced."""
         if noise.kind != self.noise:
-            raise checks.fail(
+            raise checks.error(
                 "noise.kind",
                 noise.kind,
                 f"must be {self.noise!r}, the kind {self.name} was priced for",
@@ -101,7 +101,7 @@ class VoteMechanism:
             )
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
-            raise checks.fail("voters", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
+            raise checks.error("voters", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 
@@ -148,7 +148,7 @@ class RecordMechanism(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma)
+        checks.noise_scale("mechanism.sigma", self.sigma)
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
@@ -160,16 +160,18 @@ class RecordMechanism(VoteMechanism):
         if num_teachers:
             message = f"{self.output_description} of records, not votes of {num_teachers} teachers"
             fix = f"Use voters={self.method}, or mechanism=gaussian for teachers."
-            raise checks.fail("mechanism", self.name, message, fix)
+            raise checks.error("mechanism", self.name, message, fix)
         _check_queries(num_queries, num_classes, rounds)
 
     def _format_fix(self) -> str:
         return f"Use voters={self.method}."
 
-    def _make_event(self, count: int, noise_factor: float = 1.0) -> Event:
+    def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Of so many tables with ``noise_factor`` sigma of noise."""
         mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
-        return events.ZCDP(rho=mu**2 / 2, count=count) if self.discrete else events.Gaussian(mu=mu, count=count)
+        return (
+            events.ZCDPEvent(rho=mu**2 / 2, count=count) if self.discrete else events.GaussianEvent(mu=mu, count=count)
+        )
 
 
 def _check_queries(num_queries: int, num_classes: int, rounds: int) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events, outcomes
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import make_answer_event
@@ -17,11 +17,11 @@ from pate_torch.sensitive import Votes
 from pate_torch.types import Answers, MechanismContext
 
 
-def make_screen_event(sigma: float, count: int, discrete: bool) -> Event:
+def make_screen_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
     """The price of ``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
     if discrete:
-        return events.ZCDP(rho=1 / (2 * sigma**2), count=count)
-    return events.Gaussian(mu=1 / sigma, count=count)
+        return events.ZCDPEvent(rho=1 / (2 * sigma**2), count=count)
+    return events.GaussianEvent(mu=1 / sigma, count=count)
 
 
 def count_queries_to_ask(passed_Q: Tensor, max_passes: int | None) -> int:
@@ -59,13 +59,13 @@ class ConfidentGNMax(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.noise("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
         checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
         if self.max_answers is not None:
             checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")
 
-    def _make_events(self, num_asked: int, num_answered: int) -> tuple[Event, ...]:
+    def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
         return (
             make_screen_event(self.screen_sigma, num_asked, self.discrete),
             make_answer_event(self.sigma, num_answered, self.discrete),
@@ -79,14 +79,14 @@ class ConfidentGNMax(VoteMechanism):
         """
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
-            raise checks.fail(
+            raise checks.error(
                 "mechanism.threshold",
                 self.threshold,
                 f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}",
                 f"Set it below {num_teachers}, or train more teachers.",
             )
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Every query asked, and as many answered as may be."""
         num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
         return self._make_events(num_queries, num_answered)
@@ -103,8 +103,8 @@ class ConfidentGNMax(VoteMechanism):
         label_Q = self._draw_labels_where(asked_votes, noise, self.sigma, passed_Q)
         return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
 
-    def make_outcome_model(self) -> outcomes.Confident | None:
+    def make_outcome_model(self) -> outcomes.ConfidentOutcomes | None:
         """None with ``max_answers``: stopping early by the votes has no data-dependent price."""
         if self.discrete or self.max_answers is not None:
             return None
-        return outcomes.Confident(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)
+        return outcomes.ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)

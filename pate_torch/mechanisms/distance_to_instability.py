@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.accounting import events
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance, compute_min_teachers
@@ -40,7 +40,7 @@ class DistanceToInstability(VoteMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         fix = "It is the price of one query."
-        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.LEAST_NOISE, open_=True, fix=fix)
+        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.LEAST_NOISE, exclusive=True, fix=fix)
         checks.delta("mechanism.delta", self.delta)
 
     @property
@@ -57,7 +57,7 @@ class DistanceToInstability(VoteMechanism):
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         min_teachers = compute_min_teachers(self.threshold)
         if num_teachers < min_teachers:
-            raise checks.fail(
+            raise checks.error(
                 "num_teachers",
                 num_teachers,
                 f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
@@ -65,14 +65,14 @@ class DistanceToInstability(VoteMechanism):
                 "Take more teachers, a larger epsilon or delta, or mechanism=gaussian.",
             )
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Every query asked, answered or not."""
-        noise_event: Event = (
-            events.PureDP(epsilon=self.epsilon, count=num_queries)
+        noise_event: PrivacyEvent = (
+            events.PureDPEvent(epsilon=self.epsilon, count=num_queries)
             if self.discrete
-            else events.Laplace(ratio=self.epsilon, count=num_queries)
+            else events.LaplaceEvent(ratio=self.epsilon, count=num_queries)
         )
-        return (noise_event, events.Delta(delta=self.delta, count=num_queries))
+        return (noise_event, events.DeltaEvent(delta=self.delta, count=num_queries))
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Test every query."""

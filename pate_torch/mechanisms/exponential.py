@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pate_torch.accounting import events, outcomes
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
@@ -34,16 +34,16 @@ class ExponentialMechanism(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
 
     @property
     def rate(self) -> float:
         """The exponent h, per vote."""
         return math.sqrt(2) / self.sigma
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One answer per query, however the queries are split into rounds."""
-        return (events.BoundedRange(eta=2 * self.rate, count=num_queries),)
+        return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every query."""
@@ -51,5 +51,5 @@ class ExponentialMechanism(VoteMechanism):
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> outcomes.Exponential:
-        return outcomes.Exponential(rate=self.rate)
+    def make_outcome_model(self) -> outcomes.ExponentialOutcomes:
+        return outcomes.ExponentialOutcomes(rate=self.rate)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.accounting import events, outcomes
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
@@ -16,11 +16,11 @@ from pate_torch.sensitive import Votes
 from pate_torch.types import Answers, MechanismContext, NoisyCounts
 
 
-def make_answer_event(sigma: float, count: int, discrete: bool) -> Event:
+def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
     """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes counts by sqrt(2) in L2."""
     if discrete:
-        return events.ZCDP(rho=1 / sigma**2, count=count)
-    return events.Gaussian(mu=math.sqrt(2) / sigma, count=count)
+        return events.ZCDPEvent(rho=1 / sigma**2, count=count)
+    return events.GaussianEvent(mu=math.sqrt(2) / sigma, count=count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class GNMax(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One answer per query, however the queries are split into rounds."""
         return (make_answer_event(self.sigma, num_queries, self.discrete),)
 
@@ -63,6 +63,6 @@ class GNMax(VoteMechanism):
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
-    def make_outcome_model(self) -> outcomes.Gnmax | None:
+    def make_outcome_model(self) -> outcomes.GNMaxOutcomes | None:
         """None where more than the label is released, or the noise is discrete."""
-        return None if self.discrete or self.counts else outcomes.Gnmax(sigma=self.sigma)
+        return None if self.discrete or self.counts else outcomes.GNMaxOutcomes(sigma=self.sigma)

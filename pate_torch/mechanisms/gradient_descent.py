@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
@@ -57,7 +57,7 @@ class GradientDescent(RecordMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.early_noise_multiplier", self.early_noise_multiplier)
+        checks.noise_scale("mechanism.early_noise_multiplier", self.early_noise_multiplier)
         checks.between("mechanism.clip_norm", self.clip_norm, MIN_CLIP_NORM, 1)
         checks.integer("mechanism.steps", self.steps, low=1)
         checks.positive("mechanism.first_step_size", self.first_step_size)
@@ -68,7 +68,7 @@ class GradientDescent(RecordMechanism):
         """One unit, one gradient of length at most ``clip_norm``, sigma's unit. Its L1 is no part of the price."""
         return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """The price of ``steps`` sums per round, whatever it asks; the last round has noise of its own."""
         if num_queries == 0:
             return (self._make_event(0),)

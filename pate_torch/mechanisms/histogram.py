@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.noise.source import NoiseSource
 from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity
@@ -43,7 +43,7 @@ class Histogram(RecordMechanism):
         """One unit, one count of the whole table."""
         return COUNT_SENSITIVITY[self.adjacency]
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One table per round, whatever it asks."""
         return (self._make_event(rounds if num_queries else 0),)
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.confident import make_screen_event
@@ -48,18 +48,18 @@ class InteractiveGNMax(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.noise("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
         checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
         checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
 
-    def _make_events(self, num_asked: int, num_answered: int) -> tuple[Event, ...]:
+    def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
         return (
             make_screen_event(self.screen_sigma, num_asked, self.discrete),
             make_answer_event(self.sigma, num_answered, self.discrete),
         )
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Every query asked, and every one answered by the teachers."""
         return self._make_events(num_queries, num_queries)
 

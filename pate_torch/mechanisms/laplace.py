@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pate_torch.accounting import events, outcomes
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
@@ -30,14 +30,14 @@ class LNMax(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""
         ratio = 1 / self.sigma
         if self.discrete:
-            return (events.PureDP(epsilon=ratio, count=2 * num_queries),)
-        return (events.Laplace(ratio=ratio, count=2 * num_queries),)
+            return (events.PureDPEvent(epsilon=ratio, count=2 * num_queries),)
+        return (events.LaplaceEvent(ratio=ratio, count=2 * num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer every query."""
@@ -45,5 +45,5 @@ class LNMax(VoteMechanism):
         noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> outcomes.Lnmax | None:
-        return None if self.discrete else outcomes.Lnmax(scale=self.sigma)
+    def make_outcome_model(self) -> outcomes.LNMaxOutcomes | None:
+        return None if self.discrete else outcomes.LNMaxOutcomes(scale=self.sigma)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector_base import (
     SparseVectorMechanism,
@@ -73,7 +73,7 @@ class SoftSparseVector(SparseVectorMechanism):
 
     def _draw_scores(
         self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: MechanismContext
-    ) -> tuple[Tensor, tuple[Event, ...]]:
+    ) -> tuple[Tensor, tuple[PrivacyEvent, ...]]:
         """The scores of a prefix, NaN for none, and what they cost."""
         device, size = counts_SV.device, len(counts_SV)
         scales = self.compute_scales(context.num_queries, num_classes)

@@ -22,7 +22,7 @@ from scipy.special import beta, betainc
 from torch import Tensor
 
 from pate_torch.accounting import calibration, events
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.noise.source import NoiseSource
@@ -94,10 +94,10 @@ def calibrate(
 
 @functools.lru_cache(maxsize=1024)
 def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> float:
-    def make_events(noise_scale: float) -> tuple[Event, ...]:
-        return (events.PureDP(epsilon=2 / noise_scale, count=max_blocks), events.Delta(delta=delta / 2))
+    def make_events(noise_scale: float) -> tuple[PrivacyEvent, ...]:
+        return (events.PureDPEvent(epsilon=2 / noise_scale, count=max_blocks), events.DeltaEvent(delta=delta / 2))
 
-    return calibration.smallest_sigma(make_events, epsilon=epsilon, delta=delta)
+    return calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta)
 
 
 def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
@@ -160,7 +160,7 @@ class SparseVectorMechanism(VoteMechanism):
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         scales = self.compute_scales(num_queries, num_classes)
         if num_teachers < scales.min_teachers:
-            raise checks.fail(
+            raise checks.error(
                 "num_teachers",
                 num_teachers,
                 f"must be at least {scales.min_teachers} for mechanism={self.name}: at "
@@ -170,15 +170,15 @@ class SparseVectorMechanism(VoteMechanism):
                 "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
             )
 
-    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[Event, ...]:
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """The price of every block that may be started, and one delta."""
         return self._make_events(self.max_failures, num_queries)
 
-    def _make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[Event, ...]:
+    def _make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
         block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
         return (
-            events.PureDP(epsilon=block_epsilon, count=num_blocks),
-            events.Delta(delta=self.delta / 2, count=int(with_delta)),
+            events.PureDPEvent(epsilon=block_epsilon, count=num_blocks),
+            events.DeltaEvent(delta=self.delta / 2, count=int(with_delta)),
         )
 
 

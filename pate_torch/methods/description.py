@@ -39,10 +39,10 @@ class VotersDescription:
 
     def __post_init__(self) -> None:
         for name in ("who", "how", "questions", "examples"):
-            checks.text(f"description.{name}", getattr(self, name))
-        object.__setattr__(self, "assumptions", checks.items("description.assumptions", self.assumptions))
+            checks.nonempty_string(f"description.{name}", getattr(self, name))
+        object.__setattr__(self, "assumptions", checks.collection("description.assumptions", self.assumptions))
         for sentence in self.assumptions:
-            checks.text("description.assumptions", sentence)
+            checks.nonempty_string("description.assumptions", sentence)
         for name in ("public_time", "uses_size", "discrete"):
             checks.boolean(f"description.{name}", getattr(self, name))
 

@@ -32,12 +32,12 @@ from torch import nn
 from pate_torch import networks, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
-from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
 from pate_torch.config import RunConfig, refuse_adjacency
 from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
-from pate_torch.core.progress import Clock, Stages
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.units import leave_out_unusable, one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
@@ -103,7 +103,7 @@ class DpSgd:
 
     def run(self, plan: RunConfig) -> Path:
         """Charge, train, and write the files of a release; the folder of the run."""
-        clock = Clock()
+        clock = StageTimer()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
                 data = leave_out_unusable(plan.dataset.load(), plan.partition.adjacency)
@@ -118,11 +118,11 @@ class DpSgd:
             epsilon = plan.privacy.target_epsilon
             if epsilon is None:
                 planned = plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds)
-                epsilon = accounting.epsilon(planned, plan.privacy.delta).epsilon
+                epsilon = accounting.compute_guarantee(planned, plan.privacy.delta).epsilon
             multiplier = self.noise_multiplier(rate, epsilon, plan.privacy.delta)
-            events = (sampled_gaussian(rate, multiplier, self.steps),)
+            events = (make_sampled_gaussian_event(rate, multiplier, self.steps),)
             if not plan.quiet:  # Opacus takes some seconds
-                stages.say(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
+                stages.print_message(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
             facts = owner_file.read(plan.root, data.spec.name)
             root = self._root(plan, data, stages)
             store = TeacherStore(root)
@@ -168,17 +168,19 @@ class DpSgd:
         """How many records a step sees on average: a public number, since it follows from the declared size."""
         size = data.spec.nominal_size
         if size is None:
-            raise checks.fail(
+            raise checks.error(
                 "dataset.nominal_size", None, "sets the sampling rate of DP-SGD", "Declare about how many records."
             )
         if data.private.unit != "record":
-            raise checks.fail("study", "dpsgd", f"protects single records, but the privacy unit is {data.private.unit}")
+            raise checks.error(
+                "study", "dpsgd", f"protects single records, but the privacy unit is {data.private.unit}"
+            )
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
     def noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
         """The smallest noise multiplier at which all steps cost at most epsilon."""
-        return calibration.smallest_sigma(
-            lambda sigma: (sampled_gaussian(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
+        return calibration.calibrate_sigma(
+            lambda sigma: (make_sampled_gaussian_event(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
         )
 
     def _compared(self, rate: float, multiplier: float, epsilon: float, delta: float) -> str:
@@ -199,7 +201,9 @@ class DpSgd:
         """Where the ledger lies: with the data set's account, or apart where its filter cannot bound this mechanism."""
         root = plan.root
         if plan.partition.adjacency != "add_remove":
-            raise checks.fail("partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove.")
+            raise checks.error(
+                "partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove."
+            )
         path = plan.ledger_path
         if path.exists():
             with Ledger(path) as known:
@@ -208,9 +212,9 @@ class DpSgd:
                 why = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
                 if not data.spec.benchmark:
                     fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
-                    raise checks.fail("dataset.name", data.spec.name, why, fix)
+                    raise checks.error("dataset.name", data.spec.name, why, fix)
                 root = plan.root / "dpsgd"
-                stages.say(
+                stages.print_message(
                     f"{data.spec.name}: {why}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
                     " of the PATE releases are two statements, and do not compose into one."
                 )
@@ -220,8 +224,8 @@ class DpSgd:
         spec = data.spec
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise checks.fail("study.network", self.network, "normalizes over a batch, so one record touches all")
-        return networks.initialize(module, torch_stream(seed, "dpsgd", "initial"))
+            raise checks.error("study.network", self.network, "normalizes over a batch, so one record touches all")
+        return networks.initialize(module, make_torch_generator(seed, "dpsgd", "initial"))
 
     def train(
         self,

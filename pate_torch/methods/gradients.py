@@ -88,9 +88,9 @@ class Gradients(RecordVoters):
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
         if self.declared(data) is None:
             fix = "Declare about how many records there are, where that is public knowledge."
-            raise checks.fail("voters.size", None, "must be given: the data set declares no nominal_size", fix)
+            raise checks.error("voters.size", None, "must be given: the data set declares no nominal_size", fix)
         if len(data.private) >= _MOST:  # not how many: that is private
-            raise checks.fail("voters", self.name, f"takes fewer than {_MOST} records", "Use voters=reverse_knn.")
+            raise checks.error("voters", self.name, f"takes fewer than {_MOST} records", "Use voters=reverse_knn.")
 
     def declared(self, data: Dataset) -> int | None:
         """About how many records there are, as publicly declared."""

@@ -16,7 +16,7 @@ from sklearn.base import clone, is_classifier
 from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
-from pate_torch.core.device import settled
+from pate_torch.core.device import deterministic_mode
 from pate_torch.methods import teacher_votes
 from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.methods.description import VotersDescription
@@ -135,14 +135,14 @@ def _member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: lis
     if len(y) == 0:
         return constant(ABSTAIN)
     try:
-        with rng.seeded(seed, "teacher", teacher, "fit"):
+        with rng.seeded_generators(seed, "teacher", teacher, "fit"):
             member = fit(x, y, teacher)
     except Exception as error:
         errors.append(error)
         return constant(ABSTAIN)
 
     def seeded(points: Tensor) -> Tensor:
-        with rng.seeded(seed, "teacher", teacher, "predict"):
+        with rng.seeded_generators(seed, "teacher", teacher, "predict"):
             return member(points)
 
     return seeded
@@ -188,7 +188,7 @@ def fit_estimators(
         ValueError: ``estimator`` is no classifier, or no copy can be fitted.
     """
     if not is_classifier(estimator):
-        raise checks.fail("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
+        raise checks.error("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
     fit = functools.partial(_fit_estimator, estimator, spec, seed)
     return _fit_all(fit, private, spec, shards, seed, progress, type(estimator).__name__)
 
@@ -198,7 +198,7 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
         return constant(int(y[0]))
     own = copy.deepcopy(clone(estimator))  # some estimators are their own clone
     states = {
-        key: rng.derive(seed, "teacher", teacher, key) % 2**32
+        key: rng.derive_seed(seed, "teacher", teacher, key) % 2**32
         for key, value in own.get_params(deep=True).items()
         if value is None and key.split("__")[-1] == "random_state"
     }
@@ -288,7 +288,7 @@ def fit_module(
     device: torch.device,
 ) -> nn.Module:
     """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
-    with settled(device), rng.seeded(seed, "teacher", teacher, "module"):
+    with deterministic_mode(device), rng.seeded_generators(seed, "teacher", teacher, "module"):
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
         own = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
         _descend(module, Feed(own, spec, recipe, seed, device), recipe)
@@ -300,24 +300,26 @@ def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) ->
 
     ``key`` names it.
     """
-    with rng.seeded(0, "factory"), torch.no_grad():
+    with rng.seeded_generators(0, "factory"), torch.no_grad():
         module, other = factory(), factory()
         for made in (module, other):
             if not isinstance(made, nn.Module):
-                raise checks.fail(key, type(made).__name__, "must be made a torch.nn.Module by its factory")
+                raise checks.error(key, type(made).__name__, "must be made a torch.nn.Module by its factory")
         fix = (
             "Make every layer afresh inside the function, or put copy.deepcopy(...) around what it takes from outside."
         )
         if module is other or _storages(module) & _storages(other):
             allowed = "makes networks that share parameters or buffers, and so one network would be trained by all"
-            raise checks.fail(key, type(module).__name__, allowed, fix)
+            raise checks.error(key, type(module).__name__, allowed, fix)
         try:
             module = copy.deepcopy(module)
         except Exception as error:
-            raise checks.fail(key, type(module).__name__, f"makes a network that cannot be copied ({error})") from error
+            raise checks.error(
+                key, type(module).__name__, f"makes a network that cannot be copied ({error})"
+            ) from error
         out = module.eval()(torch.zeros(2, *spec.input_shape))
     if tuple(out.shape) != (2, spec.num_classes):
-        raise checks.fail(key, tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
+        raise checks.error(key, tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
 
 
 def _storages(module: nn.Module) -> set[int]:

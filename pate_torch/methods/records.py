@@ -51,19 +51,19 @@ class RecordVoters(VotersBase):
         """Raise ValueError for options of teachers, and where one record's answer is not its own."""
         if config.sanitiser is not None:
             fix = "Leave out sanitiser: every record answers for itself."
-            raise checks.fail("voters", self.name, "cannot be combined with sanitiser", fix)
+            raise checks.error("voters", self.name, "cannot be combined with sanitiser", fix)
         given = config.mechanism.name
         if given != self.mechanism:
             what, fix = f"cannot be combined with mechanism={given}", f"Use mechanism={self.mechanism}."
-            raise checks.fail("voters", self.name, what, fix)
+            raise checks.error("voters", self.name, what, fix)
         capacity = getattr(config.partition, "capacity", None)
         if capacity is not None:
             what = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
-            raise checks.fail("partition.capacity", capacity, what, "Leave out partition.capacity.")
+            raise checks.error("partition.capacity", capacity, what, "Leave out partition.capacity.")
         adjacency = config.partition.adjacency
         given = getattr(config.mechanism, "adjacency", adjacency)
         if given != adjacency:
-            raise checks.fail("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
+            raise checks.error("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where the partition's adjacency does not hold for these units."""

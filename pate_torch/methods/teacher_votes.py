@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.files import tensor_digest
+from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import checked_id
+from pate_torch.core.run_folders import check_id
 from pate_torch.data.partition import deal
 from pate_torch.ledger import Ledger
 from pate_torch.methods.base import FittedVoters, VotersBase
@@ -57,20 +57,20 @@ class Teachers(VotersBase):
         super().__post_init__()
         checks.integer("num_teachers", self.num_teachers, low=1)
         if self.stored is not None:
-            checked_id("teachers", self.stored)
+            check_id("teachers", self.stored)
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError where there is nothing to ask teachers."""
         if config.labels is not None and self.stored is not None:
             fix = "Leave out teachers."
-            raise checks.fail("labels", config.labels, "a release is reused without teachers", fix)
+            raise checks.error("labels", config.labels, "a release is reused without teachers", fix)
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where no teacher can learn from these data, or stored ones are of other data."""
         try:
             config.teacher.check(data.spec)
         except ValueError as error:
-            raise ValueError(checks.under("teacher", error)) from error
+            raise ValueError(checks.prefix_error_key("teacher", error)) from error
         declared = data.spec.nominal_size
         fix = f"About {declared} private records are declared, and every teacher needs one of its own."
         checks.integer("num_teachers", self.num_teachers, low=1, high=declared, fix=fix)
@@ -86,7 +86,7 @@ class Teachers(VotersBase):
 
     def identify(self, data: Dataset, config: RunConfig) -> Identity:
         """PRIVATE. The identity of this run's teachers, down to the content of the records."""
-        pool = {} if config.teacher.start is None else {"pool": tensor_digest(data.pool.x)}
+        pool = {} if config.teacher.start is None else {"pool": compute_tensor_digest(data.pool.x)}
         return Identity(
             dataset=data.spec.name,
             fingerprint=TeacherStore(config.root).fingerprint(data.private),
@@ -140,7 +140,7 @@ class Teachers(VotersBase):
         run.afford()  # training may take hours
 
         def wait(holder: str) -> None:
-            run.stages.say(f"These teachers are being trained by {holder}; waiting for them.")
+            run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
         with run.store.training(identity, wait) as checkpoints:
             found = self._at_hand(run, identity)  # whoever was waited for has trained them
@@ -205,7 +205,7 @@ class Teachers(VotersBase):
             return None
         stored = reusable(found, run.store, identity, run.ledger)
         if self.stored is None:
-            run.stages.say(f"Reusing teachers {found}: same data, same configuration.")
+            run.stages.print_message(f"Reusing teachers {found}: same data, same configuration.")
         memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
         return dataclasses.replace(stored, ensemble=dataclasses.replace(stored.ensemble, memory_gib=memory_gib))
 
@@ -279,9 +279,9 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
     ):
         if getattr(stored.identity, key) != getattr(here, key):
             there = "another one" if key == "fingerprint" else repr(getattr(stored.identity, key))
-            raise checks.fail("teachers", name, f"were trained with {key} {there}", fix)
+            raise checks.error("teachers", name, f"were trained with {key} {there}", fix)
     if stored.ledger_head is not None and (ledger is None or not ledger.contains_head(stored.ledger_head)):
-        raise checks.fail(
+        raise checks.error(
             "teachers",
             name,
             "were used with another privacy ledger than the one here",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.device import brought
+from pate_torch.core.device import to_device
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
@@ -64,7 +64,7 @@ class TransductiveTeachers(Teachers):
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where there are no two points to vote on together."""
         if len(data.pool) < 2:
-            raise checks.fail("voters", self.name, "needs at least two public points", "Use voters=teachers.")
+            raise checks.error("voters", self.name, "needs at least two public points", "Use voters=teachers.")
         super().validate_for(data, config)
 
     def soft(self, config: RunConfig) -> bool:
@@ -125,7 +125,7 @@ class JointVotes:
 
         def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
-            on_graph = (brought(logits_PC, self.graph.device) for logits_PC in logits_kPC)
+            on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
             out[rows] = torch.stack([self._joint(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]).cpu()
 
         ensemble.opinions(pool_x, hear, device=device, progress=progress)

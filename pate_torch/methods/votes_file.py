@@ -57,7 +57,7 @@ class VotesFile(VotersBase):
         for key in ("labels", "selection"):
             if getattr(config, key) is not None:
                 fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-                raise checks.fail("votes", str(self.path), f"cannot be combined with {key}", fix)
+                raise checks.error("votes", str(self.path), f"cannot be combined with {key}", fix)
 
     def for_data(self, data: Dataset) -> Voters:
         """These voters with their votes, which must be on this public pool."""
@@ -128,12 +128,12 @@ def read(
 
 def _same(key: str, declared: int | None, found: int, what: str, form: str, path: Path) -> None:
     if declared is not None and declared != found:
-        raise checks.fail(key, declared, f"{path} holds {form} with {found} {what}", f"It should be {found}, or it is "
+        raise checks.error(key, declared, f"{path} holds {form} with {found} {what}", f"It should be {found}, or it is "
                           "another file.")  # fmt: skip
 
 
 def _bad(path: Path, what: str, fix: str = "") -> ValueError:
-    return checks.fail("votes", str(path), what, fix)
+    return checks.error("votes", str(path), what, fix)
 
 
 def _form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:

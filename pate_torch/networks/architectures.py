@@ -37,7 +37,7 @@ Description = dict[str, Any]
 
 def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
-        raise checks.fail(
+        raise checks.error(
             "network",
             name,
             f"needs images of at least {smallest}x{smallest}, the data have shape {input_shape}",
@@ -163,7 +163,7 @@ def wide_resnet(
     channels, _, _ = _image("wide_resnet", input_shape, 8)
     checks.one_of("network.norm", norm, ("group", "batch"))
     if depth < 10 or (depth - 4) % 6:
-        raise checks.fail("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
+        raise checks.error("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
     widths = [16, 16 * widen, 32 * widen, 64 * widen]
     return _residual_net(channels, widths, (depth - 4) // 6, norm, num_classes)
 
@@ -290,7 +290,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     allowed = [p.name for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed:
-            raise checks.fail("network option", option, f"network {name!r} takes {', '.join(allowed) or 'no options'}")
+            raise checks.error("network option", option, f"network {name!r} takes {', '.join(allowed) or 'no options'}")
         if option in ("norm", "of"):
             continue
         for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
@@ -326,7 +326,7 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
         num_classes = description["num_classes"]
         options = description["options"]
     except (KeyError, TypeError):
-        raise checks.fail("network", description, "must hold name, input_shape, num_classes and options") from None
+        raise checks.error("network", description, "must hold name, input_shape, num_classes and options") from None
     return build(name, shape, num_classes, **options)
 
 

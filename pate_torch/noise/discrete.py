@@ -43,7 +43,7 @@ def draw_laplace(shape: tuple[int, ...], scale: Fraction) -> Tensor:
 def _check_scale(name: str, value: Fraction) -> Fraction:
     if not 0 < value <= MAX_SCALE:
         requirement = f"must lie in (0, {MAX_SCALE}] with noise=discrete"
-        raise checks.fail(name, float(value), requirement, "Use noise=torch for larger noise.")
+        raise checks.error(name, float(value), requirement, "Use noise=torch for larger noise.")
     return Fraction(value)
 
 

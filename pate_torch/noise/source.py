@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.core.files import private_folder, replacing
+from pate_torch.core.files import atomic_replacement, create_private_folder
 from pate_torch.noise import discrete
 from pate_torch.sensitive import Sensitivity
 from pate_torch.types import Answers, DryRunAnswers
@@ -51,7 +51,7 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
     if insecure_seed is not None:
         checks.integer("insecure_noise_seed", insecure_seed, low=0)
         if kind == "discrete":
-            raise checks.fail(
+            raise checks.error(
                 "insecure_noise_seed",
                 insecure_seed,
                 "must be null with noise=discrete",
@@ -70,7 +70,9 @@ def check_delta(kind: str, delta: float) -> None:
         message = (
             f"must be at least {MIN_CONTINUOUS_NOISE_DELTA:g} with continuous noise, whose tails end where its bits do"
         )
-        raise checks.fail("privacy.delta", delta, message, "Use noise=discrete, whose tails do not, or a larger delta.")
+        raise checks.error(
+            "privacy.delta", delta, message, "Use noise=discrete, whose tails do not, or a larger delta."
+        )
 
 
 @dataclass(eq=False)
@@ -197,7 +199,7 @@ class DryRunNoise(NoiseSource):
         events: What a budget would have been charged.
     """
 
-    events: tuple[Event, ...] = ()
+    events: tuple[PrivacyEvent, ...] = ()
 
     def stamp(self, answers: Answers) -> DryRunAnswers:
         """The answers as those of a rehearsal, a type that nothing releases or writes."""
@@ -207,7 +209,7 @@ class DryRunNoise(NoiseSource):
         """Nothing to refuse: there is no account."""
 
     @contextmanager
-    def spend(self, events: Iterable[Event], **facts: object) -> Iterator[DryRunNoise]:
+    def spend(self, events: Iterable[PrivacyEvent], **facts: object) -> Iterator[DryRunNoise]:
         """The rehearsal itself, with what a budget would have been charged in ``events``."""
         self.events += tuple(events)
         yield self
@@ -217,7 +219,7 @@ class DryRunNoise(NoiseSource):
         """The rehearsal itself, as a source of noise."""
         return self
 
-    def record_cost(self, events: Iterable[Event]) -> None:
+    def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
         """Nothing: nobody is charged."""
 
 
@@ -240,8 +242,8 @@ def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
         return ""
     # Salted: a hash of the noise alone could be tried against all the noise there is.
     content = json.dumps({"salt": secrets.token_hex(16), "kept": noise_state}).encode()
-    private_folder(path.parent, _README)
-    with replacing(path) as temporary:
+    create_private_folder(path.parent, _README)
+    with atomic_replacement(path) as temporary:
         temporary.write_bytes(content)
     return hashlib.sha256(content).hexdigest()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch.accounting.events import BoundedRange, Delta, Event, PureDP
+from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -137,9 +137,9 @@ class AgPrivClPlan:
     minimum_teachers: int
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[PrivacyEvent, ...]:
         """What is charged: ``total``, and not what was asked."""
-        return PureDP(epsilon=self.total[0]), Delta(delta=self.total[1])
+        return PureDPEvent(epsilon=self.total[0]), DeltaEvent(delta=self.total[1])
 
 
 def _draws(subset: int, delta: float) -> tuple[int, float]:
@@ -195,7 +195,7 @@ def plan_ag_priv_cl(
     checks.positive("inner_epsilon", inner_epsilon)
     checks.delta("delta", delta)
     for key, value in (("alpha", alpha), ("beta", beta)):
-        checks.between(key, value, 0, 1, open_=True)
+        checks.between(key, value, 0, 1, exclusive=True)
     m = checks.integer("num_queries", num_queries, low=1)
     sharp = checks.one_of("constants", constants, ("paper", "sharp")) == "sharp"
     if sharp:
@@ -205,7 +205,7 @@ def plan_ag_priv_cl(
     subset = math.floor(min(1.0, share) * n * (1 + 1e-12))
     if subset < 1:
         fix = f"At epsilon={epsilon:g} take n >= {math.ceil(1 / share):,}."
-        raise checks.fail("n", n, f"the sub-sample of {share:.3g} n records is empty", fix)
+        raise checks.error("n", n, f"the sub-sample of {share:.3g} n records is empty", fix)
     inner_delta = min(0.5, delta / share) if sharp else delta
     total = (
         math.log1p(subset / n * (RELABEL_FACTOR * math.exp(inner_epsilon) - 1)),
@@ -425,7 +425,7 @@ def unv_priv_cl(
     Source: NB20 Algorithm 4.
     """
     for key, value in (("share", share), ("alpha", alpha), ("beta", beta)):
-        checks.between(key, value, 0, 1, open_=True)
+        checks.between(key, value, 0, 1, exclusive=True)
     checks.positive("epsilon", epsilon)
     queries = points("x_Q", x_Q)
     d = hypotheses.vc_dimension
@@ -436,15 +436,15 @@ def unv_priv_cl(
     early_Q, plan = _ready(hypotheses, sample, queries[:m0], early, delta, alpha, beta, budget.kind, options)
     # Both parts are charged before either draws: a run refused half-way would have spent without answering.
     events = plan.events
-    with pay(budget, events if late == 0 else (*events, BoundedRange(eta=late)), "UnvPrivCl") as spending:
+    with pay(budget, events if late == 0 else (*events, BoundedRangeEvent(eta=late)), "UnvPrivCl") as spending:
         answers = replace(_answer(hypotheses, sample, early_Q, plan, spending.noise), events=events)
         if late == 0:
             return Universal(answers, None)
         candidates = sspp_candidates(hypotheses, sample, early_Q, epsilon=late, alpha=alpha, beta=beta)
-        index, chose = 0, tuple[Event, ...]()
+        index, chose = 0, tuple[PrivacyEvent, ...]()
         if len(candidates) > 1:
             wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
-            index, chose = gumbel_max(-wrong, late / 2, spending.noise), (BoundedRange(eta=late),)
+            index, chose = gumbel_max(-wrong, late / 2, spending.noise), (BoundedRangeEvent(eta=late),)
         spending.record_cost((*events, *chose))
     learner = Chosen(candidates[index], index, chose)
     rest_Q = torch.from_numpy(hypotheses.predict(learner.hypothesis, queries[m0:]).astype(np.int64))

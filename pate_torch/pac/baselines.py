@@ -7,10 +7,10 @@ import math
 import torch
 from scipy.special import expit
 
-from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.core.rng import numpy_stream
+from pate_torch.core.rng import make_numpy_generator
 from pate_torch.pac.agnostic import votes_of_shards
 from pate_torch.pac.classes import representatives
 from pate_torch.pac.exponential import Chosen, exponential_mechanism
@@ -53,13 +53,13 @@ def df18_vote(
     """
     require_replace_one(sample, "DF18's vote")
     checks.positive("epsilon", epsilon)
-    checks.between("alpha", alpha, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     x_Q = points("x_Q", x_Q)
     teachers = math.ceil(6 * math.log(1 / alpha) / epsilon)
     checks.integer("num_teachers", teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
     needed = df18_size(hypotheses.vc_dimension, epsilon=epsilon, alpha=alpha)
     warn_below("DF18's vote", sample.n, [(f"error {2 * alpha:g} where some hypothesis makes none", needed)])
-    events: tuple[Event, ...] = (PureDP(epsilon=epsilon, count=len(x_Q)),)
+    events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
     with pay(budget, events, "DF18's vote") as spending:
         counts_QC = votes_of_shards(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         one_Q = expit(epsilon / 2 * (counts_QC[:, 1] - counts_QC[:, 0]))
@@ -92,13 +92,13 @@ def averaging(
     Source: Shalev-Shwartz, Shamir, Srebro & Sridharan 2010, as DF20's introduction compares.
     """
     require_replace_one(sample, "averaging")
-    checks.between("gamma", gamma, 0, 1, open_=True)
+    checks.between("gamma", gamma, 0, 1, exclusive=True)
     x_Q = points("x_Q", x_Q)
     teachers = math.ceil(1 / gamma)
     checks.integer("num_teachers", teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
     needed = averaging_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha, beta=beta)
     warn_below("averaging", sample.n, [(f"excess error {2 * alpha:g} with probability {1 - beta:g}", needed)])
-    events: tuple[Event, ...] = (Delta(delta=1 / teachers, count=len(x_Q)),)
+    events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=1 / teachers, count=len(x_Q)),)
     with pay(budget, events, "averaging") as spending:
         counts_QC = votes_of_shards(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         label_Q = spending.noise.uniform((len(x_Q),), _CPU).numpy() < counts_QC[:, 1] / teachers
@@ -150,4 +150,4 @@ def uniform_reference(public_x: Floats, count: int, seed: int) -> Floats:
     """Draws uniform in the box that public points span: a reference distribution that any table has, [count, D]."""
     public_x = points("public_x", public_x)
     low, high = public_x.min(axis=0), public_x.max(axis=0)
-    return low + (high - low) * numpy_stream(seed, "reference").random((count, public_x.shape[1]))
+    return low + (high - low) * make_numpy_generator(seed, "reference").random((count, public_x.shape[1]))

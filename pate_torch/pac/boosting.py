@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.pac.classes import error_counts
@@ -68,22 +68,22 @@ def high_confidence(
     """
     require_replace_one(sample, "high-confidence boosting")
     checks.positive("epsilon", epsilon)
-    checks.between("failure", failure, 0, 1, open_=True)
+    checks.between("failure", failure, 0, 1, exclusive=True)
     rounds = math.ceil(math.log(3 / failure))
     if sample.n <= rounds:
-        raise checks.fail(
+        raise checks.error(
             "sample.n", sample.n, f"must exceed {rounds}", f"failure={failure:g} takes {rounds + 1} folds."
         )
     if len(candidates) == 0:
-        raise checks.fail("candidates", [], "must hold at least one hypothesis")
-    checks.between("alpha", alpha, 0, 1, open_=True)
+        raise checks.error("candidates", [], "must hold at least one hypothesis")
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     needed = high_confidence_size(len(candidates), epsilon=epsilon, alpha=alpha, failure=failure)
     what = f"excess error {alpha:g} with probability {1 - failure:g}"
     warn_below("high-confidence boosting", sample.n, [(what, needed)])
     *training, last = (sample.take(block) for block in folds(sample.n, rounds + 1))
     if len(candidates) == 1:
         return Chosen(candidates[0], 0, ())
-    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "high-confidence boosting") as spending:
 
         def fewest(among: Sequence[Any], fold: Sample) -> int:

@@ -101,7 +101,7 @@ def erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
 
 def _column(x: Floats, name: str) -> Floats:
     if x.shape[1] != 1:
-        raise checks.fail("x.shape", x.shape, f"{name} live on the line: one feature per point")
+        raise checks.error("x.shape", x.shape, f"{name} live on the line: one feature per point")
     return x[:, 0]
 
 
@@ -184,7 +184,7 @@ class Stumps(Enumerable):
 
     def _features(self, x: Floats) -> Floats:
         if x.shape[1] != self.num_features:
-            raise checks.fail("x.shape", x.shape, f"must have {self.num_features} features")
+            raise checks.error("x.shape", x.shape, f"must have {self.num_features} features")
         return x
 
     def enumerate_representatives(self, x: Floats) -> Sequence[Stump]:
@@ -244,7 +244,7 @@ class HalfPlanes(Enumerable):
     def enumerate_representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
         spots = np.unique(x, axis=0)
         if spots.shape[1] != 2:
-            raise checks.fail("x.shape", x.shape, "half-planes live in two dimensions")
+            raise checks.error("x.shape", x.shape, "half-planes live in two dimensions")
         found: list[bool | HalfPlane] = [True, False]
         rows = [np.stack([np.ones(len(spots), bool), np.zeros(len(spots), bool)])]
         for i, tail in enumerate(spots):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
@@ -36,7 +36,7 @@ class Chosen:
 
     hypothesis: Any
     index: int
-    events: tuple[Event, ...]
+    events: tuple[PrivacyEvent, ...]
 
 
 def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
@@ -83,16 +83,16 @@ def exponential_mechanism(
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
     require_replace_one(sample, "the exponential mechanism")
-    checks.between("alpha", alpha, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     checks.positive("epsilon", epsilon)
     if len(candidates) == 0:
-        raise checks.fail("candidates", [], "must hold at least one hypothesis")
+        raise checks.error("candidates", [], "must hold at least one hypothesis")
     needed = df20_lemma_4(len(candidates), epsilon, alpha)
     warn_below("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", needed)])
     wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
     if len(candidates) == 1:
         return Chosen(candidates[0], 0, ())
-    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "exponential mechanism") as spending:
         index = gumbel_max(-(wrong / sample.n), epsilon * sample.n / 2, spending.noise)
     return Chosen(candidates[index], index, events)

@@ -11,7 +11,7 @@ from scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
@@ -77,14 +77,14 @@ def logistic_exponential(
     checks.positive("alpha", alpha)
     if (share := least_acceptance(radius, ridge)) < LEAST_ACCEPTANCE:
         fix = f"Take ridge >= {0.25 / (2 * math.log(1 / LEAST_ACCEPTANCE)):.2g}."
-        raise checks.fail("ridge", ridge, f"may accept one proposal in {1 / share:,.0f} only", fix)
+        raise checks.error("ridge", ridge, f"may accept one proposal in {1 / share:,.0f} only", fix)
     dimension = sample.x.shape[1]
     if sample.n < (wide := 2 * dimension / (epsilon * ridge * radius)):
         fix = f"Take n >= {math.ceil(wide):,}, fewer features, or a larger ridge."
-        raise checks.fail("sample.n", sample.n, "makes a law so wide that the ball holds almost nothing of it", fix)
+        raise checks.error("sample.n", sample.n, "makes a law so wide that the ball holds almost nothing of it", fix)
     needed = convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
     warn_below("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", needed)])
-    events: tuple[Event, ...] = (BoundedRange(eta=epsilon),)
+    events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "convex exponential mechanism") as spending:
         theta = _draw(sample, radius, ridge, epsilon * sample.n / (2 * radius), spending.noise)
     return Chosen(theta, -1, events)

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.mechanisms.gaussian import GNMax
@@ -51,9 +51,9 @@ class RelabeledPlan:
     total: tuple[float, float]
 
     @property
-    def events(self) -> tuple[Event, ...]:
+    def events(self) -> tuple[PrivacyEvent, ...]:
         """What is charged: ``total``."""
-        return PureDP(epsilon=self.total[0]), Delta(delta=self.total[1])
+        return PureDPEvent(epsilon=self.total[0]), DeltaEvent(delta=self.total[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,7 +85,7 @@ def plan_relabeled(n: int, num_queries: int, *, epsilon: float, delta: float, sh
     ]
     if not plans:
         fix = f"At epsilon={epsilon:g} take n >= {math.ceil(2 * shard / largest) + 1:,}."
-        raise checks.fail("n", n, f"leaves less than two teachers of {shard} records in a sub-sample", fix)
+        raise checks.error("n", n, f"leaves less than two teachers of {shard} records in a sub-sample", fix)
     return max(plans, key=lambda plan: plan.num_teachers / plan.sigma)
 
 
@@ -98,7 +98,7 @@ def _at_share(q: float, n: int, m: int, epsilon: float, delta: float, shard: int
     inner = math.log((1 + math.expm1(epsilon) / share) / RELABEL_FACTOR) - 1e-12, min(0.5, delta / share)
     if inner[0] <= 0:
         return None
-    sigma = math.sqrt(2 * m) / gdp.mu(*inner)
+    sigma = math.sqrt(2 * m) / gdp.compute_mu(*inner)
     total = math.log1p(share * (RELABEL_FACTOR * math.exp(inner[0]) - 1)), share * inner[1]
     assert total[0] <= epsilon and total[1] <= delta * (1 + 1e-12)
     return RelabeledPlan(
@@ -140,7 +140,7 @@ def relabeled_gnmax(
     Source: NB20 Algorithm 3, with LZCW21's Algorithm 1 in the place of its Algorithm 5.
     """
     require_replace_one(sample, "AgPrivCl")
-    checks.between("alpha", alpha, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     x_Q = points("x_Q", x_Q)
     plan = plan_relabeled(sample.n, len(x_Q), epsilon=epsilon, delta=delta, shard=shard)
     enough = realizable_size(alpha / 6, alpha / 6, hypotheses.vc_dimension)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.ledger.ledger import PURPOSE_HYPOTHESIS
@@ -42,7 +42,7 @@ def points(name: str, x: Any) -> Floats:
     rows = np.asarray(x, dtype=np.float64)
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
-        raise checks.fail(f"{name}.shape", rows.shape, "must be [points] or [points, features]")
+        raise checks.error(f"{name}.shape", rows.shape, "must be [points] or [points, features]")
     if not np.isfinite(rows).all():
         raise ValueError(f"{name}: every feature must be finite (a NaN has no place in an ordering)")
     return rows
@@ -104,7 +104,7 @@ def with_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
 def require_replace_one(sample: Sample, algorithm: str) -> None:
     """Refuse a sample whose adjacency the algorithm's proof does not cover."""
     if sample.adjacency != "replace_one":
-        raise checks.fail(
+        raise checks.error(
             "sample.adjacency",
             sample.adjacency,
             f"{algorithm} is private for replace_one with a public n only",
@@ -116,7 +116,7 @@ REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="re
 """All of these algorithms are private with regard to a record that is replaced, each by its own argument."""
 
 
-def pay(budget: NoiseProvider, events: tuple[Event, ...], algorithm: str) -> AbstractContextManager[Any]:
+def pay(budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str) -> AbstractContextManager[Any]:
     """Charge first, then noise: every algorithm draws within this.
 
     Raises:
@@ -135,7 +135,7 @@ def refuse_discrete(budget: NoiseProvider, algorithm: str) -> None:
     """
     if budget.kind == "discrete":
         fix = "Use an account whose noise is torch."
-        raise checks.fail("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
+        raise checks.error("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
 
 
 def warn_below(

@@ -33,7 +33,7 @@ def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, 
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
-        raise checks.fail("errors_M.shape", errors.shape, "must be one count per model, at least one")
+        raise checks.error("errors_M.shape", errors.shape, "must be one count per model, at least one")
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be counts of errors (integers, at least 0), not rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)

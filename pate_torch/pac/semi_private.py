@@ -82,7 +82,7 @@ def sspp_candidates(
     checks.positive("epsilon", epsilon)
     public_x = points("public_x", public_x)
     if len(public_x) == 0:
-        raise checks.fail("public_x", [], "must hold at least one point")
+        raise checks.error("public_x", [], "must hold at least one point")
     d, m = hypotheses.vc_dimension, len(public_x)
     needed = sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta, public=m)
     warn_below(

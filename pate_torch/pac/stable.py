@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.special import expit
 
-from pate_torch.accounting.events import Delta, Event, PureDP
+from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
@@ -46,7 +46,7 @@ class Predicted:
     """
 
     label_Q: Bools
-    events: tuple[Event, ...]
+    events: tuple[PrivacyEvent, ...]
     price: tuple[str, float]
 
 
@@ -132,7 +132,7 @@ def _subset_size(sample: Sample, hypotheses: HypothesisClass, gamma: float, alph
     largest = math.floor(gamma * sample.n * (1 + 1e-12))
     if largest < 1:
         fix = f"At gamma={gamma:.3g} take n >= {math.ceil(1 / gamma):,}."
-        raise checks.fail("sample.n", sample.n, "the subset of at most gamma n records is empty", fix)
+        raise checks.error("sample.n", sample.n, "the subset of at most gamma n records is empty", fix)
     if subset is None:
         return min(largest, net_size(alpha, alpha, hypotheses.vc_dimension))
     return checks.integer("subset", subset, low=1, high=largest, fix="Stability needs subset <= gamma n.")
@@ -192,15 +192,15 @@ def stable_predictor(
     Source: DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there.
     """
     require_replace_one(sample, "the stable predictor")
-    checks.between("gamma", gamma, 0, 1, open_=True)
-    checks.between("alpha", alpha, 0, 1, open_=True)
+    checks.between("gamma", gamma, 0, 1, exclusive=True)
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
     x_Q = points("x_Q", x_Q)
     size = _subset_size(sample, hypotheses, gamma, alpha, subset)
     moved = stability(gamma, size / sample.n, constants)
     if moved >= 1:
-        raise checks.fail("gamma", gamma, f"promises a stability of {moved:g} only", "Take gamma below 1/3.")
+        raise checks.error("gamma", gamma, f"promises a stability of {moved:g} only", "Take gamma below 1/3.")
     _warn_stable("stable predictor", hypotheses, sample, gamma, alpha, size, 0.0)
-    events: tuple[Event, ...] = (Delta(delta=moved, count=len(x_Q)),)
+    events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=moved, count=len(x_Q)),)
     with pay(budget, events, "stable predictor") as spending:
         label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise, alpha if cover else 0.0)
     return Predicted(label_Q, events, ("stability", moved))
@@ -245,13 +245,13 @@ def private_prediction(
     """
     require_replace_one(sample, "private prediction")
     checks.positive("epsilon", epsilon)
-    checks.between("alpha", alpha, 0, 0.5, open_=True, fix="At 1/2 the answer is a coin.")
+    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At 1/2 the answer is a coin.")
     x_Q = points("x_Q", x_Q)
     gamma = flipping_gamma(epsilon, alpha, constants)
-    checks.between("gamma", gamma, 0, 1, open_=True, fix="Take a smaller epsilon or alpha.")
+    checks.between("gamma", gamma, 0, 1, exclusive=True, fix="Take a smaller epsilon or alpha.")
     size = _subset_size(sample, hypotheses, gamma, alpha, subset)
     _warn_stable("private prediction", hypotheses, sample, gamma, alpha, size, alpha)
-    events: tuple[Event, ...] = (PureDP(epsilon=epsilon, count=len(x_Q)),)
+    events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
     with pay(budget, events, "private prediction") as spending:
         label_Q = _stable_draws(hypotheses, sample, x_Q, gamma, size, spending.noise)
         label_Q = _flip(label_Q, alpha, spending.noise)
@@ -276,7 +276,7 @@ def private_predictor_epsilon(n: int, subset: int, eta: float, constants: str = 
     checks.one_of("constants", constants, ("paper", "sharp"))
     checks.integer("subset", subset, low=1, high=n - 1)
     if constants == "paper" and eta * n < 1:
-        raise checks.fail("eta", eta, f"must be at least 1/n = {1 / n:.3g}")
+        raise checks.error("eta", eta, f"must be at least 1/n = {1 / n:.3g}")
     spread = 2.0 if constants == "paper" else (eta * (n - 1) + 1) / (eta * n)
     amplified = 4 * math.exp(3 * spread) * subset / (n - subset)
     return math.log((1 + amplified) * math.exp(3 / (eta * n)) + subset / n)
@@ -314,13 +314,13 @@ def plan_private_predictor(
 
     A subset of ``net_size(eta, alpha, d)`` + 1 is what privacy needs, one of ``net_size(alpha, alpha, d)`` accuracy.
     """
-    checks.between("alpha", alpha, 0, 0.5, open_=True)
-    eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, open_=True)
+    checks.between("alpha", alpha, 0, 0.5, exclusive=True)
+    eta = default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, exclusive=True)
     subset = net_size(min(eta, alpha), alpha, vc_dimension) + 1
     if n <= subset:
         needed = private_predictor_size(vc_dimension, epsilon=1.0, alpha=alpha, constants=constants)
         fix = f"By default at alpha={alpha:g} a prediction of epsilon 1 takes n >= {needed:,}."
-        raise checks.fail("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
+        raise checks.error("sample.n", n, f"must exceed the net of n' = {subset:,} records", fix)
     teachers = min(n, math.ceil(2 * eta * n * math.log(1 / alpha)))
     epsilon = private_predictor_epsilon(n, subset, eta, constants)
     return PrivatePredictorPlan(subset=subset, eta=eta, num_teachers=teachers, epsilon=epsilon)
@@ -409,7 +409,7 @@ def private_predictor(
     if epsilon is not None and plan.epsilon > checks.positive("epsilon", epsilon):
         needed = private_predictor_size(d, epsilon=epsilon, alpha=alpha, constants=constants)
         fix = f"By default at alpha={alpha:g} it takes n >= {needed:,}."
-        raise checks.fail("epsilon", epsilon, f"one prediction costs {plan.epsilon:.4g} at n = {sample.n:,}", fix)
+        raise checks.error("epsilon", epsilon, f"one prediction costs {plan.epsilon:.4g} at n = {sample.n:,}", fix)
     needed = private_predictor_size(d, epsilon=epsilon or 1.0, alpha=alpha, eta=plan.eta, constants=constants)
     warn_below(
         "private predictor",
@@ -417,7 +417,7 @@ def private_predictor(
         [(f"epsilon {epsilon or 1.0:g} and error O({alpha:g}) with probability 0.9", needed)],
         [("1/eta", math.floor(1 / plan.eta), 1 / largest_eta(d, alpha, plan.subset))],
     )
-    events: tuple[Event, ...] = (PureDP(epsilon=plan.epsilon, count=len(x_Q)),)
+    events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=plan.epsilon, count=len(x_Q)),)
     label_Q = np.empty(len(x_Q), dtype=bool)
     with pay(budget, events, "private predictor") as spending:
         noise = spending.noise

@@ -172,13 +172,13 @@ def _gaussian(facts: Facts, queries: int) -> GNMax:
     def events(sigma: float) -> tuple[object, ...]:
         return GNMax(sigma=sigma).privacy_events(queries)
 
-    return GNMax(sigma=calibration.smallest_sigma(events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
+    return GNMax(sigma=calibration.calibrate_sigma(events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
 
 
 def _gradients(facts: Facts, why: str) -> Method:
     if facts.records is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
-        raise checks.fail("method", "gradients", "scales its steps by the number of records", fix)
+        raise checks.error("method", "gradients", "scales its steps by the number of records", fix)
     steps = gradient_budget.calibrated(
         epsilon=facts.epsilon,
         delta=facts.delta,
@@ -209,7 +209,7 @@ def _dpsgd(facts: Facts) -> Method:
         ("adjacency", facts.adjacency != "add_remove", "must be add_remove for DP-SGD, which samples records"),
     ):
         if wrong:
-            raise checks.fail(key, getattr(facts, {"num_records_about": "records", "groups": "grouped"}.get(key, key)),
+            raise checks.error(key, getattr(facts, {"num_records_about": "records", "groups": "grouped"}.get(key, key)),
                               what, "Or use method='auto'.")  # fmt: skip
     return Method(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
                   outlook="an epoch of noise on every step; no public point is asked")  # fmt: skip

@@ -15,8 +15,8 @@ from typing import Any, cast
 from torch import nn
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import Event
-from pate_torch.accounting.filters import Filter
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
@@ -208,7 +208,7 @@ class PlanEvaluator:
         if problem is None:
             plan = plan.calibrated()
             try:
-                routes = accounting.routes(self.events(plan, plan.num_queries), plan.privacy.delta)
+                routes = accounting.compute_route_epsilons(self.events(plan, plan.num_queries), plan.privacy.delta)
             except ValueError as error:
                 problem = str(error)
         mechanism: Any = plan.mechanism
@@ -241,7 +241,7 @@ class PlanEvaluator:
                 checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
             if not plan.num_teachers and self._size(plan) is None:
                 fix = "Set voters.size, where about how many records there are is public."
-                raise checks.fail("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
+                raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
             if self.declared.size is not None:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
                 checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
@@ -259,7 +259,7 @@ class PlanEvaluator:
             rounds=min(plan.query.rounds, queries),
         )
 
-    def _most(self, plan: RunConfig, admits: Callable[[tuple[Event, ...]], bool]) -> int:
+    def _most(self, plan: RunConfig, admits: Callable[[tuple[PrivacyEvent, ...]], bool]) -> int:
         """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
 
         def fits(queries: int) -> bool:
@@ -281,15 +281,15 @@ class PlanEvaluator:
             good, bad = (middle, bad) if fits(middle) else (good, middle)
         return good
 
-    def events(self, plan: RunConfig, queries: int) -> tuple[Event, ...]:
+    def events(self, plan: RunConfig, queries: int) -> tuple[PrivacyEvent, ...]:
         """What a run of so many questions may charge, the publication of their price as the plan has it."""
         labels = plan.mechanism.privacy_events(queries, min(plan.query.rounds, queries))
         return labels + plan.events_beside_labels(self.num_classes)
 
-    def _opens(self, plan: RunConfig, events: tuple[Event, ...]) -> bool:
-        return Filter.would_open(events, epsilon=self.budget(plan), delta=plan.privacy.delta)
+    def _opens(self, plan: RunConfig, events: tuple[PrivacyEvent, ...]) -> bool:
+        return PrivacyFilter.can_admit(events, epsilon=self.budget(plan), delta=plan.privacy.delta)
 
-    def _admits(self, events: tuple[Event, ...]) -> bool:
+    def _admits(self, events: tuple[PrivacyEvent, ...]) -> bool:
         assert self.account is not None
         return self.account.admits(events)
 

@@ -104,16 +104,16 @@ def plan(settings: Sequence[str]) -> PlanReport:
         composed = Composer(fixed)
         votes = dict(map(_key, fixed)).get("votes", "null")
         if votes != "null":
-            raise checks.fail("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
+            raise checks.error("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
         base = composed(tuple(f"{key}={values[0]}" for key, values in axes.items()))
         if base.labels is not None:
-            raise checks.fail("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
+            raise checks.error("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
         given = {key for key, _ in map(_key, fixed)} | set(axes)
         if not axes and "experiment" not in given:
             axes = _default_axes(base, given)
         teachers = composed.recommended_teachers or base.num_teachers
         if "mechanism.sigma" in axes and base.privacy.target_epsilon is not None:
-            raise checks.fail(
+            raise checks.error(
                 "privacy.target_epsilon", base.privacy.target_epsilon, "sets mechanism.sigma; sweep one of them"
             )
         plans = {(*fixed, *row): each for row, each in _rows(composed, axes, given, teachers)}
@@ -174,7 +174,7 @@ class Composer:
         plan = composer.run_config(cfg, Path("."))
         if not plan.num_teachers and not plan.voters.releases_model:
             fix = "Set privacy.target_epsilon in train.py to have its noise found."
-            raise checks.fail("voters", plan.voters.name, "has no teachers to plan", fix)
+            raise checks.error("voters", plan.voters.name, "has no teachers to plan", fix)
         return plan
 
     @property
@@ -200,12 +200,12 @@ def _split(settings: Sequence[str]) -> tuple[Pilot, Settings]:
         if key.startswith("pilot."):
             mine.append(setting.removeprefix("pilot."))
         elif key == "pilot":
-            raise checks.fail(
+            raise checks.error(
                 "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(Pilot))}."
             )
         elif key == "teachers":
             if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
-                raise checks.fail("teachers", value, "must be a number of teachers here, or a list of them")
+                raise checks.error("teachers", value, "must be a number of teachers here, or a list of them")
             rest.append(f"num_teachers={value}")
         else:
             rest.append(setting)
@@ -232,7 +232,7 @@ def _axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
         if key not in SWEPT:
             raise ValueError(f"{key}: must have one value here; lists are for {', '.join(SWEPT)}")
         if not override.is_discrete_sweep():
-            raise checks.fail(key, setting, "must be a list or a range")
+            raise checks.error(key, setting, "must be a list or a range")
         axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
     return axes, tuple(fixed)
 
@@ -296,7 +296,7 @@ def _offered(
 
 def _num_classes(declared: Declared, pilot: Pilot) -> int:
     if declared.num_classes is not None and pilot.num_classes not in (None, declared.num_classes):
-        raise checks.fail("pilot.num_classes", pilot.num_classes, f"the data set declares {declared.num_classes}")
+        raise checks.error("pilot.num_classes", pilot.num_classes, f"the data set declares {declared.num_classes}")
     return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
 
 
@@ -311,7 +311,7 @@ def _crowds(
             return simulate_votes(guess, num_classes, pilot.questions, base.seed, pilot.shared)
         shard = declared.shard(num_teachers)
         if shard is None:
-            raise checks.fail("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
+            raise checks.error("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
         return trained(pilot, base.teacher, stand_in(), shard, base.seed)
 
     return crowd
@@ -333,22 +333,24 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
             cfg = compose("config", overrides=settings)
         except MissingConfigException as error:
             fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
-            raise checks.fail("pilot.on", pilot.on, "is no data set here", fix) from error
+            raise checks.error("pilot.on", pilot.on, "is no data set here", fix) from error
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
     planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
     if source.name == planned.name or not _of_other_files(source, planned):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."
-        raise checks.fail("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
+        raise checks.error("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
     if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:
         fix = f"Use {', '.join(PUBLIC)}, or say dataset.benchmark=true in its file."
-        raise checks.fail("pilot.on", pilot.on, "is not declared as public, and a plan looks at no private record", fix)
+        raise checks.error(
+            "pilot.on", pilot.on, "is not declared as public, and a plan looks at no private record", fix
+        )
     data = source.load()
     if data.spec.num_classes != num_classes:
         allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
-        raise checks.fail("pilot.on", pilot.on, allowed, "Use public data of as many classes.")
+        raise checks.error("pilot.on", pilot.on, allowed, "Use public data of as many classes.")
     if data.evaluation.pool_y is None:
         fix = "Give its public points a label each."
-        raise checks.fail("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
+        raise checks.error("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
     if isinstance(base.dataset, Encoded):
         return replace(base.dataset, source=source).encoded(data, Stages(quiet=base.quiet))
     return data

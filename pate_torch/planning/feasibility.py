@@ -16,7 +16,13 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
 from pate_torch.accounting import calibration
-from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
+from pate_torch.accounting.outcomes import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+    OutcomeModel,
+)
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
@@ -63,7 +69,7 @@ def refuse(
             f" even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or say {force}."
-        raise checks.fail("mechanism" if noise is None else "mechanism.sigma", noise or mechanism.name, what, fix)
+        raise checks.error("mechanism" if noise is None else "mechanism.sigma", noise or mechanism.name, what, fix)
 
 
 def right_at(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:
@@ -74,11 +80,11 @@ def right_at(lead: float, mechanism: Mechanism, num_classes: int) -> float | Non
     that answer exactly or not at all (the sparse vector's) have none.
     """
     match _model(mechanism):
-        case Gnmax(sigma=scale) | Confident(sigma=scale):
+        case GNMaxOutcomes(sigma=scale) | ConfidentOutcomes(sigma=scale):
             quantile, log_cdf = ndtri, log_ndtr
-        case Lnmax(scale=scale):
+        case LNMaxOutcomes(scale=scale):
             quantile, log_cdf = _laplace_quantile, _laplace_log_cdf
-        case Exponential(rate=rate):
+        case ExponentialOutcomes(rate=rate):
             return 1 / (1 + (num_classes - 1) * math.exp(-rate * lead))
         case _:
             return None
@@ -177,7 +183,7 @@ def same_price(plan: RunConfig, mechanism: Mechanism, size: int | None, public: 
     if plan.privacy.noise not in GradientDescent.noise_kinds:
         return None
     delta = plan.privacy.delta
-    epsilon = calibration.price(mechanism.privacy_events(plan.num_queries, plan.num_rounds), delta)
+    epsilon = calibration.compute_epsilon(mechanism.privacy_events(plan.num_queries, plan.num_rounds), delta)
     return calibrated(epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, records=size, public=public)
 
 
@@ -248,7 +254,7 @@ def _model(mechanism: Mechanism) -> OutcomeModel | None:
     """The law of a label that is given, be the noise continuous or discrete."""
     match mechanism:
         case gaussian.GNMax() | confident.ConfidentGNMax() | interactive.InteractiveGNMax() | histogram.Histogram():
-            return Gnmax(sigma=mechanism.sigma)
+            return GNMaxOutcomes(sigma=mechanism.sigma)
         case laplacian.LNMax():
-            return Lnmax(scale=mechanism.sigma)
+            return LNMaxOutcomes(scale=mechanism.sigma)
     return mechanism.make_outcome_model()

@@ -76,7 +76,7 @@ def calibrated(
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if records is not None:
         mechanism = replace(mechanism, steps=_STEPS, clip_norm=_CLIP_NORM)
-    sigma = calibration.smallest_sigma(
+    sigma = calibration.calibrate_sigma(
         lambda sigma: replace(mechanism, sigma=sigma).privacy_events(1), epsilon=epsilon, delta=delta
     )
     found = Descent(mechanism=replace(mechanism, sigma=sigma), records=records, public=public)

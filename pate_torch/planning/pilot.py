@@ -87,13 +87,13 @@ class Pilot:
 
     def __post_init__(self) -> None:
         if self.on is not None:
-            checks.text("pilot.on", self.on)
-        checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, open_=True)
+            checks.nonempty_string("pilot.on", self.on)
+        checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, exclusive=True)
         checks.between("pilot.exponent", self.exponent, 0, 2)
         if self.shared is not None:
-            checks.between("pilot.shared", self.shared, 0, 1, open_=True)
+            checks.between("pilot.shared", self.shared, 0, 1, exclusive=True)
             if self.on is not None:
-                raise checks.fail("pilot.shared", self.shared, "is of a guess; pilot.on measures it", "Omit one.")
+                raise checks.error("pilot.shared", self.shared, "is of a guess; pilot.on measures it", "Omit one.")
         for key, low in (("at_teachers", 1), ("num_classes", 2)):
             if getattr(self, key) is not None:
                 checks.integer(f"pilot.{key}", getattr(self, key), low=low)
@@ -143,14 +143,14 @@ class VoteModel:
     def ask(self, num_teachers: int, questions: int, seed: int) -> tuple[Votes, NDArray[np.int64]]:
         """Votes of so many teachers on questions taken in turn, and the right classes."""
         index_Q = np.arange(questions) % len(self.truth_Q)
-        counts_QC = rng.numpy_stream(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
+        counts_QC = rng.make_numpy_generator(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
     def ask_soft(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
         """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``ask`` has there."""
         assert self.score_KQS is not None
         index_Q = torch.arange(start, stop) % len(self.truth_Q)
-        draw = rng.torch_stream(seed, "plan", "scores", start)
+        draw = rng.make_torch_generator(seed, "plan", "scores", start)
         drawn_KQ = torch.randint(len(self.score_KQS), (num_teachers, stop - start), generator=draw)
         return SoftVotes(self.score_KQS[drawn_KQ, index_Q])
 
@@ -173,7 +173,7 @@ def simulate_votes(
         less, more = (simulate_votes(accuracy, num_classes, questions, seed, end) for end in ends)
         model = simulate_votes(accuracy, num_classes, questions, seed, middle)
         return replace(model, less_shared=less, more_shared=more)
-    generator = rng.numpy_stream(seed, "plan", "crowd")
+    generator = rng.make_numpy_generator(seed, "plan", "crowd")
     error, others = 1 - accuracy, num_classes - 1
     spread = 1 / shared - 1
     right_Q = generator.beta(accuracy * spread, error * spread, questions)
@@ -210,7 +210,7 @@ def learnt(said_KQ: NDArray[np.int64], truth_Q: NDArray[np.int64], num_classes: 
         num_classes: Number C of classes.
         seed: Seed of what is drawn.
     """
-    draw = rng.numpy_stream(seed, "plan", "learnt")
+    draw = rng.make_numpy_generator(seed, "plan", "learnt")
     teachers, others = len(said_KQ), num_classes - 1
     right_KQ = said_KQ == truth_Q
     right_Q = right_KQ.sum(0)
@@ -254,7 +254,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     """
     teachers = min(pilot.teachers, len(data.private) // max(shard, 1))
     if shard < 1 or teachers < FEWEST_TEACHERS:
-        raise checks.fail(
+        raise checks.error(
             "pilot.on",
             pilot.on,
             f"has {len(data.private)} records, too few for {FEWEST_TEACHERS} teachers of {shard} each",
@@ -338,7 +338,7 @@ def simulate_release(
         """Share answered, share right of it, and what was asked."""
         votes, truth_Q = model.ask(num_teachers, releases * size, seed)
         kind = getattr(mechanism, "noise", "torch")
-        noise = DryRunNoise(kind, rng.derive(seed, "plan", "noise") if kind == "torch" else None)
+        noise = DryRunNoise(kind, rng.derive_seed(seed, "plan", "noise") if kind == "torch" else None)
         answered = right = 0
         for start in range(0, releases * size, size):
             asked: Votes | SoftVotes = votes.select(torch.arange(start, start + size))
@@ -385,7 +385,7 @@ def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: E
     shards = partition.shards(records, 1, seed)
     asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
     scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
-    noise = DryRunNoise(mechanism.noise, rng.derive(seed, "plan", "noise"))
+    noise = DryRunNoise(mechanism.noise, rng.derive_seed(seed, "plan", "noise"))
     label_Q = scaled.release(asked, noise, MechanismContext(num_queries=len(asked))).label_Q
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None

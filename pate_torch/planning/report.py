@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon, show_noise
+from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.ledger import Account
 from pate_torch.planning.choice import MOST_QUERIES, VERDICTS, Choice
 
@@ -47,7 +47,7 @@ def text(sheet: PlanReport) -> str:
     first = sheet.choices[0]
     head = (
         f"Plan for {sheet.dataset}: {_several(sheet, 'mechanism', 'mechanisms')}, "
-        f"{_several(sheet, 'num_queries', 'several numbers of')} questions, delta {show_delta(first.delta)}, "
+        f"{_several(sheet, 'num_queries', 'several numbers of')} questions, delta {format_delta(first.delta)}, "
         f"budget epsilon {sheet.budget:g} ({sheet.budget_from}). No private record was read; nothing is charged."
     )
     lines = [*_wrap(head), *_wrap(f"Pilot: {sheet.pilot}"), "", *table(sheet), ""]
@@ -105,11 +105,11 @@ def _columns(sheet: PlanReport) -> dict[str, list[str]]:
         "mechanism": lambda c: c.mechanism,
         "K": lambda c: str(c.num_teachers or "-"),
         "shard": lambda c: "-" if not c.num_teachers else "?" if c.shard is None else str(c.shard),
-        "sigma": lambda c: "-" if c.sigma is None else show_noise(c.sigma),
+        "sigma": lambda c: "-" if c.sigma is None else format_noise_scale(c.sigma),
         "screen": lambda c: _number(c.screen_sigma),
         "thr": lambda c: _number(c.threshold),
         "asked": lambda c: str(c.num_queries),
-        "epsilon": lambda c: "-" if c.epsilon is None else show_epsilon(c.epsilon),
+        "epsilon": lambda c: "-" if c.epsilon is None else format_epsilon(c.epsilon),
         "fits": lambda c: "-" if c.problem else "any" if c.fits >= MOST_QUERIES else str(c.fits),
         "answered": lambda c: "-" if c.outcome is None else f"{100 * c.outcome.answered:.1f} %",
         "right": lambda c: "-" if c.outcome is None or c.outcome.right is None else f"{100 * c.outcome.right:.1f} %",
@@ -132,9 +132,9 @@ def _closing(sheet: PlanReport) -> list[str]:
     lines = []
     shown = sheet.best or next((choice for choice in sheet.choices if choice.routes), None)
     if shown is not None:
-        routes = ", ".join(f"{route} {show_epsilon(value)}" for route, value in shown.routes.items())
+        routes = ", ".join(f"{route} {format_epsilon(value)}" for route, value in shown.routes.items())
         name = "the best" if sheet.best else f"K {shown.num_teachers}" if shown.num_teachers else "the first"
-        lines += _wrap(f"Epsilon of {name} by each route, at delta {show_delta(shown.delta)}: {routes}.")
+        lines += _wrap(f"Epsilon of {name} by each route, at delta {format_delta(shown.delta)}: {routes}.")
     lines += _wrap(_least_noise(sheet)) + _wrap(_leads(sheet))
     possible = [choice for choice in sheet.choices if choice.problem is None]
     if possible and all(choice.fits == 0 for choice in possible):
@@ -175,7 +175,9 @@ def _least_noise(sheet: PlanReport) -> str:
     """The calibrated sigma of every mechanism and number of questions that the table has."""
     found = {(c.mechanism, c.num_queries): c.sigma_for_target for c in sheet.choices if c.sigma_for_target}
     several = len({mechanism for mechanism, _ in found}) > 1
-    parts = [f"{m + ' ' if several else ''}{show_noise(sigma)} ({q} questions)" for (m, q), sigma in found.items()]
+    parts = [
+        f"{m + ' ' if several else ''}{format_noise_scale(sigma)} ({q} questions)" for (m, q), sigma in found.items()
+    ]
     return f"Least sigma for epsilon {sheet.target:g}, in votes: {', '.join(parts)}." if parts else ""
 
 
@@ -183,7 +185,9 @@ def _leads(sheet: PlanReport) -> str:
     """From which lead labels are worth their price, for every mechanism and noise that the table has."""
     found = {(c.mechanism, c.sigma): c.break_even for c in sheet.choices if c.break_even is not None}
     several = len({mechanism for mechanism, _ in found}) > 1
-    parts = [f"{lead:.3g} ({m + ' ' if several else ''}sigma {show_noise(s)})" for (m, s), lead in found.items() if s]
+    parts = [
+        f"{lead:.3g} ({m + ' ' if several else ''}sigma {format_noise_scale(s)})" for (m, s), lead in found.items() if s
+    ]
     return f"Nearer to the truth than to a guess from a lead of so many votes: {', '.join(parts)}." if parts else ""
 
 
@@ -194,14 +198,14 @@ def _account(sheet: PlanReport) -> str:
     left = "any number" if (shown.left or 0) >= MOST_QUERIES else str(shown.left)
     return (
         f"Account {account.name} in {sheet.ledger}: {state} of {account.budget_epsilon:g} at delta "
-        f"{show_delta(account.delta)}; what is left holds {left} questions at K {shown.num_teachers}"
+        f"{format_delta(account.delta)}; what is left holds {left} questions at K {shown.num_teachers}"
         + (f", sigma {shown.sigma:g}." if shown.sigma is not None else ".")
     )
 
 
 def _charged(account: Account) -> str:
     total = account.guarantee
-    return "no total (NOT PRIVATE: seeded noise)" if total is None else f"epsilon {show_epsilon(total.epsilon)}"
+    return "no total (NOT PRIVATE: seeded noise)" if total is None else f"epsilon {format_epsilon(total.epsilon)}"
 
 
 def _command(settings: Iterable[str]) -> list[str]:

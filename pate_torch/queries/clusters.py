@@ -88,7 +88,7 @@ class Medoids:
         if count == 0:
             return points[:0]
         x_RD = features(state)[points]
-        stream = rng.torch_stream(state.seed, "query", self.name, len(state.query_Q))
+        stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         cluster_R, center_KD = kmeans(x_RD, count, stream, self.restarts)
         off_center_R = off_center(x_RD, cluster_R, center_KD).cpu()
         cluster_R = cluster_R.cpu()
@@ -138,7 +138,7 @@ class Prototypes:
         if count == 0 or len(state.pool_x) == 1:
             return open_points(state)[:count]
         graph = neighbor_graph(features(state), self.neighbors)
-        stream = rng.torch_stream(state.seed, "query", self.name, len(state.query_Q))
+        stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.query_Q) + count
         place_PW = spectral(graph, min(clusters, _AXES), stream)

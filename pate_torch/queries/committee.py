@@ -52,7 +52,7 @@ class Committee:
         answered = state.label_Q != NO_ANSWER
         x_PD = F.pad(features(state).cpu().double(), (0, 1), value=1.0)
         x_ND, label_N = x_PD[state.query_Q[answered].cpu()], state.label_Q[answered].cpu()
-        stream = rng.torch_stream(state.seed, "query", self.name, "members", len(state.query_Q))
+        stream = rng.make_torch_generator(state.seed, "query", self.name, "members", len(state.query_Q))
         votes_PC = torch.zeros(len(x_PD), state.spec.num_classes)
         for _ in range(self.members):
             drawn = torch.randint(len(label_N), (len(label_N),), generator=stream)

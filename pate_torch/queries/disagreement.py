@@ -60,14 +60,14 @@ class Disagreement:
         checks.integer("query.rounds", self.rounds, low=1)
         checks.one_of("query.fit", self.fit, ("loss", "error"))
         checks.non_negative("query.slack", self.slack)
-        checks.between("query.confidence", self.confidence, 0, 1, open_=True)
+        checks.between("query.confidence", self.confidence, 0, 1, exclusive=True)
         checks.positive("query.ridge", self.ridge)
         checks.integer("query.width", self.width, low=1)
 
     def select(self, state: QueryState) -> Tensor:
         """The points of the next stretch that are disagreed about, in stream order; empty when the stream has ended."""
         count = len(state.pool_x)
-        stream_P = torch.randperm(count, generator=rng.torch_stream(state.seed, "query", self.name))
+        stream_P = torch.randperm(count, generator=rng.make_torch_generator(state.seed, "query", self.name))
         start = self._resume(stream_P, state.query_Q)
         x_PD = None
         while start < count:

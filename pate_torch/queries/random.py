@@ -22,7 +22,7 @@ def open_points(state: QueryState) -> Tensor:
 
 def shuffled(points: Tensor, state: QueryState, strategy: str) -> Tensor:
     """The points in an order that depends on (seed, strategy, how many were asked before) alone."""
-    stream = rng.torch_stream(state.seed, "query", strategy, len(state.query_Q))
+    stream = rng.make_torch_generator(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pate_torch import release_store
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import Event, to_json
+from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
@@ -144,7 +144,7 @@ def _assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
         try:
             yield PublicAsset(**facts)
         except (TypeError, ValueError) as error:
-            raise checks.fail("release.json", facts, f"was edited: assets cannot be read ({error})") from error
+            raise checks.error("release.json", facts, f"was edited: assets cannot be read ({error})") from error
 
 
 def student_figures(data: Dataset, student: Student) -> dict[str, Any]:
@@ -261,7 +261,9 @@ def epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     if each is None:
         return ()
     asked = len(release.query_Q)
-    return tuple(accounting.epsilon([replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1))
+    return tuple(
+        accounting.compute_guarantee([replace(each, count=each.count * q)], delta).epsilon for q in range(1, asked + 1)
+    )
 
 
 def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, ...]:
@@ -283,7 +285,7 @@ def account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, .
     return tuple(known[at] for at in np.searchsorted(moments, np.arange(1, asked + 1)))
 
 
-def _per_question(release: Release) -> Event | None:
+def _per_question(release: Release) -> PrivacyEvent | None:
     """What every question cost alike, or None."""
     asked = len(release.query_Q)
     if not asked or len(release.events) != 1 or release.events[0].count % asked:

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.reporting import statement
 from pate_torch.reporting.report import ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE, Price
@@ -70,7 +70,7 @@ def _privacy(report: ReleaseReport) -> Rows:
         return
     guarantee, *others = statement.prices(report)
     yield "What is private", f"{report.unit_words}, in all that this run released"
-    yield "Guarantee", f"epsilon = {show_epsilon(report.epsilon)}, delta = {show_delta(report.delta)}"
+    yield "Guarantee", f"epsilon = {format_epsilon(report.epsilon)}, delta = {format_delta(report.delta)}"
     yield "  neighbors", report.adjacency_words
     yield "  unit", report.unit
     yield "  route", guarantee.route
@@ -84,7 +84,7 @@ def _in_short(price: Price, route: str) -> str:
     if price.epsilon is None:
         return price.note
     other = f" ({price.route})" if price.route != route else ""
-    return f"epsilon = {show_epsilon(price.epsilon)}, same terms{other}{f'. {price.note}' if price.note else ''}"
+    return f"epsilon = {format_epsilon(price.epsilon)}, same terms{other}{f'. {price.note}' if price.note else ''}"
 
 
 def _accuracies(report: ReleaseReport) -> Rows:

@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pate_torch.core.run_folders import make_folders, runs_folder
+from pate_torch.core.run_folders import get_runs_folder, make_folders
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
-"""How ``run_folders.run_id`` names a run; what follows the time is of a sweep."""
+"""How ``run_folders.get_run_id`` names a run; what follows the time is of a sweep."""
 
 
 class Curves:
@@ -64,7 +64,7 @@ def link(board: Path, root: Path) -> None:
     TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
     where the file system has no links.
     """
-    board, root = board.absolute(), runs_folder(root).parent.absolute()
+    board, root = board.absolute(), get_runs_folder(root).parent.absolute()
     run = board.parent.parent
     if root / "runs" not in run.parents:
         return

@@ -33,7 +33,7 @@ def read(root: Path, account: str) -> OwnerFacts:
     try:
         accounts = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise checks.fail("owner", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
+        raise checks.error("owner", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
     entry = checks.mapping(str(file), {} if accounts is None else accounts).get(account, {})
     try:
         said = {
@@ -41,7 +41,7 @@ def read(root: Path, account: str) -> OwnerFacts:
         }
         return OwnerFacts(**{**said, "pool": checks.mapping("pool", said.get("pool", {})), "audit": _audit(root, said)})
     except ValueError as error:
-        raise ValueError(f"{file}: {checks.under(account, error)}") from error
+        raise ValueError(f"{file}: {checks.prefix_error_key(account, error)}") from error
 
 
 def _plain(value: Any) -> Any:
@@ -55,13 +55,13 @@ def _audit(root: Path, said: Mapping[str, Any]) -> dict[str, Any]:
     """The result of an audit, from the file that is named; nothing where none is."""
     if said.get("audit") is None:
         return {}
-    file = root / checks.text("audit", said["audit"])
+    file = root / checks.nonempty_string("audit", said["audit"])
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return {key: _frozen(found[key]) for key in AUDIT}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         fix = "Write it with: pate audit mechanism=<name> --output audit.json"
-        raise checks.fail(
+        raise checks.error(
             "audit", str(file), f"is no result of an audit ({type(error).__name__}: {error})", fix
         ) from error
 

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent.theorems import theorem_rdp
+from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
@@ -182,7 +182,7 @@ def owner_summary(
     theorem_epsilon = None
     if model is not None and rounds == 1 and asked is not None and len(asked):
         counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
-        theorem_epsilon = _figure(THEOREM, lambda: _price(theorem_rdp(model, counts, orders), delta), missing)
+        theorem_epsilon = _figure(THEOREM, lambda: _price(compute_rdp(model, counts, orders), delta), missing)
     gaps = None if asked is None else _figure("How the votes agree", lambda: gap_quantiles(asked), missing)
     return OwnerSummary(
         ensemble_accuracy=accuracy,
@@ -227,7 +227,7 @@ def attack_student(
     *,
     student: Student,
     nonprivate: Ensemble | None,
-    events: Iterable[Event],
+    events: Iterable[PrivacyEvent],
     delta: float,
     seed: int,
     secret: bool,
@@ -250,8 +250,8 @@ def attack_student(
     bound = by_plan = None
     if secret:
         planned = tuple(events)
-        bound = advantage_bound(accounting.epsilon(planned, delta).epsilon, delta)
-        by_plan = min(bound, accounting.delta(planned, 0.0))
+        bound = advantage_bound(accounting.compute_guarantee(planned, delta).epsilon, delta)
+        by_plan = min(bound, accounting.compute_delta(planned, 0.0))
     contrast = None if nonprivate is None else attack(functools.partial(logits_of_one, nonprivate), sides, seed)
     return Membership(
         student=attack(student.compute_logits, sides, seed),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.audit.membership import Membership
-from pate_torch.core.files import write_whole
+from pate_torch.core.files import write_atomically
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import numbered, thinned
 from pate_torch.sensitive import Votes
@@ -40,7 +40,7 @@ def make_private_folder(path: Path, content: str = "run") -> Path:
     path.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY)
     os.chmod(path, OWNER_ONLY)  # mkdir leaves an existing folder as it was, and obeys the umask
     readme = path / "README.txt"
-    write_whole(readme, README.format(what=CONTENT.get(content, content)))
+    write_atomically(readme, README.format(what=CONTENT.get(content, content)))
     return path
 
 

@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
-from pate_torch.core.files import SHARED_FILE, replacing
+from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.core.run_folders import make_folders
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
@@ -55,13 +55,13 @@ class ReleaseBoard:
             ValueError: The tag is not a student's: the board was handed to the teachers' training by mistake.
         """
         if not tag.startswith(STUDENT):
-            raise checks.fail("tag", tag, f"must begin with {STUDENT!r} in a release", "Log it to the private board.")
+            raise checks.error("tag", tag, f"must begin with {STUDENT!r} in a release", "Log it to the private board.")
         self.curves.log(tag, value, step)
 
     def write(self, report: ReleaseReport) -> None:
         """Write all that is known at the end."""
         if bool(self.prefix) == report.private:
-            raise checks.fail("private", report.private, "must be what the board was opened with")
+            raise checks.error("private", report.private, "must be what the board was opened with")
         self.writer.add_text(f"{self.prefix}privacy_statement", card(report))
         if report.private:
             self._epsilons(report)
@@ -139,7 +139,7 @@ class ReleaseBoard:
         for file in sorted(self.folder.glob("events.out.tfevents.*.*")):
             while (free := self.folder / f"events.out.tfevents.{number:04d}").exists():
                 number += 1
-            with replacing(free, SHARED_FILE) as temporary, temporary.open("wb") as stream:
+            with atomic_replacement(free, SHARED_FILE_MODE) as temporary, temporary.open("wb") as stream:
                 rewritten = RecordWriter(stream)
                 for record in RawEventFileLoader(str(file)).Load():
                     event = Event.FromString(record)

@@ -17,8 +17,8 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
-from pate_torch.core.files import file_digest, visible, write_whole
-from pate_torch.core.progress import clock
+from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
+from pate_torch.core.progress import format_duration
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.reporting.report import ChargedRelease, ReleaseReport
@@ -50,7 +50,7 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
     }
     written = {SUMS: sums(folder, written), **written}
     for name, content in written.items():
-        write_whole(folder / name, content)
+        write_atomically(folder / name, content)
 
 
 SUMS = "SHA256SUMS"
@@ -62,7 +62,7 @@ def sums(folder: Path, written: Mapping[str, str]) -> str:
     for file in folder.rglob("*"):
         name = file.relative_to(folder)
         if file.is_file() and not name.name.startswith(".") and name.name != SUMS:
-            found.setdefault(name.as_posix(), file_digest(file))
+            found.setdefault(name.as_posix(), compute_file_digest(file))
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(found.items()))
 
 
@@ -193,7 +193,7 @@ def _markdown() -> Environment:
 
 def _with_report(environment: Environment) -> Environment:
     """What the templates may use beside the report itself."""
-    environment.filters |= {"clock": clock, "percent": percent}
+    environment.filters |= {"clock": format_duration, "percent": percent}
     environment.globals |= {"statement": statement, "figures": figures}
     return environment
 
@@ -202,7 +202,12 @@ def plain(value: object) -> Markup:
     """Text that Markdown shows as it stands: neither HTML, nor tables, nor emphasis made from a name."""
     if isinstance(value, Markup):
         return value
-    kept = visible(" ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    kept = (
+        escape_control_chars(" ".join(str(value).split()))
+        .replace("&", "&amp;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+    )
     for mark in "\\`*_[]|#":
         kept = kept.replace(mark, f"\\{mark}")
     return Markup(kept)

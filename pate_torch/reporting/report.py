@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.description import VotersDescription, group_of, one_unit
 from pate_torch.reporting.intervals import Share, percent
@@ -124,7 +124,7 @@ class ChargedRelease:
         if self.epsilon is not None:
             checks.non_negative("reservation.epsilon", self.epsilon)
             if not self.accountant:
-                raise checks.fail("reservation.accountant", self.accountant, "must name the route that gave epsilon")
+                raise checks.error("reservation.accountant", self.accountant, "must name the route that gave epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +161,11 @@ class OwnerFacts:
             if isinstance(value, Mapping):
                 object.__setattr__(self, item.name, MappingProxyType(dict(value)))
             elif value is not None:
-                checks.text(item.name, value)
+                checks.nonempty_string(item.name, value)
         if self.tuning is not None:
             checks.one_of("tuning", self.tuning, TUNING)
         for key, value in self.pool.items():
-            checks.text(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
+            checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,11 +185,11 @@ class Examples:
     def __post_init__(self) -> None:
         shape = np.shape(self.image)
         if not isinstance(self.image, np.ndarray) or self.image.dtype != np.uint8:
-            raise checks.fail("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
+            raise checks.error("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
         if len(shape) != 4 or shape[1] not in (1, 3):
-            raise checks.fail("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
+            raise checks.error("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
         if not shape[0] == len(self.label) == len(self.query):
-            raise checks.fail(
+            raise checks.error(
                 "examples.label", len(self.label), f"must be one per image ({shape[0]}), as examples.query"
             )
 
@@ -335,7 +335,7 @@ class ReleaseReport:
         checks.between("split", self.split, 0, 1)
         grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not grouped:
-            raise checks.fail("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
+            raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon"):
             if getattr(self, name) is not None:
                 checks.non_negative(name, getattr(self, name))
@@ -343,7 +343,7 @@ class ReleaseReport:
             if getattr(self, name) is not None:
                 checks.between(name, getattr(self, name), 0, 1)
         if self.private and self.epsilon is None:
-            raise checks.fail(
+            raise checks.error(
                 "epsilon", None, "must be a number in a private run", "Without a price nothing is released."
             )
 
@@ -351,15 +351,15 @@ class ReleaseReport:
         for name in ("epsilon_curve", "account_curve"):
             curve = getattr(self, name)
             if curve and len(curve) != self.queries_asked:
-                raise checks.fail(name, len(curve), f"must have one value per question asked ({self.queries_asked})")
+                raise checks.error(name, len(curve), f"must have one value per question asked ({self.queries_asked})")
             # Routes are computed to nine digits or more; below that a price may seem to fall.
             if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(curve)):
-                raise checks.fail(name, "decreasing", "a price never falls as questions are added")
+                raise checks.error(name, "decreasing", "a price never falls as questions are added")
         size = len(self.confusion)
         if any(len(row) != size for row in self.confusion):
-            raise checks.fail("confusion", size, "must be square")
+            raise checks.error("confusion", size, "must be square")
         if size and self.class_names and len(self.class_names) != size:
-            raise checks.fail("class_names", len(self.class_names), f"must have {size} entries")
+            raise checks.error("class_names", len(self.class_names), f"must have {size} entries")
 
     def _drop_epsilons(self) -> None:
         for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post"):
@@ -397,7 +397,7 @@ class ReleaseReport:
     @property
     def setting(self) -> str:
         """The terms that every epsilon of an account shares: all but the route."""
-        return f"delta = {show_delta(self.delta)}; neighbors: {self.adjacency_words}; unit: {self.unit}"
+        return f"delta = {format_delta(self.delta)}; neighbors: {self.adjacency_words}; unit: {self.unit}"
 
     @property
     def terms(self) -> str:
@@ -406,7 +406,7 @@ class ReleaseReport:
 
     def with_terms(self, epsilon: float) -> str:
         """An epsilon, rounded up, with its terms."""
-        return f"epsilon = {show_epsilon(epsilon)} ({self.terms})"
+        return f"epsilon = {format_epsilon(epsilon)} ({self.terms})"
 
     # ---- what follows from the facts
 

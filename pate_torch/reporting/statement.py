@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon
+from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.reporting.report import TUNING, UNSTATED_CHOICE, ReleaseReport, show_route
 from pate_torch.types import LABEL_UNIT
 
@@ -41,7 +41,7 @@ def environment(**options: Any) -> Environment:
         lstrip_blocks=True,
         **options,
     )
-    made.filters |= {"epsilon": show_epsilon, "delta": show_delta, "route": show_route}
+    made.filters |= {"epsilon": format_epsilon, "delta": format_delta, "route": show_route}
     return made
 
 

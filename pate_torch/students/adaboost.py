@@ -60,7 +60,7 @@ class AdaBoost:
         seen = np.unique(label_S)
         stumps: list[tuple[int, float, np.ndarray, np.ndarray]] = []
         if len(seen) > 1:
-            random_state = rng.derive(seed, "student", "adaboost") % 2**32
+            random_state = rng.derive_seed(seed, "student", "adaboost") % 2**32
             model = AdaBoostClassifier(
                 n_estimators=self.iterations, learning_rate=self.learning_rate, random_state=random_state
             ).fit(x_SD, label_S, share_S)

@@ -15,7 +15,7 @@ import torch
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.parallel import side_by_side
+from pate_torch.core.parallel import run_in_parallel
 from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, do_nothing
 from pate_torch.types import DataSpec
 
@@ -41,7 +41,7 @@ class Ensemble:
         checks.integer("student.members", self.members, low=1)
         checks.boolean("student.bootstrap", self.bootstrap)
         if not isinstance(self.member, StudentAlgorithm):
-            raise checks.fail("student.member", self.member, "must be a student algorithm", "Give it a _target_.")
+            raise checks.error("student.member", self.member, "must be a student algorithm", "Give it a _target_.")
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the member cannot take the data."""
@@ -70,9 +70,11 @@ class Ensemble:
 
             # The first is the student alone: it starts from the features that chose the questions.
             told = self._resampled(task, seed, k)
-            return self.member.fit(told, seed=rng.member(seed, k), device=device, progress=progress, log=tell)
+            return self.member.fit(
+                told, seed=rng.derive_member_seed(seed, k), device=device, progress=progress, log=tell
+            )
 
-        students = side_by_side([functools.partial(join, k) for k in range(self.members)], device, progress)
+        students = run_in_parallel([functools.partial(join, k) for k in range(self.members)], device, progress)
         for tag, value, step in itertools.chain(*logged):  # one after the other: threads come in any order
             log(tag, value, step)
         spec, design = task.spec, students[0].network
@@ -91,7 +93,7 @@ class Ensemble:
         count = len(task.query_Q)
         if k == 0 or not self.bootstrap or count == 0:
             return task
-        drawn_Q = torch.randint(count, (count,), generator=rng.torch_stream(seed, "student", "bootstrap", k))
+        drawn_Q = torch.randint(count, (count,), generator=rng.make_torch_generator(seed, "student", "bootstrap", k))
         posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[drawn_Q]
         round_Q = None if task.round_Q is None else task.round_Q.cpu()[drawn_Q]
         query_Q, label_Q = task.query_Q.cpu()[drawn_Q], task.label_Q.cpu()[drawn_Q]

@@ -43,7 +43,7 @@ def find(where: Path | str) -> Path:
     for candidate in (where / "release" / FILE, where / FILE):
         if candidate.is_file():
             return candidate
-    raise checks.fail("student", str(where), f"is neither a student's file nor a run that has one ({FILE})")
+    raise checks.error("student", str(where), f"is neither a student's file nor a run that has one ({FILE})")
 
 
 def load_student(
@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         beside = folder.parent if (folder / "privacy.json").exists() else folder
         output = options.output or beside / f"{file.stem}{FORMATS[options.format]}"
         if (output.parent / "privacy.json").exists():
-            raise checks.fail("--output", str(output), "lies in a release folder", "Write beside it.")
+            raise checks.error("--output", str(output), "lies in a release folder", "Write beside it.")
         print(export(store.load(file), output, options.format))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

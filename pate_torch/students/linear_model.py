@@ -82,7 +82,7 @@ def linear_student(
     model = task.model
     if model is None:
         fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-        raise checks.fail("student.last", "model", "is the model trained on gradients, and none was released", fix)
+        raise checks.error("student.last", "model", "is the model trained on gradients, and none was released", fix)
     trunk, network = _trunk(task, guide, recipe, seed, device)
     trunk = mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
@@ -113,7 +113,7 @@ def _off(student: Student, task: StudentTask) -> float:
 
 def _foreign(why: str) -> ValueError:
     fix = "Use the student of the run that asked, with student@guide_student=same; or student.last=student."
-    return checks.fail("student.last", "model", f"is a model of other features than those of the students: {why}", fix)
+    return checks.error("student.last", "model", f"is a model of other features than those of the students: {why}", fix)
 
 
 def _trunk(
@@ -131,5 +131,5 @@ def _trunk(
     design = getattr(recipe, "design", None)
     if design is None:
         fix = "Give the recipe a design (name and options of its network), or use student.last=student."
-        raise checks.fail("features", recipe.name, "does not say of which network the encoder is a part", fix)
+        raise checks.error("features", recipe.name, "does not say of which network the encoder is a part", fix)
     return recipe.learn(task.pool_x, task.spec, seed=seed, device=device), design

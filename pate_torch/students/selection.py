@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pate_torch.accounting.events import BoundedRange, Event
+from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.data.units import hold_out, one_per_unit
@@ -45,13 +45,13 @@ class Selection:
     def __post_init__(self) -> None:
         checks.one_of("selection.name", self.name, ("exponential",))
         checks.positive("selection.epsilon", self.epsilon)
-        checks.between("selection.validation", self.validation, 0, 1, open_=True)
+        checks.between("selection.validation", self.validation, 0, 1, exclusive=True)
         if len(checks.mapping("selection.candidates", self.candidates)) < 2:
-            raise checks.fail("selection.candidates", list(self.candidates), "must name at least two students")
+            raise checks.error("selection.candidates", list(self.candidates), "must name at least two students")
 
-    def privacy_events(self) -> tuple[Event, ...]:
+    def privacy_events(self) -> tuple[PrivacyEvent, ...]:
         """The price of one choice."""
-        return (BoundedRange(eta=self.epsilon),)
+        return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData]:
         """Split off the validation records.
@@ -64,7 +64,7 @@ class Selection:
         """
         private = data.private
         if private.unit != "record":
-            raise checks.fail(
+            raise checks.error(
                 "selection",
                 self.name,
                 f"cannot protect {private.unit}: one group may own many errors",
@@ -72,7 +72,7 @@ class Selection:
             )
         rest, held = hold_out(private, self.validation, adjacency, seed, "selection")
         if not (len(rest) and len(held)):
-            raise checks.fail("selection.validation", self.validation, "leaves one side without records")
+            raise checks.error("selection.validation", self.validation, "leaves one side without records")
         return replace(data, private=rest), held
 
     def choose(

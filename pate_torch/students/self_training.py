@@ -68,13 +68,13 @@ class SelfTraining:
     def __post_init__(self) -> None:
         for key in ("first", "then"):
             if not isinstance(getattr(self, key), StudentAlgorithm):
-                raise checks.fail(
+                raise checks.error(
                     f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
                 )
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.between("student.keep_fraction_later", self.keep_fraction_later, 0, 1)
-        checks.between("student.alpha", self.alpha, 0, 1, open_=True)
-        checks.between("student.alpha_later", self.alpha_later, 0, 1, open_=True)
+        checks.between("student.alpha", self.alpha, 0, 1, exclusive=True)
+        checks.between("student.alpha_later", self.alpha_later, 0, 1, exclusive=True)
         checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
         checks.one_of("student.last", self.last, ("student", "model"))

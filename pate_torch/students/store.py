@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.files import SHARED_FILE, replacing
+from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.protocols import Student
 from pate_torch.types import OPTIONAL_SPEC_FIELDS, DataSpec
 
@@ -31,7 +31,7 @@ def save(student: Student, path: Path) -> None:
     facts = {"format": FORMAT, "network": student.network, "spec": spec, **beside}
     header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
-    with replacing(path, SHARED_FILE) as temporary:
+    with atomic_replacement(path, SHARED_FILE_MODE) as temporary:
         save_file(tensors, temporary, metadata=header)
 
 
@@ -46,7 +46,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             header: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError) as error:
-        raise checks.fail("student", str(path), f"is missing or not a safetensors file ({error})") from error
+        raise checks.error("student", str(path), f"is missing or not a safetensors file ({error})") from error
     try:
         facts: dict[str, Any] = json.loads(header.get(KEY, "{}"))
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     if not isinstance(facts, dict):
         facts = {}
     if facts.get("format") != FORMAT:
-        raise checks.fail("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
+        raise checks.error("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
     try:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
@@ -66,7 +66,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise checks.fail("student", str(path), f"does not fit the network its header describes ({error})") from error
+        raise checks.error("student", str(path), f"does not fit the network its header describes ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.features.augmentation import Affine, as_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
 from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
@@ -83,7 +83,7 @@ class StudentProblem:
 
     def stream(self, *names: str | int) -> torch.Generator:
         """The generator of one named use of randomness, on the points' device."""
-        return rng.torch_stream(self.seed, "student", *names, device=self.x_P.device)
+        return rng.make_torch_generator(self.seed, "student", *names, device=self.x_P.device)
 
 
 def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
@@ -285,7 +285,7 @@ class GradientStudent(ABC):
         as_affine(self.augment, "student.augment")
         if self.features is not None and not isinstance(self.features, ContrastiveFeatures):
             fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
-            raise checks.fail("student.features", self.features, "must be a recipe or null", fix)
+            raise checks.error("student.features", self.features, "must be a recipe or null", fix)
 
     @property
     def affine(self) -> Affine | None:
@@ -332,7 +332,7 @@ class GradientStudent(ABC):
             log(tag, value, step)
 
         average, notes = Average(model, self.ema), Notes(note)
-        with one_thread(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
+        with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
             self._descend(model, average, self.objective(problem, average, notes), progress, notes)
         module = average.module.to(memory_format=torch.contiguous_format)
         return Student(description, module, spec, curves)
@@ -340,7 +340,7 @@ class GradientStudent(ABC):
     def initial(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """The network before the first step: fresh, or with a trunk learnt from the public points."""
         device = problem.x_P.device
-        initial = rng.torch_stream(problem.seed, "student", "initial")
+        initial = rng.make_torch_generator(problem.seed, "student", "initial")
         model = networks.initialize(networks.rebuild(description), initial).to(device)
         if self.features is not None:
             transfer(self.features.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)

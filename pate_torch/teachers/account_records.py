@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from pate_torch.core.files import content, private_folder, replacing
+from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes
 from pate_torch.teachers.store import ACCOUNTS, TeacherStore
 from pate_torch.types import PrivateData
 
@@ -41,7 +41,7 @@ class RecordHashes:
         keyed = hashlib.blake2b(key=store.secret(), digest_size=8)
         keyed.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
         digests = bytearray()
-        size, points, labels = x.shape[1:].numel() * x.element_size(), content(x), private.y.numpy().tobytes()
+        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), private.y.numpy().tobytes()
         for row in range(len(x)):
             state = keyed.copy()
             state.update(points[row * size : (row + 1) * size])
@@ -97,7 +97,7 @@ class AccountRecords:
             held = self._charged(self.account)
             joined = self.records if held is None else held.joined(self.records)
             if held is None or len(joined.hash_N) > len(held.hash_N):
-                with self.store.writing(), replacing(self._file(self.account)) as temporary:
+                with self.store.writing(), atomic_replacement(self._file(self.account)) as temporary:
                     save_file({"hash_N": joined.hash_N, "unit_N": joined.unit_N}, temporary)
 
     def find_duplicate(self, accounts: Iterable[str]) -> str | None:
@@ -111,7 +111,7 @@ class AccountRecords:
         return None
 
     def _file(self, account: str) -> Path:
-        return private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
+        return create_private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
 
     def _charged(self, account: str) -> RecordHashes | None:
         file = self._file(account)

@@ -72,7 +72,7 @@ def local_device(device: torch.device) -> torch.device:
     _checked(lambda: dist.all_gather_object(kinds, device.type))
     if len(set(kinds)) > 1:
         found = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
-        raise checks.fail("device", device.type, f"must be of one kind on all ranks ({found})", "Name it: device=cpu.")
+        raise checks.error("device", device.type, f"must be of one kind on all ranks ({found})", "Name it: device=cpu.")
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", me.local_rank % torch.cuda.device_count())
     return device

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.core.device import brought, float32
+from pate_torch.core.device import float32_precision, to_device
 from pate_torch.core.optimizers import Adam, Sgd
-from pate_torch.core.parallel import ahead
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.parallel import prefetch
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers import stacked
@@ -122,7 +122,7 @@ def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> 
     total = steps * batch_size
     if size <= 1:
         return torch.zeros(steps, batch_size, dtype=torch.int32)
-    generator = torch_stream(seed, "teacher", teacher, "batches")
+    generator = make_torch_generator(seed, "teacher", teacher, "batches")
     epochs = -(-total // size)
     order = torch.rand(epochs, size, generator=generator).argsort(1).to(torch.int32)
     return order.flatten()[:total].view(steps, batch_size)
@@ -141,7 +141,7 @@ class Feed:
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
-        self.x, self.y = brought(chunk.x_kS, device), brought(chunk.y_kS, device)
+        self.x, self.y = to_device(chunk.x_kS, device), to_device(chunk.y_kS, device)
         self.dtype = recipe.torch_dtype
         self.mean, self.std = spec.get_constants(self.dtype, device)
         sizes = chunk.size_k.tolist()
@@ -149,7 +149,7 @@ class Feed:
             [batches(seed, k, n, recipe.steps, recipe.batch_size) for k, n in zip(chunk.teachers, sizes, strict=True)],
             dim=1,
         )  # [steps, k, B]
-        self.generators = [torch_stream(seed, "teacher", k, "augment") for k in chunk.teachers]
+        self.generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
 
     def _maps(self) -> Iterator[Tensor]:
         """Distortions of the next ``BLOCK`` batches, [steps, B, k, 2, 3], block by block."""
@@ -170,10 +170,10 @@ class Feed:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
         x_R, y_R = self.x.flatten(0, 1), self.y.flatten()
-        drawn = None if self.recipe.augment is None else ahead(self._maps())
+        drawn = None if self.recipe.augment is None else prefetch(self._maps())
         for block in self.index.split(BLOCK):
-            index = brought(block, self.device).long()
-            maps = None if drawn is None else brought(next(drawn), self.device)
+            index = to_device(block, self.device).long()
+            maps = None if drawn is None else to_device(next(drawn), self.device)
             for t, index_kB in enumerate(index):
                 row_kB = index_kB + first[:, None]
                 # Whole rows are copied; an index for each of the two dimensions would copy number by number.
@@ -225,7 +225,7 @@ def _run(
     tell: Tell,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    with float32(tf32=recipe.dtype == "tf32"), flushed():
+    with float32_precision(tf32=recipe.dtype == "tf32"), flushed():
         return _steps(forward, params, feed, recipe, device, tell)
 
 
@@ -262,7 +262,7 @@ def train_stacked(
 ) -> Trained:
     """PRIVATE. Train all teachers of the chunk at once; ``tell`` gets the share of the work done, now and then."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
-    generators = [torch_stream(seed, "teacher", k, "init") for k in chunk.teachers]
+    generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
     feed = Feed(chunk, spec, recipe, seed, device)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.core.device import brought
+from pate_torch.core.device import to_device
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
@@ -122,9 +122,9 @@ class Ensemble:
         size = batch or size
 
         def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
-            params = {name: brought(p[rows], device) for name, p in self.params.items()}
+            params = {name: to_device(p[rows], device) for name, p in self.params.items()}
             for start in range(0, len(x), size):
-                part = spec.normalize(brought(x[start : start + size], device), dtype)
+                part = spec.normalize(to_device(x[start : start + size], device), dtype)
                 logits = stacked.forward(module, params, part.unsqueeze(1))
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 

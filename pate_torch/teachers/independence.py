@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.device import settled
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import TEACHERS, Ensemble
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -40,7 +40,7 @@ def choose(candidates: Sequence[T]) -> T:
 
 def refusal(num_teachers: int) -> ValueError:
     """The error of a teacher that came out another."""
-    return checks.fail(
+    return checks.error(
         "teacher",
         f"1 of {num_teachers} teachers",
         "was trained again in a process that held only its own records, and came out different",
@@ -56,7 +56,7 @@ def pack(work: Callable[..., Any]) -> bytes:
     except Exception as error:
         allowed = f"cannot be sent to the fresh process that tries one teacher again ({type(error).__name__}: {error})"
         fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
-        raise checks.fail("teacher", "the one given", allowed, fix) from error
+        raise checks.error("teacher", "the one given", allowed, fix) from error
 
 
 def call_afresh(packed: bytes, *arguments: Any) -> Any:
@@ -76,7 +76,7 @@ def call_afresh(packed: bytes, *arguments: Any) -> Any:
     error, result = pickle.loads(done.stdout) if done.returncode == 0 else (f"exit code {done.returncode}", None)
     if error:
         fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
-        raise checks.fail("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
+        raise checks.error("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
     return result
 
 
@@ -164,7 +164,7 @@ class Retraining:
 
     def __call__(self, others: Ensemble, place: int, public_x: Tensor) -> bytes:
         """PRIVATE. The bits of the teacher; ``others`` are blank ones beside which it is asked at its old place."""
-        with settled(self.device), one_thread(self.device.type == "cpu"):
+        with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
             trained = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
         row = {name: p[self.row] for name, p in trained.params.items()}
         for name, value in row.items():
@@ -174,7 +174,7 @@ class Retraining:
 
 
 def _asked(ensemble: Ensemble, place: int, public_x: Tensor, device: torch.device) -> Tensor:
-    with settled(device), one_thread(device.type == "cpu"):
+    with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
         return ensemble.probabilities(public_x, device=device)[place]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.teachers.engine import BLOCK
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.stacked import order
@@ -107,7 +107,7 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
         if not isinstance(layer, nn.GroupNorm) and layer not in fused:
             kept.append(3 * made if isinstance(layer, nn.MaxPool2d) else made)  # places are of 64 bits
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), single_thread_mode():
         module = networks.build(network, spec.input_shape, spec.num_classes, **options).eval()
         sequences = [layer for layer in module.modules() if isinstance(layer, nn.Sequential)]
         alone = {layer for sequence in sequences for _, layer, _ in order(sequence)}
@@ -178,5 +178,5 @@ def _fitting(memory_gib: float, each: int, what: str, advice: str) -> int:
     size = int(memory_gib * 2**30 // each)
     if size < 1:
         needs = f"is too little: {what} takes {each / 2**30:.3g} GiB"
-        raise checks.fail("teacher.memory_gib", memory_gib, needs, f"{advice}, or raise it where the GPU has more.")
+        raise checks.error("teacher.memory_gib", memory_gib, needs, f"{advice}, or raise it where the GPU has more.")
     return size

@@ -82,7 +82,7 @@ class TeacherRecipe:
             checks.mapping("augment", self.augment, fields(Affine))
             object.__setattr__(self, "augment", Affine(**self.augment))
         if self.augment is not None and not isinstance(self.augment, Affine):
-            raise checks.fail(
+            raise checks.error(
                 "augment", self.augment, "must be null or the fields of pate_torch.features.augmentation.Affine"
             )
 
@@ -104,7 +104,7 @@ class TeacherRecipe:
             networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)
             spec = dataclasses.replace(spec, input_shape=(1,))  # rows; how wide is known once they are learnt
         elif self.augment is not None and not spec.is_image:
-            raise checks.fail("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
+            raise checks.error("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def configuration(self) -> dict[str, Any]:

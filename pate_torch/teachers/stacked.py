@@ -40,9 +40,9 @@ def check_teacher(module: nn.Module, name: str) -> None:
     """Refuse layers that would make a teacher depend on more than its parameters and its input."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
-            raise checks.fail("network", name, "teachers cannot use batch normalization", "Use norm=group.")
+            raise checks.error("network", name, "teachers cannot use batch normalization", "Use norm=group.")
         if isinstance(layer, nn.modules.dropout._DropoutNd):
-            raise checks.fail("network", name, "teachers cannot use dropout", "Use weight_decay or augmentation.")
+            raise checks.error("network", name, "teachers cannot use dropout", "Use weight_decay or augmentation.")
 
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]

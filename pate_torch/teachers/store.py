@@ -27,7 +27,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pate_torch.core import checks, locks
-from pate_torch.core.files import content, file_digest, private_folder, read_tensors, replacing, tensor_digest
+from pate_torch.core.files import (
+    atomic_replacement,
+    compute_file_digest,
+    compute_tensor_digest,
+    create_private_folder,
+    get_tensor_bytes,
+    read_tensors,
+)
 from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.ensemble import Ensemble
@@ -138,7 +145,7 @@ class TeacherStore:
         state = hashlib.blake2b(key=self.secret(), digest_size=32)
         for tensor in (private.x, private.y):
             state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            state.update(content(tensor))
+            state.update(get_tensor_bytes(tensor))
         state.update(private.unit.encode())
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
@@ -146,11 +153,11 @@ class TeacherStore:
     def content_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         x = private.x if private.origin is None else private.origin
-        return self.keyed_digest(*(content(tensor) for tensor in (x, private.y)))
+        return self.keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
     def votes_fingerprint(self, votes: Votes) -> str:
         """PRIVATE. Keyed BLAKE2b of votes that were brought, under whichever name they come; 64 hex digits."""
-        return self.keyed_digest(content(votes.counts_QC.to("cpu", torch.int64)))
+        return self.keyed_digest(get_tensor_bytes(votes.counts_QC.to("cpu", torch.int64)))
 
     def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
@@ -159,9 +166,9 @@ class TeacherStore:
         name = secrets.token_hex(8)
         with self.writing():
             temporary = self.folder / f".{name}"
-            private_folder(temporary)
+            create_private_folder(temporary)
             try:
-                private_folder(temporary / "votes")
+                create_private_folder(temporary / "votes")
                 tensors = temporary / "ensemble.safetensors"
                 save_file(_tensors(ensemble), tensors)
                 tensors.chmod(0o600)
@@ -173,7 +180,7 @@ class TeacherStore:
                     "network": ensemble.network,
                     "spec": ensemble.spec.to_dict(),
                     "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
-                    "sha256": file_digest(tensors),
+                    "sha256": compute_file_digest(tensors),
                     "ledger_head": ledger_head,
                 }
                 self._write_manifest(temporary, manifest)
@@ -186,7 +193,7 @@ class TeacherStore:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with locks.hold(private_folder(self.folder) / LOCK, "PATE_HOME", busy=do_nothing):
+        with locks.hold(create_private_folder(self.folder) / LOCK, "PATE_HOME", on_wait=do_nothing):
             yield
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -199,15 +206,15 @@ class TeacherStore:
             identity: Identity of the teachers.
             busy: Called with who trains them, before this waits for its end; by then they may be there.
         """
-        private_folder(self.folder)
+        create_private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
-        with locks.hold(_lock(checkpoints), "PATE_HOME", busy=busy):
+        with locks.hold(_lock(checkpoints), "PATE_HOME", on_wait=busy):
             yield checkpoints
 
     @contextlib.contextmanager
     def assisting(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
         """PRIVATE. The folder of ``training`` for ranks that assist, and whether this rank must remove it."""
-        private_folder(self.folder)
+        create_private_folder(self.folder)
         checkpoints = self._checkpoints(asdict(identity))
         with locks.try_hold(_lock(checkpoints), "PATE_HOME") as mine:
             yield checkpoints, mine
@@ -226,7 +233,7 @@ class TeacherStore:
                 if UNFINISHED.fullmatch(folder.name):
                     shutil.rmtree(folder)
                 elif not folder.name.startswith(PARTIAL):
-                    locks.sweep(folder)
+                    locks.remove_partial_files(folder)
             for key in self.folder.glob(".fingerprint_key.*"):
                 key.unlink()
         finished = {self._checkpoints(manifest) for _, manifest in self._manifests()}
@@ -238,7 +245,7 @@ class TeacherStore:
                 if folder in finished or _age(folder) > ABANDONED:
                     shutil.rmtree(folder)
                 else:
-                    locks.sweep(folder)
+                    locks.remove_partial_files(folder)
 
     # ---- what is there ------------------------------------------------------------------------------------------
 
@@ -251,7 +258,7 @@ class TeacherStore:
         folder = self._folder(name)
         manifest = self._manifest(folder)
         tensors = folder / "ensemble.safetensors"
-        if not tensors.is_file() or file_digest(tensors) != manifest["sha256"]:
+        if not tensors.is_file() or compute_file_digest(tensors) != manifest["sha256"]:
             raise ValueError(f"teachers {name}: {tensors} is missing or was changed after it was saved")
         params = read_tensors(tensors)
         trained = params.pop(TRAINED, None)
@@ -302,8 +309,8 @@ class TeacherStore:
 
     def remember(self, account: str, ledger_head: str) -> None:
         """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
-        path = private_folder(self.folder / ACCOUNTS) / f"{account}.json"
-        with self.writing(), replacing(path) as temporary:
+        path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
+        with self.writing(), atomic_replacement(path) as temporary:
             temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
 
     def new_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
@@ -314,7 +321,10 @@ class TeacherStore:
             ensemble: Id of the stored ensemble behind it; None: none is kept.
         """
         alias = secrets.token_hex(8)
-        with self.writing(), replacing(private_folder(self.folder / ALIASES) / f"{alias}.json") as temporary:
+        with (
+            self.writing(),
+            atomic_replacement(create_private_folder(self.folder / ALIASES) / f"{alias}.json") as temporary,
+        ):
             temporary.write_text(json.dumps({"ensemble": ensemble, "fingerprint": fingerprint}) + "\n")
         return alias
 
@@ -351,7 +361,10 @@ class TeacherStore:
         """
         folder = self._folder(name)
         manifest = self._manifest(folder)
-        path = private_folder(folder / "votes") / f"{tensor_digest(pool_x)}{manner and '-'}{manner}.safetensors"
+        path = (
+            create_private_folder(folder / "votes")
+            / f"{compute_tensor_digest(pool_x)}{manner and '-'}{manner}.safetensors"
+        )
         if path.exists():
             counts = read_tensors(path).get("counts_QC")
             if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):
@@ -360,13 +373,13 @@ class TeacherStore:
         votes = compute()
         if votes.num_teachers != manifest["num_teachers"] or len(votes) != len(pool_x):
             raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
-        with self.writing(), replacing(path) as temporary:
+        with self.writing(), atomic_replacement(path) as temporary:
             save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
         return votes
 
     def secret(self) -> bytes:
         """PRIVATE. The key of all hashes of private content, which never leaves the store."""
-        path = private_folder(self.folder) / ".fingerprint_key"
+        path = create_private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
             with self.writing(), contextlib.suppress(FileExistsError):
                 temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
@@ -383,10 +396,10 @@ class TeacherStore:
 
     def _folder(self, name: str) -> Path:
         if not isinstance(name, str) or not ID.fullmatch(name):
-            raise checks.fail("teachers", name, "must be an id of 16 hexadecimal digits")
+            raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
         folder = self.folder / self._ensemble(name)
         if not folder.is_dir():
-            raise checks.fail("teachers", name, f"no such ensemble under {self.folder}")
+            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
         return folder
 
     def _ensemble(self, name: str) -> str:
@@ -412,5 +425,5 @@ class TeacherStore:
 
     @staticmethod
     def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-        with replacing(folder / "manifest.json") as temporary:
+        with atomic_replacement(folder / "manifest.json") as temporary:
             temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.files import content, private_folder, read_tensors, replacing
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.protocols import Log, Progress, do_nothing
 from pate_torch.teachers import distributed, launch, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, Chunk, Trained, gather_chunk, train_stacked
@@ -96,7 +96,7 @@ def train(
     recipe.check(spec)
     if recipe.start is not None and trunk is None:
         given = recipe.start.features.name
-        raise checks.fail("teacher.start", given, "has no public points to learn from here", "Set teacher.start=null.")
+        raise checks.error("teacher.start", given, "has no public points to learn from here", "Set teacher.start=null.")
     input_spec = spec
     if trunk is not None and recipe.start is not None:
         private, shards = trunk.shards(
@@ -169,7 +169,7 @@ def _train_mine(
     backend = choose_backend(recipe, planned, device)
     if backend == "processes":
         if device.type != "cpu":
-            raise checks.fail("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
+            raise checks.error("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
         ended = train_chunks(private, spec, shards, recipe, seed, planned, num_workers(recipe), tell)
     else:
         ended = _train_here(private, spec, shards, recipe, seed, device, planned, tell)
@@ -202,7 +202,7 @@ def _train_here(
     """
     for teachers in planned:
         chunk = gather_chunk(private, shards, teachers)
-        with one_thread(device.type == "cpu" and shards.num_teachers > 1):
+        with single_thread_mode(device.type == "cpu" and shards.num_teachers > 1):
             trained = train_stacked(chunk, spec, recipe, seed, device, functools.partial(tell, teachers))
         yield teachers, trained
 
@@ -211,7 +211,7 @@ def _refuse_diverged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
     """Raise ValueError where no teacher has learnt anything. One that has not may be a single record's doing."""
     if not bool(loss_KP[:, -1].isfinite().any()):
         fix = "Lower teacher.learning_rate."
-        raise checks.fail("teacher.learning_rate", recipe.learning_rate, "all teachers diverged", fix)
+        raise checks.error("teacher.learning_rate", recipe.learning_rate, "all teachers diverged", fix)
 
 
 def _show_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, losses: Losses) -> None:
@@ -236,14 +236,14 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, recipe: TeacherRecipe, seed: int) -> None:
-        self.folder = private_folder(Path(folder))
+        self.folder = create_private_folder(Path(folder))
         self.decides = json.dumps([recipe.configuration(), seed], sort_keys=True)
 
     def _path(self, chunk: Chunk) -> Path:
         state = hashlib.sha256(self.decides.encode())
         state.update(f"{chunk.first} {tuple(chunk.x_kS.shape)} {chunk.x_kS.dtype}".encode())
         for tensor in (chunk.x_kS, chunk.y_kS, chunk.size_k):
-            state.update(content(tensor))
+            state.update(get_tensor_bytes(tensor))
         return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
 
     def load(self, chunk: Chunk) -> Trained | None:
@@ -261,5 +261,5 @@ class Checkpoints:
     def save(self, chunk: Chunk, trained: Trained) -> None:
         """Write a chunk beside and rename it: a run killed here leaves no half a chunk."""
         tensors = trained.params | {"curve.loss": trained.loss_Pk, "curve.accuracy": trained.accuracy_Pk}
-        with replacing(self._path(chunk)) as temporary:
+        with atomic_replacement(self._path(chunk)) as temporary:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.networks import remove_head
@@ -44,10 +44,10 @@ class PublicStart:
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, ContrastiveFeatures):
-            raise checks.fail("start.features", self.features, "must be a recipe", "See conf/features.")
+            raise checks.error("start.features", self.features, "must be a recipe", "See conf/features.")
         if self.features.encoders > 1:
             fix = "A teacher starts from one encoder."
-            raise checks.fail("start.features.encoders", self.features.encoders, "must be 1", fix)
+            raise checks.error("start.features.encoders", self.features.encoders, "must be 1", fix)
         checks.integer("start.copies", self.copies, low=0)
 
     def learn(
@@ -147,7 +147,7 @@ class Trunk:
         copies = start.copies if augment is not None else 0
 
         def encoder(teacher: int) -> Callable[[Tensor], list[Tensor]]:
-            draws = torch_stream(seed, "teacher", teacher, "copies")
+            draws = make_torch_generator(seed, "teacher", teacher, "copies")
 
             def parts(x: Tensor) -> list[Tensor]:
                 copied = [

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.sensitive import Votes
 
 WIDTH = 2048
@@ -36,7 +36,7 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     wide = equal_KW.shape[1]
     sums_CW = torch.empty(num_classes, wide // 8, dtype=torch.int64, device=device)
     pairs = list(zip(torch.arange(num_classes, dtype=torch.uint8, device=device), sums_CW, strict=True))
-    with one_thread(device.type == "cpu"):
+    with single_thread_mode(device.type == "cpu"):
         for start in range(0, queries, wide):
             part_KW = prediction_KQ[:, start : start + wide]
             width = part_KW.shape[1]

@@ -36,7 +36,7 @@ def read(file: Path) -> dict[str, Any]:
     try:
         said = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        raise checks.fail("claim", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
+        raise checks.error("claim", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
     claim = dict(checks.mapping("claim", said))
     for key in claim:
         checks.one_of("claim key", str(key), (*WORDS, *NUMBERS))
@@ -48,7 +48,7 @@ def read(file: Path) -> dict[str, Any]:
             claim[key] = checks.positive(key, _number(key, claim[key]))
     fix = "Add it if it was stated; do not guess."
     if "epsilon" not in claim:
-        raise checks.fail("epsilon", None, "is what is claimed, and is missing", fix)
+        raise checks.error("epsilon", None, "is what is claimed, and is missing", fix)
     claim["epsilon"] = checks.non_negative("epsilon", _number("epsilon", claim["epsilon"]))
     checks.delta("delta", claim.get("delta") if claim.get("delta") is None else _number("delta", claim["delta"]))
     claim["delta"] = _number("delta", claim["delta"])
@@ -58,7 +58,7 @@ def read(file: Path) -> dict[str, Any]:
         claim["sampling_rate"] = checks.between("sampling_rate", rate, 0, 1)
     if "noise_multiplier" not in claim and not ("sigma" in claim and claim.keys() & {"clip", "sensitivity"}):
         what = "with clip or sensitivity, or noise_multiplier, says how much noise there is"
-        raise checks.fail("sigma", claim.get("sigma"), what, fix)
+        raise checks.error("sigma", claim.get("sigma"), what, fix)
     return claim
 
 
@@ -67,7 +67,7 @@ def _number(key: str, value: Any) -> float:
     try:
         return checks.number(key, float(value))
     except (TypeError, ValueError) as error:
-        raise checks.fail(key, value, "must be a number") from error
+        raise checks.error(key, value, "must be a number") from error
 
 
 def examine(file: Path) -> Iterator[Check]:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument(
         "--claim", type=Path, metavar="CLAIM.yaml", help="a claim about anybody's mechanism (docs/verify.md)"
     )
-    own = run_folders.checked_root(run_folders.home_folder()) / "ledger.sqlite"
+    own = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
     what_for = "the ledger that the release was charged to (without a path: your own)"
     parser.add_argument("--ledger", type=Path, nargs="?", const=own, help=what_for)
     options = parser.parse_args(arguments)

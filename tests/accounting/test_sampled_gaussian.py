@@ -9,13 +9,13 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.sampled_gaussian import _divergences, sampled_gaussian
+from pate_torch.accounting.sampled_gaussian import _compute_divergences, make_sampled_gaussian_event
 
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
 
 
 def _divergence(q, z, order):
-    return _divergences(q, z, [order])[0]
+    return _compute_divergences(q, z, [order])[0]
 
 
 def by_mpmath(q, z, order, reverse=False):
@@ -67,7 +67,7 @@ def test_tiny_rates_keep_their_relative_precision(z):
     """Down to a moment of 1 + 1e-21; by the exact sum."""
     for q in (1e-8, 1e-6, 1e-4, 0.01, 0.2, 0.5):
         orders = [2, 3, 8, 64, 600]
-        found = _divergences(q, z, [float(a) for a in orders])
+        found = _compute_divergences(q, z, [float(a) for a in orders])
         true = [by_the_binomial(q, z, a) for a in orders]
         assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
 
@@ -81,7 +81,9 @@ def test_fractional_orders_keep_it_too(q, z, order):
 def test_together_and_alone_orders_cost_the_same():
     orders = [1.01, 2.0, 37.5, 1001.0]
     for q, z in CASES:
-        np.testing.assert_allclose(_divergences(q, z, orders), [_divergence(q, z, a) for a in orders], rtol=1e-14)
+        np.testing.assert_allclose(
+            _compute_divergences(q, z, orders), [_divergence(q, z, a) for a in orders], rtol=1e-14
+        )
 
 
 @pytest.mark.parametrize("q,z", CASES)
@@ -97,21 +99,24 @@ def test_opacus_agrees_at_all_orders_and_google_at_whole_ones(q, z):
 
 
 def test_whole_batches_are_the_plain_gaussian_and_empty_ones_nothing():
-    curve = sampled_gaussian(1.0, 3.0, 7)
+    curve = make_sampled_gaussian_event(1.0, 3.0, 7)
     np.testing.assert_allclose(curve.rdp, np.array(curve.orders) / (2 * 3.0**2), rtol=1e-9)
     assert curve.count == 7
-    assert set(sampled_gaussian(0.0, 3.0, 7).rdp) == {0.0}
+    assert set(make_sampled_gaussian_event(0.0, 3.0, 7).rdp) == {0.0}
 
 
 def test_it_composes_to_the_epsilon_of_a_library():
     """At the best whole order of Google's accountant; ours may pick one in between, and gain less than 1 %."""
     accountant = google.RdpAccountant(orders=list(range(2, 64)))
     accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(2.0)), 50)
-    ours, theirs = accounting.epsilon([sampled_gaussian(0.2, 2.0, 50)], 1e-5).epsilon, accountant.get_epsilon(1e-5)
+    ours, theirs = (
+        accounting.compute_guarantee([make_sampled_gaussian_event(0.2, 2.0, 50)], 1e-5).epsilon,
+        accountant.get_epsilon(1e-5),
+    )
     assert 0.99 * theirs < ours <= theirs * 1.002
 
 
 def test_arguments_are_checked():
     for rate, multiplier in ((-0.1, 1.0), (1.1, 1.0), (0.1, 0.0)):
         with pytest.raises(ValueError, match=r"rate|noise_multiplier"):
-            sampled_gaussian(rate, multiplier, 1)
+            make_sampled_gaussian_event(rate, multiplier, 1)

@@ -52,7 +52,7 @@ def test_cells_are_charged_shown_and_not_measured_twice(source, plan, monkeypatc
     by = {c.method: c for c in cells if c.split == 0}
     assert by["PSQ"].spent == pytest.approx(2.0, rel=1e-6) and by["PSQ"].answered == 80
     sigma = compute_sigma("exact", 80, 2.0, 1 / 640)
-    assert gdp.epsilon(math.sqrt(2 * 80) / sigma, 1 / 640) == pytest.approx(by["PSQ"].spent)
+    assert gdp.compute_epsilon(math.sqrt(2 * 80) / sigma, 1 / 640) == pytest.approx(by["PSQ"].spent)
     assert by["SSPP"].accuracy > 0.9 and by["DP logistic regression"].accuracy > 0.8
     assert by["sparse vector, T = 1"].accuracy is None and "num_teachers=32" in by["sparse vector, T = 1"].why
     assert "none" in printed and "signs (2 splits)" in printed

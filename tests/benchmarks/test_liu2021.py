@@ -58,7 +58,7 @@ def test_what_was_spent_is_the_budget_where_all_was_asked_and_less_by_the_printe
             assert math.isinf(spent)
             continue
         mu = math.sqrt(2 * int(cell["queries"])) / float(cell["sigma"])
-        assert spent == pytest.approx(gdp.epsilon(mu, 1 / 480), rel=1e-9)
+        assert spent == pytest.approx(gdp.compute_epsilon(mu, 1 / 480), rel=1e-9)
         full = int(cell["queries"]) == (60 if cell["method"] == "PSQ" else 18)
         assert spent <= budget * (1 + 1e-9)
         if full and cell["rule"] == "exact":

@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 
 from benchmarks.theory import sample_sizes as sizes
-from pate_torch.accounting.accountant import routes
-from pate_torch.accounting.calibration import smallest_sigma
-from pate_torch.accounting.events import Gaussian as Event
+from pate_torch.accounting.accountant import compute_route_epsilons
+from pate_torch.accounting.calibration import calibrate_sigma
+from pate_torch.accounting.events import GaussianEvent as Event
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -361,5 +361,5 @@ def test_the_noise_of_algorithm_1_against_the_exact_one():
     def plan(sigma):
         return [Event(mu=1 / sigma, count=293)]
 
-    assert smallest_sigma(plan, epsilon=1, delta=1 / 39073) == pytest.approx(60.169, abs=6e-4)
-    assert routes(plan(printed), 1 / 39073)["zcdp"] == pytest.approx(1.0, rel=1e-12)
+    assert calibrate_sigma(plan, epsilon=1, delta=1 / 39073) == pytest.approx(60.169, abs=6e-4)
+    assert compute_route_epsilons(plan(printed), 1 / 39073)["zcdp"] == pytest.approx(1.0, rel=1e-12)

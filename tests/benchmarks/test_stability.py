@@ -9,7 +9,7 @@ from scipy import stats
 
 from benchmarks.theory.stability import by_teachers, on_average_stability, one_by_one, quality
 from pate_torch import networks
-from pate_torch.core.rng import derive, torch_stream
+from pate_torch.core.rng import derive_seed, make_torch_generator
 from pate_torch.teachers.engine import batches
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
@@ -98,7 +98,7 @@ def alone(recipe, soft=False):
 
     def fit_predict(x, y, points, coin):
         module = networks.build(recipe.network, ROWS.input_shape, 2, **recipe.options)
-        networks.initialize(module, torch_stream(0, "teacher", coin, "init"))
+        networks.initialize(module, make_torch_generator(0, "teacher", coin, "init"))
         x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
         weights = list(module.parameters())
         momenta = [torch.zeros_like(w) for w in weights]
@@ -152,7 +152,7 @@ def test_quality_of_a_mean_is_what_its_law_says():
     n, pool = 50, 4000
     x, y = np.zeros((pool, 1)), (np.arange(pool) < 3 * pool // 10).astype(np.int64)
     points = np.array([[-1.0], [1.0]])
-    seeds = [seed for seed in range(20) if derive(seed, "coins", 0) % 2 != derive(seed, "coins", 1) % 2]
+    seeds = [seed for seed in range(20) if derive_seed(seed, "coins", 0) % 2 != derive_seed(seed, "coins", 1) % 2]
     found = quality(one_by_one(coin_flipper), x, y, points, n=n, models=4000, beta=0.1, seed=seeds[0])
     assert found.weak_Q == pytest.approx([0.3, 0.3], abs=0.01)
     law = stats.hypergeom(pool, 3 * pool // 10, n)

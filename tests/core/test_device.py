@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pate_torch.core.device import float32, settled
+from pate_torch.core.device import deterministic_mode, float32_precision
 from pate_torch.teachers import engine, training
 from pate_torch.teachers.recipe import TeacherRecipe
 
@@ -16,9 +16,9 @@ def switches():
 def test_a_run_computes_float32_as_such_and_repeatably():
     before = switches()
     assert before[1] == "tf32", "as it comes, cuDNN rounds"
-    with settled(torch.device("cpu")):
+    with deterministic_mode(torch.device("cpu")):
         assert switches() == ("ieee", "ieee", True, False)
-        with float32(tf32=True):
+        with float32_precision(tf32=True):
             assert switches() == ("tf32", "tf32", True, False)
         assert switches() == ("ieee", "ieee", True, False)
     assert switches() == before
@@ -26,7 +26,7 @@ def test_a_run_computes_float32_as_such_and_repeatably():
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cpu"])
 def test_a_device_may_be_named_with_or_without_its_number(device, simulated_gpu):
-    with settled(torch.device(device)):
+    with deterministic_mode(torch.device(device)):
         assert torch.zeros(2, device=device).add(1).tolist() == [1, 1]
 
 

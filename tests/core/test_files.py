@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pate_torch.core.files import plain_cell, replacing, visible, write_whole
-from pate_torch.core.run_folders import call_id, home_folder, make_folders, runs_folder, user_store
+from pate_torch.core.files import atomic_replacement, escape_control_chars, escape_spreadsheet_cell, write_atomically
+from pate_torch.core.run_folders import (
+    get_home_folder,
+    get_runs_folder,
+    get_user_store,
+    make_folders,
+    make_unique_run_id,
+)
 from pate_torch.ledger import Ledger
 from tests import ROOT
 
@@ -18,7 +24,7 @@ def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path):
     victim.write_text("mine")
     (tmp_path / "out.csv").symlink_to(victim)
     (tmp_path / ".out.csv.partial").symlink_to(victim)
-    write_whole(tmp_path / "out.csv", "theirs")
+    write_atomically(tmp_path / "out.csv", "theirs")
     assert victim.read_text() == "mine" and (tmp_path / "out.csv").read_text() == "theirs"
     assert not (tmp_path / "out.csv").is_symlink()
 
@@ -29,7 +35,7 @@ def test_a_planted_temporary_name_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 12)
     (tmp_path / f".out.csv.{'0' * 12}").symlink_to(victim)
     with pytest.raises(FileExistsError):
-        write_whole(tmp_path / "out.csv", "theirs")
+        write_atomically(tmp_path / "out.csv", "theirs")
     assert victim.read_text() == "mine"
 
 
@@ -40,7 +46,7 @@ def test_file_and_folder_reach_the_disk_before_and_after_the_rename(tmp_path, mo
         os, "fsync", lambda handle: calls.append(os.path.isdir(f"/proc/self/fd/{handle}")) or fsync(handle)
     )
     monkeypatch.setattr("pathlib.Path.replace", lambda self, to: calls.append("rename") or replace(self, to))
-    with replacing(tmp_path / "a") as temporary:
+    with atomic_replacement(tmp_path / "a") as temporary:
         temporary.write_text("a")
     assert calls == [False, "rename", True]
 
@@ -50,7 +56,7 @@ def test_no_umask_lets_others_write(tmp_path, umask):
     before = os.umask(umask)
     try:
         make_folders(tmp_path / "runs" / "a" / "b")
-        write_whole(tmp_path / "runs" / "a" / "b" / "c", "x")
+        write_atomically(tmp_path / "runs" / "a" / "b" / "c", "x")
     finally:
         os.umask(before)
     assert not any(place.stat().st_mode & 0o022 for place in (tmp_path / "runs").rglob("*"))
@@ -68,20 +74,23 @@ def test_what_killed_processes_left_of_a_new_ledger_is_swept_an_hour_later(tmp_p
 
 
 def test_two_calls_in_one_microsecond_have_two_names():
-    assert len({call_id() for _ in range(50)}) == 50
+    assert len({make_unique_run_id() for _ in range(50)}) == 50
 
 
 def test_control_characters_are_written_out():
-    assert visible("a\x1b[2Jb\x07\n") == "a\\x1b[2Jb\\x07\\n" and plain_cell("=1\x1b") == "'=1\\x1b"
+    assert (
+        escape_control_chars("a\x1b[2Jb\x07\n") == "a\\x1b[2Jb\\x07\\n"
+        and escape_spreadsheet_cell("=1\x1b") == "'=1\\x1b"
+    )
 
 
 def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
     monkeypatch.delenv("PATE_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert home_folder() == str(user_store()) == str(tmp_path / "pate_torch")
-    assert str(runs_folder(user_store())) == "outputs/runs" and runs_folder(tmp_path) == tmp_path / "runs"
+    assert get_home_folder() == str(get_user_store()) == str(tmp_path / "pate_torch")
+    assert str(get_runs_folder(get_user_store())) == "outputs/runs" and get_runs_folder(tmp_path) == tmp_path / "runs"
     monkeypatch.setenv("PATE_HOME", "elsewhere")
-    assert home_folder() == "elsewhere" and home_folder("here") == "here"
+    assert get_home_folder() == "elsewhere" and get_home_folder("here") == "here"
 
 
 @pytest.mark.parametrize("redirection", [">&-", "| head -c 0"])

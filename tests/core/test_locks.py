@@ -136,7 +136,7 @@ def test_what_a_killed_run_left_half_written_is_swept_and_nothing_else(tmp_path)
     with run_folders.hold(living):
         assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
         (living / "release" / ".labels.csv.partial").write_text("")
-        run_folders.sweep(tmp_path)
+        run_folders.remove_killed_run_files(tmp_path)
         assert (living / "release" / ".labels.csv.partial").exists()
     assert sorted(path.name for path in (dead / "release").iterdir()) == sorted(whole)
     assert not (dead / ".lock").exists() and not (living / ".lock").exists()

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from pate_torch.core.parallel import ahead, one_thread, side_by_side
+from pate_torch.core.parallel import prefetch, run_in_parallel, single_thread_mode
 from pate_torch.teachers.ensemble import _in_threads
 from tests import ROOT
 
@@ -30,7 +30,7 @@ def test_what_each_gives_is_in_order_whoever_ends_first(four_threads):
 
         return run
 
-    given = side_by_side([job(k) for k in range(3)], CPU, lambda *_: None)
+    given = run_in_parallel([job(k) for k in range(3)], CPU, lambda *_: None)
     assert [k for k, _, _ in given] == [0, 1, 2]
     assert {threads for _, threads, _ in given} == {1}
     assert len({name for *_, name in given}) == 3 and torch.get_num_threads() == 4
@@ -47,8 +47,8 @@ def test_no_more_run_at_a_time_than_torch_has_threads():
         with lock:
             running[0] -= 1
 
-    with one_thread():
-        side_by_side([job] * 4, CPU, lambda *_: None)
+    with single_thread_mode():
+        run_in_parallel([job] * 4, CPU, lambda *_: None)
     assert most[0] == 1
 
 
@@ -61,7 +61,7 @@ def test_the_next_is_made_while_one_is_used(four_threads):
             made.append(k)
             yield k
 
-    for k in ahead(items()):
+    for k in prefetch(items()):
         until = time.monotonic() + 10
         while len(made) < min(k + 2, 4):
             assert time.monotonic() < until, "the next is never made"
@@ -76,12 +76,12 @@ def test_what_is_made_ahead_ends_with_its_error_or_its_user():
         yield 1
         raise ValueError("no second")
 
-    coming = ahead(items())
+    coming = prefetch(items())
     assert next(coming) == 1
     with pytest.raises(ValueError, match="no second"):
         next(coming)
     before = threading.active_count()
-    abandoned = ahead(iter(range(5)))
+    abandoned = prefetch(iter(range(5)))
     next(abandoned)
     abandoned.close()
     assert threading.active_count() == before
@@ -108,10 +108,10 @@ def test_jobs_within_jobs_work_on_no_more_threads_than_torch_has(four_threads):
     busy = Busy()
 
     def job(progress):
-        side_by_side([busy.work] * 5, CPU, lambda *_: None)
+        run_in_parallel([busy.work] * 5, CPU, lambda *_: None)
         list(_in_threads(busy.work, range(5), True))
 
-    side_by_side([job] * 5, CPU, lambda *_: None)
+    run_in_parallel([job] * 5, CPU, lambda *_: None)
     assert busy.threads == {1} and 2 <= busy.most <= 4 and torch.get_num_threads() == 4
 
 
@@ -142,7 +142,7 @@ def test_progress_is_of_all_of_them_and_never_goes_back(four_threads):
         for step in range(50):
             progress(step + 1, 50)
 
-    side_by_side([job] * 3, CPU, lambda *point: seen.append(point))
+    run_in_parallel([job] * 3, CPU, lambda *point: seen.append(point))
     assert seen == sorted(seen) and seen[-1] == (150, 150) and {total for _, total in seen} == {150}
 
 
@@ -152,7 +152,7 @@ def test_progress_ends_where_jobs_differ_in_length(four_threads):
     def job(length):
         return lambda progress: [progress(step + 1, length) for step in range(length)]
 
-    side_by_side([job(11), job(10), job(10)], CPU, lambda *point: seen.append(point))
+    run_in_parallel([job(11), job(10), job(10)], CPU, lambda *point: seen.append(point))
     assert seen[-1] == (31, 31) and [done for done, _ in seen] == list(range(1, 32))
     assert all(done <= total for done, total in seen)
 
@@ -171,7 +171,7 @@ def test_the_first_error_is_told_and_ends_the_others(four_threads):
             reached.append(step)
 
     with pytest.raises(FloatingPointError, match="nan"):
-        side_by_side([long, fails, long], CPU, lambda *_: None)
+        run_in_parallel([long, fails, long], CPU, lambda *_: None)
     assert len(reached) < 10_000 and torch.get_num_threads() == 4
 
 
@@ -189,5 +189,5 @@ def test_an_interruption_ends_them_all(four_threads):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([long] * 2, CPU, stop)
+        run_in_parallel([long] * 2, CPU, stop)
     assert len(reached) < 10_000

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pate_torch.core import progress
-from pate_torch.core.progress import Stages, clock
+from pate_torch.core.progress import Stages, format_duration
 
 
 class Terminal(io.StringIO):
@@ -69,7 +69,7 @@ def test_a_stage_may_begin_again():
 def test_a_slow_tenth_is_heard_of_in_between(monkeypatch):
     time = Clock(monkeypatch)
     stream = io.StringIO()
-    stage = Stages(stream=stream, every=60)("Slow")
+    stage = Stages(stream=stream, line_interval_seconds=60)("Slow")
     for done in range(1, 6):
         time.now += 45
         stage(done, 1000)
@@ -135,4 +135,4 @@ def test_a_real_pipe_gets_plain_lines():
     "seconds,shown", [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (83, "1:23"), (4000, "1:06:40")]
 )
 def test_clock(seconds, shown):
-    assert clock(seconds) == shown
+    assert format_duration(seconds) == shown

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pate_torch.core.texts import spell
+from pate_torch.core.texts import to_canonical_text
 
 COLUMNS = {
     "dates": pd.Series(
@@ -23,14 +23,18 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_value_is_spelled_alike_in_a_typed_column_and_in_one_of_objects(name):
     typed = np.asarray(COLUMNS[name])
-    assert [spell(value) for value in typed] == [spell(value) for value in COLUMNS[name].astype(object)]
+    assert [to_canonical_text(value) for value in typed] == [
+        to_canonical_text(value) for value in COLUMNS[name].astype(object)
+    ]
 
 
 def test_a_date_has_one_spelling():
     same = ["2020-01-02", "2020-01-02 00:00:00", "2020-01-02T00:00:00.000", datetime.date(2020, 1, 2),
             datetime.datetime(2020, 1, 2), pd.Timestamp("2020-01-02"), np.datetime64("2020-01-02"),
             np.datetime64("2020-01-02", "ns")]  # fmt: skip
-    assert {spell(value) for value in same} == {"2020-01-02"}
-    assert spell(np.datetime64("2020-01-02T03:04:05.250", "ns")) == spell("2020-01-02 03:04:05.25")
-    assert spell("2020-01-02x") == "2020-01-02x" and spell(427) == spell("427")
-    assert spell(np.timedelta64(1500, "ms")) == spell(datetime.timedelta(seconds=1.5)) == "1.5"
+    assert {to_canonical_text(value) for value in same} == {"2020-01-02"}
+    assert to_canonical_text(np.datetime64("2020-01-02T03:04:05.250", "ns")) == to_canonical_text(
+        "2020-01-02 03:04:05.25"
+    )
+    assert to_canonical_text("2020-01-02x") == "2020-01-02x" and to_canonical_text(427) == to_canonical_text("427")
+    assert to_canonical_text(np.timedelta64(1500, "ms")) == to_canonical_text(datetime.timedelta(seconds=1.5)) == "1.5"

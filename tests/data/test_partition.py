@@ -37,7 +37,7 @@ def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
     teachers = min(teachers, len(set(ids)))
     shards = AddRemove().shards(data, teachers, seed)
 
-    key = rng.derive(seed, "partition", "add_remove").to_bytes(8, "big")
+    key = rng.derive_seed(seed, "partition", "add_remove").to_bytes(8, "big")
     rows = [[] for _ in range(teachers)]
     for position, name in enumerate(ids):
         digest = hashlib.blake2b(name.encode(), key=key, digest_size=16).digest()

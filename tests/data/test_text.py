@@ -40,9 +40,9 @@ def test_texts_come_with_their_labels_and_units(tmp_path, suffix):
     assert data.spec.kind == "text" and data.spec.text == "body" and data.spec.class_names == ("ham", "spam")
     assert data.private.unit == "group:user" and data.spec.input_shape == (64,) and data.private.x.dtype == torch.uint8
     whole = {body[:64]: kind for body, kind in zip(rows["body"], rows["kind"], strict=True)}
-    for x, y in zip(texts.unpack(data.private.x), data.private.y.tolist(), strict=True):
+    for x, y in zip(texts.decode_texts(data.private.x), data.private.y.tolist(), strict=True):
         assert whole[x] == data.spec.class_names[y]
-    parts = [set(texts.unpack(x)) for x in (data.private.x, data.pool.x, data.evaluation.x)]
+    parts = [set(texts.decode_texts(x)) for x in (data.private.x, data.pool.x, data.evaluation.x)]
     assert sum(map(len, parts)) == COUNT and not parts[0] & parts[1] and not parts[1] & parts[2]
     assert data.adjacencies == ("add_remove",) and data.pool.names.kind == "content"
 
@@ -56,11 +56,11 @@ def test_a_record_more_moves_nobody_and_one_without_a_text_is_dropped_alone(tmp_
     after = text(path, id="key", empty="drop").load()
     assert after.num_dropped_by_reason == {"without a text": 1}
     filled = leave_out_unusable(after, "replace_one").private
-    assert len(filled) == len(before.private) + 2 and "-" in texts.unpack(filled.x)  # it keeps its place
+    assert len(filled) == len(before.private) + 2 and "-" in texts.decode_texts(filled.x)  # it keeps its place
     after = leave_out_unusable(after, "add_remove")
 
     def units(data):
-        return dict(zip(data.private.unit_id.tolist(), texts.unpack(data.private.x), strict=True))
+        return dict(zip(data.private.unit_id.tolist(), texts.decode_texts(data.private.x), strict=True))
 
     assert {k: v for k, v in units(after).items() if k != "new"} == units(before)
 
@@ -69,7 +69,7 @@ def test_files_without_a_header_and_with_marks_of_their_own(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f'"Odd" number {i}, she said "\tc{i % 2}\n' for i in range(80)))
     given = {"separator": "\\t", "columns": ["text", "label"], "column": "text", "label": "label"}
     data = text(str(tmp_path / "a.tsv"), quotes=False, **given).load()
-    assert all(said.startswith('"Odd" number') for said in texts.unpack(data.private.x))
+    assert all(said.startswith('"Odd" number') for said in texts.decode_texts(data.private.x))
     with pytest.raises(ValueError, match=r"dataset\.path=.*a quote is left open"):
         text(str(tmp_path / "a.tsv"), **given).load()
     with pytest.raises(ValueError, match=r"its rows have 2 fields, and 3 columns are named"):

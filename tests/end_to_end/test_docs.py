@@ -30,8 +30,8 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 
 from benchmarks.gpu import check as gpu_check
-from pate_torch.accounting.accountant import epsilon
-from pate_torch.accounting.formatting import show_epsilon
+from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.audit import command as audit
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import main as cli
@@ -360,7 +360,9 @@ def test_the_table_of_prices_is_right():
     sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]
     assert len(rows) == 6 and len(sigmas) == 4
     for row in rows:
-        found = [show_epsilon(epsilon(GNMax(sigma=s).privacy_events(int(row[0])), 1e-5).epsilon) for s in sigmas]
+        found = [
+            format_epsilon(compute_guarantee(GNMax(sigma=s).privacy_events(int(row[0])), 1e-5).epsilon) for s in sigmas
+        ]
         assert row[1:] == found
 
 

@@ -125,7 +125,7 @@ def points(spec: DataSpec, count: int, seed: int = 0) -> torch.Tensor:
     """Points of that kind, all different."""
     draw = torch.Generator().manual_seed(seed)
     if spec.kind == "text":
-        return texts.pack(
+        return texts.encode_texts(
             "texts", [f"{place}e{said}" for place, said in enumerate(sayings(count, seed))], spec.input_shape[0]
         )
     if spec.is_image:

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from pate_torch import networks
-from pate_torch.core.parallel import one_thread
-from pate_torch.core.rng import member, torch_stream
+from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.rng import derive_member_seed, make_torch_generator
 from pate_torch.features import contrastive, neighbors
 from pate_torch.features.augmentation import Affine, View, as_affine, strong_view, weak_view, widened
 from pate_torch.features.contrastive import ContrastiveFeatures, contrast, encode, transfer
@@ -107,10 +107,10 @@ def test_several_encoders_are_those_of_their_seeds_side_by_side():
     parts = []
     for k in range(3):  # the slow twin: one after the other, learnt anew
         contrastive._LEARNT.clear()
-        with one_thread():
-            parts.append(dataclasses.replace(recipe, encoders=1).features(x, SPEC, seed=member(4, k)))
+        with single_thread_mode():
+            parts.append(dataclasses.replace(recipe, encoders=1).features(x, SPEC, seed=derive_member_seed(4, k)))
     assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
-    assert member(4, 0) == 4 and len({member(4, k) for k in range(3)}) == 3
+    assert derive_member_seed(4, 0) == 4 and len({derive_member_seed(4, k) for k in range(3)}) == 3
     assert not torch.allclose(parts[0], parts[1]), "each from a start of its own"
 
 
@@ -132,7 +132,7 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
     )
     together = recipe.learn(x, SPEC, seed=4)
     for k in range(2):
-        ours, theirs = started[member(4, k)].state_dict(), together.encoders[k].state_dict()
+        ours, theirs = started[derive_member_seed(4, k)].state_dict(), together.encoders[k].state_dict()
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
@@ -145,7 +145,7 @@ def test_a_teacher_starts_from_one_encoder():
 
 def test_transfer_moves_the_trunk_and_leaves_the_classifier():
     encoder = remove_head(networks.build("small_cnn", (1, 8, 8), 10, **SMALL))
-    network = networks.initialize(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), torch_stream(0, "x"))
+    network = networks.initialize(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), make_torch_generator(0, "x"))
     head = last_linear(network)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     transfer(encoder, network)
@@ -252,15 +252,15 @@ def test_principal_axes_keep_the_distances_of_their_plane(shape):
 
 def test_no_distortion_is_normalization_and_seeds_decide_the_rest():
     x, _ = digits(20)
-    torch.testing.assert_close(View()(x, SPEC, torch_stream(0, "v")), SPEC.normalize(x))
+    torch.testing.assert_close(View()(x, SPEC, make_torch_generator(0, "v")), SPEC.normalize(x))
     view = strong_view(SPEC, Affine(rotate=10))
-    first, again, other = (view(x, SPEC, torch_stream(seed, "v")) for seed in (0, 0, 1))
+    first, again, other = (view(x, SPEC, make_torch_generator(seed, "v")) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_cutout_erases_a_square_to_the_mean():
     x = torch.full((200, 1, 8, 8), 255, dtype=torch.uint8)
-    erased = View(cutout=0.5)(x, SPEC, torch_stream(0, "v"))
+    erased = View(cutout=0.5)(x, SPEC, make_torch_generator(0, "v"))
     hidden = erased == 0
     assert 0 < hidden.float().mean() < 0.25  # at most half the side, so a quarter of the area
     for image in hidden[:, 0]:
@@ -274,21 +274,21 @@ def test_elastic_moves_content_by_about_its_amplitude():
     x = torch.zeros(300, 1, 8, 8)
     x[:, 0, 4, 4] = 1
     spec = dataclasses.replace(SPEC, mean=(0.0,), std=(1.0,))
-    moved = View(elastic=1.0)(x, spec, torch_stream(0, "v"))[:, 0]
+    moved = View(elastic=1.0)(x, spec, make_torch_generator(0, "v"))[:, 0]
     mass = moved.sum((1, 2)).clamp(min=1e-6)
     center = (moved.sum(2) * torch.arange(8)).sum(1) / mass
     spread = (center[moved.sum((1, 2)) > 0.3] - 4).std()
     assert 0.3 < spread < 1.2
-    assert torch.allclose(View(elastic=0.0)(x, spec, torch_stream(0, "v")), x)
+    assert torch.allclose(View(elastic=0.0)(x, spec, make_torch_generator(0, "v")), x)
 
 
 def test_rows_are_masked_and_shaken():
     spec = dataclasses.replace(SPEC, input_shape=(6,), mean=(1.0,) * 6, std=(2.0,) * 6)
     x = torch.full((2000, 6), 5.0)
-    masked = View(mask=0.25)(x, spec, torch_stream(0, "v"))
+    masked = View(mask=0.25)(x, spec, make_torch_generator(0, "v"))
     assert set(masked.unique().tolist()) == {0.0, 2.0}
     assert (masked == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # 5 deviations of 12,000 draws
-    shaken = View(jitter=0.5)(x, spec, torch_stream(0, "v")) - 2.0
+    shaken = View(jitter=0.5)(x, spec, make_torch_generator(0, "v")) - 2.0
     assert shaken.std().item() == pytest.approx(0.5, rel=0.03)
     assert weak_view(spec, None).mask == 0 < strong_view(spec, None).mask
 

@@ -16,7 +16,7 @@ import torch
 
 from pate_torch import PATEClassifier, load_student, pipeline
 from pate_torch.cli import main as cli
-from pate_torch.core.files import file_digest
+from pate_torch.core.files import compute_file_digest
 from pate_torch.core.progress import Stages
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
@@ -337,7 +337,7 @@ def test_a_student_learns_from_texts_and_predicts_them(ran):
 
 def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_path):
     folder, plan = ran
-    digest = file_digest(folder / "table.safetensors")
+    digest = compute_file_digest(folder / "table.safetensors")
     with pytest.raises(ValueError, match=rf"needs the encoder table: weights table\.safetensors with SHA-256 {digest}"):
         load_student(plan.folder).predict(["123"])
     worlds.table(tmp_path / "table.safetensors", seed=1)
@@ -357,7 +357,7 @@ def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
     assert not faults(said, privacy_schema())
     card = said["encoder"]
     assert (card["name"], card["license"], card["trained_on"]) == ("table", "MIT", "old mails")
-    assert card["sha256"] == file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
+    assert card["sha256"] == compute_file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
     told = " ".join(said["assumptions"] + said["not_covered"])
     assert f"SHA-256 {card['sha256']}" in told and "license: MIT" in told and "may overlap with them" in told
     for page in ("README.md", "report.html"):

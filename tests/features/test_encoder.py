@@ -335,12 +335,12 @@ def test_files_of_a_package_are_found_without_running_it(tmp_path, monkeypatch):
 
 def test_texts_are_packed_and_come_back_cut_between_characters():
     said = ["plain", "Grüße", "日本語のテキスト", "tail\0", "x" * 50]
-    x = texts.pack("texts", said, 10)
+    x = texts.encode_texts("texts", said, 10)
     assert x.shape == (5, 10) and x.dtype == torch.uint8
-    assert texts.unpack(x) == ["plain", "Grüße", "日本語", "tail ", "x" * 10]
+    assert texts.decode_texts(x) == ["plain", "Grüße", "日本語", "tail ", "x" * 10]
     for bad in ("", " \t", "\0", None, 3):
         with pytest.raises(ValueError, match=r"texts: every one must be a text that is not empty"):
-            texts.pack("texts", ["a", bad], 10)
+            texts.encode_texts("texts", ["a", bad], 10)
 
 
 def test_points_of_another_form_are_refused(tmp_path):

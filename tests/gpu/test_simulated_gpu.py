@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.findings import CodeLine
-from pate_torch.core.device import settled
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.students.training import Average
 from pate_torch.teachers import stacked, workers
 from pate_torch.teachers.training import train
@@ -54,7 +54,9 @@ ALLOWED = {
     "a number of the host written at indices": lambda: ones_on_gpu(4).index_put_(
         (torch.zeros(2).long(),), torch.ones(())
     ),
-    "draws of the GPU's generator": lambda: torch.rand(3, generator=torch_stream(0, "x", device=CUDA), device=CUDA),
+    "draws of the GPU's generator": lambda: torch.rand(
+        3, generator=make_torch_generator(0, "x", device=CUDA), device=CUDA
+    ),
     "a module moved": lambda: torch.nn.Linear(2, 2).to(CUDA).weight,
     "a copy to it": lambda: torch.ones(3).to(CUDA),
     "a copy into it": lambda: ones_on_gpu(3).copy_(torch.zeros(3)),
@@ -169,7 +171,7 @@ def test_float32_is_rounded_where_tf32_is_on(simulated_gpu):
         return (F.conv2d(x.to(CUDA), weight.to(CUDA)).cpu() - exact).abs().max()
 
     assert 1e-4 < error() < 1e-2, "as it comes, cuDNN rounds"
-    with settled(CUDA):
+    with deterministic_mode(CUDA):
         assert error() == 0
 
 
@@ -180,7 +182,7 @@ def test_convolutions_learn_the_same_twice_only_where_cudnn_is_deterministic(sim
         return torch.autograd.grad(F.conv2d(x, weight).square().sum(), weight)[0].cpu()
 
     assert not torch.equal(gradient(), gradient())
-    with settled(CUDA):
+    with deterministic_mode(CUDA):
         assert torch.equal(gradient(), gradient())
 
 

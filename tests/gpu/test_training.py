@@ -12,8 +12,8 @@ from benchmarks.gpu.findings import CodeLine, Setup
 from benchmarks.gpu.students import make_fits
 from benchmarks.gpu.workloads import make_students
 from pate_torch import networks, pipeline
-from pate_torch.core.device import settled
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import coordinates, neighbor_graph
 from pate_torch.methods.records import map_records_independently
@@ -155,7 +155,7 @@ def count_step_costs(gpu: SimulatedGpu, name: str = "supervised", steps: int = 1
             counted.extend(by_function(counter) for counter in (gpu.syncs, gpu.copies_to_device, gpu.copies_to_host))
             raise EnoughSteps
 
-    with contextlib.suppress(EnoughSteps), settled(CUDA):
+    with contextlib.suppress(EnoughSteps), deterministic_mode(CUDA):
         make_fits(setup, make_students(setup, 100), 100)[name](progress)
     return StepCosts(*counted)
 
@@ -251,7 +251,7 @@ def test_a_planted_generator_of_the_host_is_found(simulated_gpu, monkeypatch):
 
     def update(self):
         plain(self)
-        torch.rand(2, generator=torch_stream(0, "x"), device=next(self.module.parameters()).device)
+        torch.rand(2, generator=make_torch_generator(0, "x"), device=next(self.module.parameters()).device)
 
     monkeypatch.setattr(Average, "update", update)
     with pytest.raises(PlacementError, match=r"generator.*students/training.py"):

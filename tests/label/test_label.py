@@ -50,7 +50,7 @@ def spent(home):
 
 
 def price(questions, sigma=8):
-    return pytest.approx(gdp.epsilon(math.sqrt(2 * questions) / sigma, 1e-5), abs=1e-9)
+    return pytest.approx(gdp.compute_epsilon(math.sqrt(2 * questions) / sigma, 1e-5), abs=1e-9)
 
 
 def test_every_row_is_answered_and_priced(home, capsys):

@@ -92,7 +92,7 @@ def test_it_charges_what_it_quoted_and_releases_what_predict_applies(name, asked
     assert statement["private"] and guarantee["adjacency"] == "replace_one" and guarantee["unit"] == "record"
     assert (
         guarantee["epsilon"]
-        == accounting.epsilon(charge.reserved_events, 1e-4).epsilon
+        == accounting.compute_guarantee(charge.reserved_events, 1e-4).epsilon
         <= asked["epsilon"] * (1 + 1e-9)
     )
     assert statement["mechanism"]["name"] == name

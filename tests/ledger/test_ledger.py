@@ -20,14 +20,14 @@ from pathlib import Path
 import pytest
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.accountant import epsilon
-from pate_torch.accounting.events import ZCDP, Delta, Gaussian, Laplace, PureDP
+from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
 from pate_torch.ledger.chain import HashChain
 from pate_torch.ledger.command import main
 from pate_torch.ledger.ledger import BudgetExceeded, Ledger, LedgerError, get_default_path
 
 MU = math.sqrt(2) / 40
-PLAN = (Gaussian(mu=MU, count=286),)
+PLAN = (GaussianEvent(mu=MU, count=286),)
 TERMS = {"budget_epsilon": 4.0, "delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
 FACTS = {"fingerprint": "f00d", "mechanism": "gaussian", "run": "runs/1"}
 
@@ -65,7 +65,7 @@ def test_a_release_is_charged_exactly(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     account = ledger.commit(reservation, PLAN, release_id="r1")
     guarantee = ledger.spent("svhn")
-    assert guarantee.epsilon == epsilon(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
+    assert guarantee.epsilon == compute_guarantee(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
     assert (guarantee.delta, guarantee.route, guarantee.adjacency, guarantee.unit) == (
         1e-5,
         "gdp",
@@ -77,12 +77,14 @@ def test_a_release_is_charged_exactly(ledger):
 
 def test_releases_compose_by_mu_squared(ledger):
     for _ in range(2):
-        ledger.commit(ledger.reserve("svhn", [Gaussian(mu=MU, count=100)], **FACTS), [Gaussian(mu=MU, count=90)])
-    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
-    assert used(ledger) == pytest.approx(gdp.epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
-    left = gdp.mu(4.0, 1e-5) ** 2 - 180 * MU**2
+        ledger.commit(
+            ledger.reserve("svhn", [GaussianEvent(mu=MU, count=100)], **FACTS), [GaussianEvent(mu=MU, count=90)]
+        )
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
+    assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
+    left = gdp.compute_mu(4.0, 1e-5) ** 2 - 180 * MU**2
     assert ledger.account("svhn").remaining.scalar == pytest.approx(left, rel=1e-9)
-    assert ledger.account("svhn").copies([Gaussian(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
+    assert ledger.account("svhn").copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
 
 
 def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
@@ -95,23 +97,23 @@ def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path) as again:
-        again.commit(reservation.id, [Gaussian(mu=MU, count=200)])
-    assert used(ledger) == pytest.approx(gdp.epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
+        again.commit(reservation.id, [GaussianEvent(mu=MU, count=200)])
+    assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
 
 
 def test_commit_may_split_the_same_events_over_rounds(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
-    ledger.commit(reservation, [Gaussian(mu=MU, count=k) for k in (1, 99, 186)])
-    assert ledger.spent("svhn").epsilon == pytest.approx(epsilon(PLAN, 1e-5).epsilon, rel=1e-12)
+    ledger.commit(reservation, [GaussianEvent(mu=MU, count=k) for k in (1, 99, 186)])
+    assert ledger.spent("svhn").epsilon == pytest.approx(compute_guarantee(PLAN, 1e-5).epsilon, rel=1e-12)
 
 
 @pytest.mark.parametrize(
     "incurred",
     [
-        [Gaussian(mu=MU, count=287)],
-        [Gaussian(mu=MU * 1.001, count=286)],
-        [*PLAN, Delta(delta=1e-9)],
-        [*PLAN, PureDP(epsilon=1e-4)],
+        [GaussianEvent(mu=MU, count=287)],
+        [GaussianEvent(mu=MU * 1.001, count=286)],
+        [*PLAN, DeltaEvent(delta=1e-9)],
+        [*PLAN, PureDPEvent(epsilon=1e-4)],
     ],
 )
 def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledger, incurred):
@@ -125,32 +127,32 @@ def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledg
 
 def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
-    ledger.record(reservation, [Gaussian(mu=MU, count=3)])
-    ledger.commit(reservation, [Gaussian(mu=MU)])
+    ledger.record(reservation, [GaussianEvent(mu=MU, count=3)])
+    ledger.commit(reservation, [GaussianEvent(mu=MU)])
     for again in (lambda: ledger.commit(reservation, []), lambda: ledger.record(reservation, [])):
         with pytest.raises(LedgerError, match="committed already"):
             again()
     with pytest.raises(LedgerError, match="there is none"):
         ledger.commit("0123", [])
-    assert used(ledger) == pytest.approx(gdp.epsilon(MU, 1e-5), rel=1e-12)
+    assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU, 1e-5), rel=1e-12)
 
 
 def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     head, spent = ledger.head(), ledger.spent("svhn")
     with pytest.raises(BudgetExceeded) as refusal:
-        ledger.reserve("svhn", [Gaussian(mu=MU, count=500)], **FACTS)
+        ledger.reserve("svhn", [GaussianEvent(mu=MU, count=500)], **FACTS)
     assert ledger.head() == head and ledger.spent("svhn") == spent
     error, text = refusal.value, str(refusal.value)
     assert isinstance(error, ValueError) and error.cap_epsilon == 4.0
     assert error.spent_epsilon == pytest.approx(2.43536, abs=1e-5)
-    assert error.requested_epsilon == pytest.approx(gdp.epsilon(MU * math.sqrt(500), 1e-5))
+    assert error.requested_epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(500), 1e-5))
     for words in ("2.43536 is spent", "the cap 4", "Nothing was drawn", "raise-cap svhn", "times the noise"):
         assert words in text
     # What it says would fit does fit, and one query more does not.
     count = math.floor(error.fitting_share * 500)
-    assert not ledger.account("svhn").admits([Gaussian(mu=MU, count=count + 1)])
-    ledger.reserve("svhn", [Gaussian(mu=MU, count=count)], **FACTS)
+    assert not ledger.account("svhn").admits([GaussianEvent(mu=MU, count=count + 1)])
+    ledger.reserve("svhn", [GaussianEvent(mu=MU, count=count)], **FACTS)
 
 
 def test_unknown_accounts_and_events_are_refused(ledger):
@@ -158,7 +160,7 @@ def test_unknown_accounts_and_events_are_refused(ledger):
     with pytest.raises(LedgerError, match=r"none of this name \(accounts: svhn\)"):
         ledger.reserve("mnist", PLAN, **FACTS)
     with pytest.raises(ValueError, match="gdp filter"):
-        ledger.reserve("svhn", [ZCDP(rho=1e-6)], **FACTS)
+        ledger.reserve("svhn", [ZCDPEvent(rho=1e-6)], **FACTS)
     for bad in ([None], [0.1], ["gaussian"]):
         with pytest.raises(ValueError, match="event="):
             ledger.reserve("svhn", bad, **FACTS)
@@ -166,15 +168,18 @@ def test_unknown_accounts_and_events_are_refused(ledger):
 
 
 def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
-    plan = [PureDP(epsilon=0.05, count=20), Delta(delta=2e-6)]
+    plan = [PureDPEvent(epsilon=0.05, count=20), DeltaEvent(delta=2e-6)]
     account = ledger.open_account("mnist", **TERMS, planned_events=plan)
     assert account.filter.kind == "rdp" and account.filter.delta_reserve == 5e-6
-    ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDP(epsilon=0.05, count=7), Delta(delta=2e-6)])
+    ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDPEvent(epsilon=0.05, count=7), DeltaEvent(delta=2e-6)])
     assert ledger.account("mnist").ex_post_guarantee.route == "rdp"
-    assert ledger.account("mnist").ex_post_guarantee.epsilon >= epsilon([PureDP(epsilon=0.05, count=7)], 1e-5).epsilon
+    assert (
+        ledger.account("mnist").ex_post_guarantee.epsilon
+        >= compute_guarantee([PureDPEvent(epsilon=0.05, count=7)], 1e-5).epsilon
+    )
     assert ledger.account("mnist").remaining.delta == pytest.approx(3e-6, rel=1e-12)
     with pytest.raises(BudgetExceeded, match="set aside for failures"):
-        ledger.reserve("mnist", [Delta(delta=4e-6)], **FACTS)
+        ledger.reserve("mnist", [DeltaEvent(delta=4e-6)], **FACTS)
     ledger.verify()
 
 
@@ -188,9 +193,9 @@ def test_seeded_noise_marks_the_account(ledger):
 
 
 def test_opening_again_keeps_the_terms_of_a_charged_account(ledger):
-    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
     head = ledger.head()
-    again = ledger.open_account("svhn", **TERMS, planned_events=[Laplace(ratio=0.1)])
+    again = ledger.open_account("svhn", **TERMS, planned_events=[LaplaceEvent(ratio=0.1)])
     assert again.filter.kind == "gdp" and ledger.head() == head
 
 
@@ -199,13 +204,13 @@ def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
     ledger.open_account("svhn", **TERMS, planned_events=PLAN)
     assert ledger.head() == head  # the same terms are not written twice
     other = {"budget_epsilon": 2.0, "delta": 1e-6, "adjacency": "replace_one", "unit": "group:user"}
-    again = ledger.open_account("svhn", **other, planned_events=[Laplace(ratio=0.1)])
+    again = ledger.open_account("svhn", **other, planned_events=[LaplaceEvent(ratio=0.1)])
     assert (again.budget_epsilon, again.delta, again.adjacency, again.unit) == tuple(other.values())
     with Ledger(path) as read:
         assert read.verify() == (again,)
     with pytest.raises(ValueError, match=r"delta=1e-05.*was opened with 1e-06"):  # checked with the charge, too
         terms = {key: other[key] for key in ("adjacency", "unit")} | {"delta": 1e-5, "noise": "torch"}
-        ledger.reserve("svhn", [Laplace(ratio=0.1)], **FACTS, terms=terms)
+        ledger.reserve("svhn", [LaplaceEvent(ratio=0.1)], **FACTS, terms=terms)
     ledger.close_account("svhn", "ended")
     with pytest.raises(ValueError, match="Set it back"):
         ledger.open_account("svhn", **TERMS, planned_events=PLAN)
@@ -218,16 +223,16 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
         def charge(_: int) -> str | None:
             with Ledger(path) as mine:
                 try:
-                    return mine.reserve("svhn", [Gaussian(mu=MU)], **FACTS, first_charge_only=True).id
+                    return mine.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True).id
                 except ValueError as error:
                     assert "has been charged already" in str(error) and "interrupted" in str(error)
                     return None
 
         made = [one for one in pool.map(charge, range(4)) if one is not None]
     assert len(made) == 1 and list(ledger.charges("svhn")) == made
-    ledger.commit(made[0], [Gaussian(mu=MU)])
+    ledger.commit(made[0], [GaussianEvent(mu=MU)])
     with pytest.raises(ValueError, match=r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"):
-        ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS, only_first=True)
+        ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, only_first=True)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
     ],
 )
 def test_other_terms_are_refused(ledger, change, words):
-    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
     head = ledger.head()
     with pytest.raises(ValueError, match=words):
         ledger.open_account("svhn", **{**TERMS, **change}, planned_events=PLAN)
@@ -261,7 +266,7 @@ def test_impossible_terms_open_nothing(ledger, change):
 
 def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
-    twice = (Gaussian(mu=MU, count=2 * 286),)
+    twice = (GaussianEvent(mu=MU, count=2 * 286),)
     with pytest.raises(BudgetExceeded):
         ledger.reserve("svhn", twice, **FACTS)
     for bad in (4.0, 3.0, math.nan, -1.0):
@@ -281,7 +286,7 @@ def test_a_closed_account_takes_no_more_charges(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     ledger.close_account("svhn", "the project ended")
     with pytest.raises(LedgerError, match="closed"):
-        ledger.reserve("svhn", [Gaussian(mu=1e-6)], **FACTS)
+        ledger.reserve("svhn", [GaussianEvent(mu=1e-6)], **FACTS)
     with pytest.raises(LedgerError, match="closed already"):
         ledger.close_account("svhn", "again")
     ledger.commit(reservation, [])
@@ -292,7 +297,7 @@ def test_a_closed_account_takes_no_more_charges(ledger):
 
 
 def spend(path: str, attempts: int, admitted) -> None:
-    event = [Gaussian(mu=0.02)]
+    event = [GaussianEvent(mu=0.02)]
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=event)
         for turn in range(attempts):
@@ -323,7 +328,7 @@ def check_race(path: Path, processes: int, attempts: int) -> None:
     admitted, ledger = hammer(path, processes, attempts)
     with ledger:
         (account,) = ledger.verify()
-        room = math.floor(gdp.mu(4.0, 1e-5) ** 2 / 0.02**2)
+        room = math.floor(gdp.compute_mu(4.0, 1e-5) ** 2 / 0.02**2)
         assert account.num_releases + account.num_open == admitted == min(room, processes * attempts)
         assert account.total_cost.scalar == pytest.approx(admitted * 0.02**2, rel=1e-12)
         assert ledger.get_guarantee("shared").epsilon <= 4.0
@@ -343,14 +348,14 @@ def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path
     """Eight processes ask thirty times each for a hundredth of the first cap, while its owner is busy with the file."""
     context = multiprocessing.get_context("spawn")
     admitted, gate = context.Value("i", 0), context.Barrier(9)
-    small = math.sqrt(gdp.mu(4.0, 1e-5) ** 2 / 100)
+    small = math.sqrt(gdp.compute_mu(4.0, 1e-5) ** 2 / 100)
 
     def fitting(cap: float) -> int:
-        return math.floor(gdp.mu(cap, 1e-5) ** 2 / small**2 * (1 + 1e-9))
+        return math.floor(gdp.compute_mu(cap, 1e-5) ** 2 / small**2 * (1 + 1e-9))
 
     workers = [context.Process(target=ask, args=(str(path), small, admitted, gate)) for _ in range(8)]
     with Ledger(path) as ledger:
-        ledger.open_account("shared", **TERMS, planned_events=[Gaussian(mu=small)])
+        ledger.open_account("shared", **TERMS, planned_events=[GaussianEvent(mu=small)])
         for worker in workers:
             worker.start()
         gate.wait(120)
@@ -377,13 +382,13 @@ def ask(path: str, mu: float, admitted, gate) -> None:
         gate.wait(120)
         for turn in range(30):
             try:
-                reservation = ledger.reserve("shared", [Gaussian(mu=mu)], **FACTS)
+                reservation = ledger.reserve("shared", [GaussianEvent(mu=mu)], **FACTS)
             except BudgetExceeded:
                 continue
             with admitted.get_lock():
                 admitted.value += 1
             if turn % 2:
-                ledger.commit(reservation, [Gaussian(mu=mu)])
+                ledger.commit(reservation, [GaussianEvent(mu=mu)])
 
 
 def test_two_processes_stop_at_the_cap(path):
@@ -391,7 +396,7 @@ def test_two_processes_stop_at_the_cap(path):
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=PLAN)
         left = ledger.get_account("shared").remaining_capacity.scalar - 10.5 * 0.02**2
-        ledger.reserve("shared", [Gaussian(mu=math.sqrt(left))], **FACTS)
+        ledger.reserve("shared", [GaussianEvent(mu=math.sqrt(left))], **FACTS)
     admitted, ledger = hammer(path, 2, 20)
     with ledger:
         assert admitted == 10
@@ -410,7 +415,7 @@ def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
     )
     result = subprocess.run([sys.executable, "-c", script, str(path)])
     assert result.returncode == -signal.SIGKILL
-    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.epsilon(0.5, 1e-5), rel=1e-12)
+    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(0.5, 1e-5), rel=1e-12)
     assert ledger.account("svhn").open == 1
     ledger.verify()
 
@@ -469,7 +474,7 @@ def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
 
 
 def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
-    event, given = [Gaussian(mu=0.02)], []
+    event, given = [GaussianEvent(mu=0.02)], []
 
     def spend_some(number):
         for turn in range(10):
@@ -509,7 +514,7 @@ def test_only_a_damaged_file_is_called_damaged(ledger):
 
 def test_pages_that_hold_garbage_are_damage(path, ledger):
     for _ in range(30):
-        ledger.reserve("svhn", [Gaussian(mu=1e-3)], **FACTS)
+        ledger.reserve("svhn", [GaussianEvent(mu=1e-3)], **FACTS)
     ledger.close()
     content = bytearray(path.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
@@ -530,8 +535,8 @@ UNGUARD = tuple(f"DROP TRIGGER {name}" for name in GUARDS)
 @pytest.fixture
 def written(path, ledger):
     """A closed ledger of one committed and one open release: entries 1 to 5."""
-    ledger.commit(ledger.reserve("svhn", PLAN, **FACTS), [Gaussian(mu=MU, count=200)], release_id="r1")
-    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.commit(ledger.reserve("svhn", PLAN, **FACTS), [GaussianEvent(mu=MU, count=200)], release_id="r1")
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
     ledger.close()
     return path
 
@@ -615,7 +620,7 @@ def test_entries_that_no_ledger_writes_are_refused_every_time(path, ledger, kind
 def test_a_cut_tail_shows_against_a_noted_head(path, ledger, tmp_path):
     ledger.reserve("svhn", PLAN, **FACTS)
     ledger.backup(tmp_path / "old.sqlite")
-    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
     noted = ledger.head()
     assert ledger.contains_head(noted)
     with Ledger(tmp_path / "old.sqlite") as old:
@@ -681,7 +686,7 @@ def test_the_file_is_for_its_owner_only(path, ledger):
 
 
 def test_a_full_disk_loses_nothing(path, ledger):
-    ledger.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+    ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
     head, spent = ledger.head(), ledger.spent("svhn")
     pages = ledger._chain._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._chain._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
@@ -698,7 +703,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
     with Ledger(path, readonly=True) as reader:
         assert reader.get_guarantee("svhn") == ledger.spent("svhn")
         with pytest.raises(LedgerError, match=r"readonly.*writable"):
-            reader.reserve("svhn", [Gaussian(mu=MU)], **FACTS)
+            reader.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
@@ -741,17 +746,19 @@ def test_verify_and_show(written, capsys):
     assert verified["ok"] and verified["entries"] == 5
     shown = answer(capsys, "show", "svhn", *at)
     (account,) = shown["accounts"]
-    assert account["epsilon_charged"] == pytest.approx(gdp.epsilon(MU * math.sqrt(287), 1e-5), rel=1e-12)
-    assert account["epsilon_charged_ex_post"] == pytest.approx(gdp.epsilon(MU * math.sqrt(201), 1e-5), rel=1e-12)
+    assert account["epsilon_charged"] == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(287), 1e-5), rel=1e-12)
+    assert account["epsilon_charged_ex_post"] == pytest.approx(
+        gdp.compute_epsilon(MU * math.sqrt(201), 1e-5), rel=1e-12
+    )
     assert (account["releases"], account["uncommitted"], account["private"]) == (1, 1, True)
     assert [e["kind"] for e in shown["entries"]] == ["open", "reserve", "commit", "reserve"]
     assert shown["head"] == verified["head"] == shown["entries"][-1]["hash"]
 
 
 def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsys):
-    ledger.open_account("mnist", **{**TERMS, "delta": 2.5e-5}, planned_events=[Gaussian(mu=0.1)])
-    ledger.reserve("mnist", [Gaussian(mu=0.1)], **FACTS)
-    true = gdp.epsilon(0.1, 2.5e-5)
+    ledger.open_account("mnist", **{**TERMS, "delta": 2.5e-5}, planned_events=[GaussianEvent(mu=0.1)])
+    ledger.reserve("mnist", [GaussianEvent(mu=0.1)], **FACTS)
+    true = gdp.compute_epsilon(0.1, 2.5e-5)
     assert main(["show", "--path", str(path)]) == 0
     (row,) = (row for row in capsys.readouterr().out.splitlines() if row.startswith("mnist"))
     _, epsilon, _, _, delta, *_ = row.split()
@@ -759,14 +766,14 @@ def test_a_price_is_shown_rounded_up_with_the_delta_as_given(path, ledger, capsy
 
 
 def test_an_account_that_paid_only_delta_is_shown_as_one(path, ledger, capsys):
-    ledger.open_account("mnist", **TERMS, planned_events=[PureDP(epsilon=0.05), Delta(delta=2e-6)])
-    ledger.reserve("mnist", [Delta(delta=2e-6)], **FACTS)
+    ledger.open_account("mnist", **TERMS, planned_events=[PureDPEvent(epsilon=0.05), DeltaEvent(delta=2e-6)])
+    ledger.reserve("mnist", [DeltaEvent(delta=2e-6)], **FACTS)
     assert main(["show", "--path", str(path)]) == 0
     assert "only delta is paid, 2e-06 of it" in capsys.readouterr().out
 
 
 def test_the_table_fits_eighty_columns(path, ledger, capsys):
-    ledger.open_account("a" * 60, **{**TERMS, "unit": "group:" + "u" * 90}, planned_events=[ZCDP(rho=1.0)])
+    ledger.open_account("a" * 60, **{**TERMS, "unit": "group:" + "u" * 90}, planned_events=[ZCDPEvent(rho=1.0)])
     ledger.reserve("svhn", PLAN, **{**FACTS, "run": "r" * 100}, insecure=True)
     for arguments in (["show"], ["show", "svhn"]):
         assert main([*arguments, "--path", str(path)]) == 0

@@ -10,8 +10,15 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.accountant import total_pure, total_rho
-from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP
+from pate_torch.accounting.accountant import compute_total_pure_epsilon, compute_total_rho
+from pate_torch.accounting.events import (
+    BoundedRangeEvent,
+    DeltaEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PureDPEvent,
+    ZCDPEvent,
+)
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
@@ -112,8 +119,8 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
         label_Q, incurred = ask(mechanism, votes, sizes, DryRunNoise(noise))
         assert label_Q.dtype == torch.int64
         assert label_Q.min() >= NO_ANSWER and label_Q.max() < num_classes(name)
-        assert (rdp.curve(incurred) <= rdp.curve(worst) * (1 + 1e-12)).all()
-        failure = [sum(e.count * e.delta for e in events if isinstance(e, Delta)) for events in (incurred, worst)]
+        assert (rdp.compute_curve(incurred) <= rdp.compute_curve(worst) * (1 + 1e-12)).all()
+        failure = [sum(e.count * e.delta for e in events if isinstance(e, DeltaEvent)) for events in (incurred, worst)]
         assert failure[0] <= failure[1]
 
 
@@ -123,47 +130,53 @@ def test_zero_queries_cost_and_answer_nothing(name, noise):
     votes = Votes(torch.zeros(0, num_classes(name), dtype=torch.int64), 20)
     answers = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=5))
     assert answers.label_Q.shape == (0,) and answers.label_Q.dtype == torch.int64
-    assert not rdp.curve(answers.events).any() and not any(e.count for e in answers.events)
+    assert not rdp.compute_curve(answers.events).any() and not any(e.count for e in answers.events)
 
 
 def test_prices_of_the_table():
     """Per query: rho, pure epsilon, and the exact Gaussian mu (ALGORITHMS section 1)."""
     s, s1 = 3.0, 4.0
     (gaussian,) = build("gaussian").worst_case(1)
-    assert gaussian == Gaussian(mu=math.sqrt(2) / s, count=1)
-    assert total_rho([gaussian]) == pytest.approx(1 / s**2)
-    assert build("gaussian", "discrete").worst_case(7) == (ZCDP(rho=1 / s**2, count=7),)
+    assert gaussian == GaussianEvent(mu=math.sqrt(2) / s, count=1)
+    assert compute_total_rho([gaussian]) == pytest.approx(1 / s**2)
+    assert build("gaussian", "discrete").worst_case(7) == (ZCDPEvent(rho=1 / s**2, count=7),)
 
     (laplace,) = build("laplace").worst_case(1)
-    assert laplace == Laplace(ratio=1 / s, count=2)
-    assert total_rho([laplace]) == pytest.approx(1 / s**2) and total_pure([laplace]) == pytest.approx(2 / s)
+    assert laplace == LaplaceEvent(ratio=1 / s, count=2)
+    assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
+        [laplace]
+    ) == pytest.approx(2 / s)
     (laplace,) = build("laplace", "discrete").worst_case(1)
-    assert laplace == PureDP(epsilon=1 / s, count=2)
-    assert total_rho([laplace]) == pytest.approx(1 / s**2) and total_pure([laplace]) == pytest.approx(2 / s)
+    assert laplace == PureDPEvent(epsilon=1 / s, count=2)
+    assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
+        [laplace]
+    ) == pytest.approx(2 / s)
 
     exponential = build("exponential")
     (event,) = exponential.worst_case(1)
     h = exponential.rate
-    assert event == BoundedRange(eta=2 * h, count=1) and total_pure([event]) == pytest.approx(2 * h)
-    assert total_rho([event]) == pytest.approx(h**2 / 2) == pytest.approx(1 / s**2)
+    assert event == BoundedRangeEvent(eta=2 * h, count=1) and compute_total_pure_epsilon([event]) == pytest.approx(
+        2 * h
+    )
+    assert compute_total_rho([event]) == pytest.approx(h**2 / 2) == pytest.approx(1 / s**2)
 
     for name in ("confident", "interactive"):
         screen, answer = build(name).worst_case(9)
-        assert screen == Gaussian(mu=1 / s1, count=9) and answer == Gaussian(mu=math.sqrt(2) / s, count=9)
+        assert screen == GaussianEvent(mu=1 / s1, count=9) and answer == GaussianEvent(mu=math.sqrt(2) / s, count=9)
         screen, answer = build(name, "discrete").worst_case(9)
-        assert screen == ZCDP(rho=1 / (2 * s1**2), count=9) and answer == ZCDP(rho=1 / s**2, count=9)
+        assert screen == ZCDPEvent(rho=1 / (2 * s1**2), count=9) and answer == ZCDPEvent(rho=1 / s**2, count=9)
     screen, answer = build("confident", max_answers=4).worst_case(9)
     assert (screen.count, answer.count) == (9, 4)
 
     single = build("single_stable", epsilon=0.5, delta=1e-6)
-    assert single.worst_case(3) == (Laplace(ratio=0.5, count=3), Delta(delta=1e-6, count=3))
+    assert single.worst_case(3) == (LaplaceEvent(ratio=0.5, count=3), DeltaEvent(delta=1e-6, count=3))
 
 
 def test_price_oracle_640_asked_286_answered():
-    from pate_torch.accounting.accountant import epsilon
+    from pate_torch.accounting.accountant import compute_guarantee
 
     mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=200.0, max_answers=286)
-    found = epsilon(mechanism.worst_case(640), 1e-5)
+    found = compute_guarantee(mechanism.worst_case(640), 1e-5)
     assert found.epsilon == pytest.approx(2.5426, abs=5e-5) and found.route == "gdp"
 
 
@@ -175,19 +188,21 @@ def accounted_scales(events, sparse: bool) -> list[tuple[str, float]]:
     scales = []
     for event in events:
         match event:
-            case Gaussian(mu=mu):
+            case GaussianEvent(mu=mu):
                 scales.append(("gaussian", (1 if len(events) == 2 and not scales else math.sqrt(2)) / mu))
-            case ZCDP(rho=rho):
+            case ZCDPEvent(rho=rho):
                 scales.append(
                     ("gaussian", (1 if len(events) == 2 and not scales else math.sqrt(2)) / math.sqrt(2 * rho))
                 )
-            case Laplace(ratio=ratio):
+            case LaplaceEvent(ratio=ratio):
                 scales.append(("laplace", 1 / ratio))
-            case PureDP(epsilon=eps) if not sparse:
+            case PureDPEvent(epsilon=eps) if not sparse:
                 scales.append(("laplace", 1 / eps))
-            case PureDP(epsilon=eps):  # sparse vector: lambda = 2/eps; tests take Lap(2 lambda), thresholds Lap(lambda)
+            case PureDPEvent(
+                epsilon=eps
+            ):  # sparse vector: lambda = 2/eps; tests take Lap(2 lambda), thresholds Lap(lambda)
                 scales += [("laplace", 4 / eps), ("laplace", 2 / eps)]
-            case BoundedRange():
+            case BoundedRangeEvent():
                 scales.append(("gumbel", 1.0))
     return scales
 
@@ -221,7 +236,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(name, noise):
         if role not in draws:
             roles.append(role)
         draws.setdefault(role, []).append(tensor.double().flatten().numpy())
-    events = tuple(e for e in mechanism.worst_case(size) if not isinstance(e, Delta))
+    events = tuple(e for e in mechanism.worst_case(size) if not isinstance(e, DeltaEvent))
     scales = accounted_scales(events, hasattr(mechanism, "max_failures"))
     if name in ("confident", "interactive"):
         assert [role[2] for role in roles] == [1, 2]  # the check's noise is one number per query, not one per class
@@ -413,6 +428,6 @@ def test_noise_too_small_for_a_price_is_refused(name, noise):
     if noise not in kinds(name):
         return
     for key in {"sigma", "screen_sigma"} & {f.name for f in dataclasses.fields(build(name))}:
-        assert math.isfinite(total_rho(build(name, noise, **{key: 1e-12}).worst_case(1000)))
+        assert math.isfinite(compute_total_rho(build(name, noise, **{key: 1e-12}).worst_case(1000)))
         with pytest.raises(ValueError, match=f"mechanism.{key}=1e-200: must be at least 1e-12"):
             build(name, noise, **{key: 1e-200})

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from pate_torch.accounting.accountant import epsilon as accounted
-from pate_torch.accounting.events import Delta, PureDP
+from pate_torch.accounting.accountant import compute_guarantee as accounted
+from pate_torch.accounting.events import DeltaEvent, PureDPEvent
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -107,7 +107,7 @@ def test_calibration_spends_epsilon_and_delta(epsilon, delta, blocks, tests):
     plan = calibrate(epsilon=epsilon, delta=delta, max_blocks=blocks, num_tests=tests)
 
     def price(scale: float) -> float:
-        return accounted((PureDP(epsilon=2 / scale, count=blocks), Delta(delta=delta / 2)), delta).epsilon
+        return accounted((PureDPEvent(epsilon=2 / scale, count=blocks), DeltaEvent(delta=delta / 2)), delta).epsilon
 
     assert price(plan.noise_scale) <= epsilon < price(0.999 * plan.noise_scale)
     log_term = math.log(2 / delta)  # in closed form, by zCDP: 2/lambda^2 a block
@@ -151,7 +151,7 @@ def test_accountant_agrees_with_the_calibration(noise, rounds):
     plan = mechanism.compute_scales(1000)
     assert plan.max_blocks == 20
     worst = mechanism.privacy_events(1000, rounds)
-    assert worst == (PureDP(epsilon=2 / plan.noise_scale, count=plan.max_blocks), Delta(delta=5e-6))
+    assert worst == (PureDPEvent(epsilon=2 / plan.noise_scale, count=plan.max_blocks), DeltaEvent(delta=5e-6))
     assert 0.999 < accounted(worst, 1e-5).epsilon <= 1.0
 
 
@@ -278,8 +278,8 @@ def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
         labels, incurred = labels + answers.label_Q.tolist(), incurred + answers.events
     expected, blocks = loop(votes, tests, thresholds, plan, 5)
     assert labels == expected and NO_ANSWER in expected and max(expected) >= 0
-    assert sum(e.count for e in incurred if isinstance(e, PureDP)) == blocks
-    assert sum(e.count for e in incurred if isinstance(e, Delta)) == 1
+    assert sum(e.count for e in incurred if isinstance(e, PureDPEvent)) == blocks
+    assert sum(e.count for e in incurred if isinstance(e, DeltaEvent)) == 1
 
 
 def test_a_later_call_without_its_thresholds_is_refused():

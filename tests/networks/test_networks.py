@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pate_torch import networks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.teachers import stacked
 
 IMAGES = (3, 16, 16)
@@ -17,7 +17,7 @@ IMAGES = (3, 16, 16)
 @pytest.mark.parametrize("name", networks.NETWORKS)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32)])
 def test_maps_images_to_logits_and_is_rebuilt_from_plain_data(name, shape):
-    module = networks.initialize(networks.build(name, shape, 7), torch_stream(0, name))
+    module = networks.initialize(networks.build(name, shape, 7), make_torch_generator(0, name))
     x = torch.randn(5, *shape)
     assert module(x).shape == (5, 7)
     again = networks.rebuild(json.loads(json.dumps(networks.describe(name, shape, 7))))
@@ -41,18 +41,18 @@ def test_options_survive_the_description():
 def test_initialization_is_the_stream_s_alone(name):
     modules = [networks.build(name, IMAGES, 5) for _ in range(3)]
     for module, stream in zip(modules, (1, 1, 2), strict=True):
-        networks.initialize(module, torch_stream(stream, "init"))
+        networks.initialize(module, make_torch_generator(stream, "init"))
     states = [torch.cat([p.detach().flatten() for p in module.parameters()]) for module in modules]
     assert torch.equal(states[0], states[1])
     assert name == "logistic" or not torch.equal(states[0], states[2])
-    double = networks.initialize(networks.build(name, IMAGES, 5).double(), torch_stream(1, "init"))
+    double = networks.initialize(networks.build(name, IMAGES, 5).double(), make_torch_generator(1, "init"))
     doubled = torch.cat([p.detach().flatten() for p in double.parameters()])
     torch.testing.assert_close(doubled.float(), states[0], rtol=1e-6, atol=0)
 
 
 def test_initialization_is_he_normal_with_a_zero_output_layer():
     module = networks.build("mlp", (400,), 10, hidden=[300, 200])
-    networks.initialize(module, torch_stream(0, "init"))
+    networks.initialize(module, make_torch_generator(0, "init"))
     linear = [m for m in module.modules() if isinstance(m, nn.Linear)]
     for layer in linear[:-1]:
         expected = math.sqrt(2 / layer.in_features)

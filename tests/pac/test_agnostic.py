@@ -9,7 +9,7 @@ import torch
 from scipy.stats import binom
 
 from benchmarks.theory.classes import Listed
-from pate_torch.accounting.events import BoundedRange, Delta, PureDP
+from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PureDPEvent
 from pate_torch.budget import Budget
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -146,7 +146,7 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
     tail = float(binom.sf(plan.draws, plan.subset, 1 / plan.subset))
     assert tail <= inner_delta / 2 < binom.sf(plan.draws - 1, plan.subset, 1 / plan.subset)
     hat_epsilon, hat_delta = plan.per_record
-    pure = pure_total(e for e in hat.privacy_events(m) if isinstance(e, PureDP))
+    pure = pure_total(e for e in hat.privacy_events(m) if isinstance(e, PureDPEvent))
     kept = [(hat.epsilon, hat.delta), (pure, hat.delta / 2)]
     assert any(e <= hat_epsilon * (1 + 1e-12) and d <= hat_delta * (1 + 1e-12) for e, d in kept)
     assert hat_epsilon * plan.draws <= inner_epsilon * (1 + 1e-12)
@@ -323,7 +323,7 @@ def test_agprivcl_charges_before_it_draws(resample):
     ag_priv_cl(VOTING_FAILS, always_one(4000), CORNERS, **run, budget=spy)
     assert spy.log[0] == "charge" and spy.log.count("charge") == 1
     proved = plan_ag_priv_cl(4000, 4, VOTING_FAILS.vc_dimension, **run).total
-    assert spy.charged == (PureDP(epsilon=proved[0]), Delta(delta=proved[1]))
+    assert spy.charged == (PureDPEvent(epsilon=proved[0]), DeltaEvent(delta=proved[1]))
     assert 0 < proved[0] < 0.2 * 0.5 and 0 < proved[1] < 0.02 * 1e-3  # printed constants: a fraction of what was asked
 
 
@@ -336,7 +336,7 @@ def test_unvprivcl_splits_the_budget_and_reports_the_sum():
     assert spy.log[0] == "charge" and spy.log.count("charge") == 1
     assert spy.charged == done.answers.events
     early = plan_ag_priv_cl(4000, 4, VOTING_FAILS.vc_dimension, **{**run, "epsilon": 0.2})
-    assert done.answers.events == (*early.events, BoundedRange(eta=0.8 - 0.2))
+    assert done.answers.events == (*early.events, BoundedRangeEvent(eta=0.8 - 0.2))
     assert pure_total(done.answers.events) <= 0.8  # as printed, NB20 Algorithm 4 would spend 1.6
     labels = done.answers.label_Q
     assert len(labels) == 12

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
-from pate_torch.accounting.accountant import delta as accounting_delta
-from pate_torch.accounting.events import BoundedRange
+from pate_torch.accounting.accountant import compute_delta as accounting_delta
+from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
@@ -169,9 +169,11 @@ def test_boosting_keeps_the_price_of_a_bounded_range_but_not_the_range():
     law, other = (winners_law((*folds_before, last), epsilon) for last in ([1, 2, 12, 9], [1, 3, 13, 8]))
     ratio = np.log(law / other)
     assert np.ptp(ratio) > 1.7 * epsilon and np.abs(ratio).max() <= epsilon
-    charged = (BoundedRange(eta=epsilon),)
+    charged = (BoundedRangeEvent(eta=epsilon),)
     for p, q in ((law, other), (other, law)):
-        for order, price in zip((1.01, 2.0, 8.0, 64.0), rdp.curve(charged, (1.01, 2.0, 8.0, 64.0)), strict=True):
+        for order, price in zip(
+            (1.01, 2.0, 8.0, 64.0), rdp.compute_curve(charged, (1.01, 2.0, 8.0, 64.0)), strict=True
+        ):
             assert math.log((p**order * q ** (1 - order)).sum()) / (order - 1) <= price
         for e in (0.0, 0.3, 0.7):
             assert np.maximum(p - math.exp(e) * q, 0).sum() <= accounting_delta(charged, e)
@@ -208,7 +210,7 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     for _ in range(2500):
         done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, budget=noise)
         counts[done.index] += 1
-    assert done.events == (BoundedRange(eta=epsilon),)
+    assert done.events == (BoundedRangeEvent(eta=epsilon),)
     assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
     assert fit(counts, boosted_law(records, cuts, 2.5 * epsilon, 2)) < 1e-6
 

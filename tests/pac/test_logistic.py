@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from pate_torch.accounting.events import BoundedRange
+from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import logistic
 from pate_torch.pac.logistic import least_acceptance, logistic_exponential, unit_rows
@@ -59,7 +59,7 @@ def test_proposals_are_kept_as_often_as_bounded_in_many_dimensions():
     spy = Spy()
     for _ in range(20):
         found = logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
-        assert np.linalg.norm(found.hypothesis) <= radius and found.events == (BoundedRange(eta=2.0),)
+        assert np.linalg.norm(found.hypothesis) <= radius and found.events == (BoundedRangeEvent(eta=2.0),)
     proposals = spy.log.count("draw") / 20  # a uniform one for each
     assert spy.log[0] == "charge" and proposals < 2 / least_acceptance(radius, ridge) + 20
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pate_torch.accounting.events import Delta, PureDP
+from pate_torch.accounting.events import DeltaEvent, PureDPEvent
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds
@@ -102,7 +102,7 @@ def test_stable_predictor_draws_from_its_law():
     assert fit([ones, draws - ones], [law, 1 - law]) > 1e-3
     doubled = brute_prediction(records, 2, 0.34 * 2.5)[1]
     assert fit([ones, draws - ones], [doubled, 1 - doubled]) < 1e-4
-    assert done.events == spy.charged == (Delta(delta=stability(0.34, 2 / 6, "sharp"), count=draws),)
+    assert done.events == spy.charged == (DeltaEvent(delta=stability(0.34, 2 / 6, "sharp"), count=draws),)
     assert spy.log[0] == "charge"
 
 
@@ -158,7 +158,7 @@ def test_private_prediction_flips_and_charges_every_prediction():
         budget=spy,
         subset=5,
     )
-    assert done.events == spy.charged == (PureDP(epsilon=epsilon, count=draws),) and spy.log[0] == "charge"
+    assert done.events == spy.charged == (PureDPEvent(epsilon=epsilon, count=draws),) and spy.log[0] == "charge"
     gamma = epsilon * alpha / 6
     # Every record is at 0 or 2, so the candidates are the cuts -inf, 1, inf unless the subset saw one value only.
     one_value = 2 * math.comb(60, 5) / math.comb(120, 5)
@@ -300,7 +300,7 @@ def test_private_predictor_draws_what_it_charges():
     sample, spy, draws, alpha = Sample(x, x > 0.5), Spy(3), 220, 0.3
     done = private_predictor(Thresholds(), sample, np.full((draws, 1), 1.0), alpha=alpha, eta=0.3, budget=spy)
     plan = plan_private_predictor(500, 1, alpha=alpha, eta=0.3)
-    assert done.events == spy.charged == (PureDP(epsilon=plan.epsilon, count=draws),) and spy.log[0] == "charge"
+    assert done.events == spy.charged == (PureDPEvent(epsilon=plan.epsilon, count=draws),) and spy.log[0] == "charge"
     law = private_predictor_law(
         Thresholds(), sample, np.arange(plan.subset), np.array([[1.0]]), eta=0.3, num_teachers=plan.num_teachers
     )[0]

@@ -9,7 +9,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import Pate
-from pate_torch.accounting.accountant import epsilon
+from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -137,7 +137,7 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
         == descent.drowned
         == (feasibility.instead(descent, "HOW") == feasibility.SMALLER)
     )
-    assert epsilon(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
+    assert compute_guarantee(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
@@ -174,8 +174,8 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     said = {key: float(value) for key, _, value in (s.partition("=") for s in typed) if key.startswith("mechanism.")}
     steps, sigma = int(said["mechanism.steps"]), said["mechanism.sigma"]
     descent = GradientDescent(sigma=sigma, steps=steps, adjacency="add_remove")
-    labels = epsilon(GNMax(sigma=8.0).privacy_events(6), 1e-5).epsilon
-    assert epsilon(descent.privacy_events(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
+    labels = compute_guarantee(GNMax(sigma=8.0).privacy_events(6), 1e-5).epsilon
+    assert compute_guarantee(descent.privacy_events(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
     short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
     ended = train(tmp_path, *again, monkeypatch=monkeypatch, base=[])

@@ -15,7 +15,7 @@ from scipy.stats import norm
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
-from pate_torch.accounting.events import BoundedRange
+from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.cli.train import configuration
 from pate_torch.data.digits import Digits
 from pate_torch.data.mnist import Mnist
@@ -111,12 +111,14 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
     report = plan("dataset=mnist", "teachers=250", "mechanism.sigma=20,40,80", "privacy.budget_epsilon=2")
     for choice, sigma in zip(report.choices, (20, 40, 80), strict=True):
         mechanism = GNMax(sigma=sigma)
-        assert choice.routes == accounting.routes(mechanism.privacy_events(50), 1e-5)
+        assert choice.routes == accounting.compute_route_epsilons(mechanism.privacy_events(50), 1e-5)
         assert choice.route == "gdp" and choice.epsilon == choice.routes["gdp"]
-        most, one_more = (calibration.price(mechanism.privacy_events(choice.fits + more), 1e-5) for more in (0, 1))
+        most, one_more = (
+            calibration.compute_epsilon(mechanism.privacy_events(choice.fits + more), 1e-5) for more in (0, 1)
+        )
         assert most <= 2 < one_more
         assert choice.shard == 240
-        at_target = accounting.epsilon(GNMax(sigma=choice.sigma_for_target).privacy_events(50), 1e-5)
+        at_target = accounting.compute_guarantee(GNMax(sigma=choice.sigma_for_target).privacy_events(50), 1e-5)
         assert at_target.epsilon == pytest.approx(2, rel=1e-8) and at_target.epsilon <= 2
     # mu = sqrt(2 * 50) / 40 = 1/4 by hand: epsilon 0.926 at delta 1e-5.
     assert report.choices[1].epsilon == pytest.approx(0.92630, abs=2e-4)
@@ -141,10 +143,10 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
         run = run_plan(*settings)
         events = run.mechanism.privacy_events(queries)
         if "selection=exponential" in settings:
-            events += (BoundedRange(eta=0.5),)
+            events += (BoundedRangeEvent(eta=0.5),)
         if "sanitiser=smooth" in settings:  # published as for the 20 questions of the plan
             asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": choice.delta}
-            events += (run.sanitiser.make_plan(run.mechanism, **asked).event,)
+            events += (run.sanitiser.make_plan(run.mechanism, **asked).publication_event,)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
             terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
             ledger.open_account("new", planned_events=events, **terms)

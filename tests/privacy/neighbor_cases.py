@@ -115,7 +115,7 @@ def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
 def reuse(plan: RunConfig) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
     pipeline.run(changed(plan, selection=None))
-    (_, record), *_ = run_folders.releases(plan.root)
+    (_, record), *_ = run_folders.iterate_releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
         pipeline.run(changed(plan, labels=record["release_id"], folder=again, sanitiser=None))
@@ -291,7 +291,7 @@ def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     rounds = 1 if case["route"] == "votes" else made.num_rounds
     faults = harness.underpriced(seen, made.num_queries, rounds)
     if made.privacy.target_epsilon is not None:
-        cost = accounting.epsilon(mechanism.privacy_events(made.num_queries, made.num_rounds), DELTA).epsilon
+        cost = accounting.compute_guarantee(mechanism.privacy_events(made.num_queries, made.num_rounds), DELTA).epsilon
         if cost > made.privacy.target_epsilon * (1 + 1e-9):
             faults.append(f"target_epsilon={made.privacy.target_epsilon} costs {cost}")
     return faults

@@ -29,7 +29,7 @@ from torch import Tensor
 from pate_torch import classifier, pate, pipeline, private_epsilon
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
-from pate_torch.accounting.events import Event
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import progress
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
@@ -113,7 +113,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw
     publish, add_noise, errors = (
-        private_epsilon.publication.release,
+        private_epsilon.publication.publish_price,
         EntropyOptimizer.add_noise,
         exponential.error_counts,
     )
@@ -183,7 +183,7 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
         calls = itertools.count(1)
         for module in (pate, classifier):
-            patch.setattr(module, "call_id", lambda: f"{next(calls)}")
+            patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
         patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(release_writer, "confusion_figure", lambda _: None)
         patch.setattr(release_writer, "examples_figure", lambda _: None)
@@ -193,14 +193,14 @@ def watched(watch: Watch) -> Iterator[None]:
 # ---- prices --------------------------------------------------------------------------------------------------------
 
 
-def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple[Event, ...]:
+def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple[PrivacyEvent, ...]:
     """What a value of this sensitivity costs at this noise, typed anew; () for a mechanism that is not known here."""
     kind = type(mechanism).__name__
 
-    def gaussian(length: float, sigma: float, count: int) -> Event:
+    def gaussian(length: float, sigma: float, count: int) -> PrivacyEvent:
         if mechanism.noise == "discrete":
-            return ev.ZCDP(rho=(length / sigma) ** 2 / 2, count=count)
-        return ev.Gaussian(mu=length / sigma, count=count)
+            return ev.ZCDPEvent(rho=(length / sigma) ** 2 / 2, count=count)
+        return ev.GaussianEvent(mu=length / sigma, count=count)
 
     match kind:
         case "Gaussian":
@@ -212,10 +212,10 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
         case "Laplace":
             count = round(said.l1 / said.linf) * queries
             if mechanism.noise == "discrete":
-                return (ev.PureDP(epsilon=said.linf / mechanism.sigma, count=count),)
-            return (ev.Laplace(ratio=said.linf / mechanism.sigma, count=count),)
+                return (ev.PureDPEvent(epsilon=said.linf / mechanism.sigma, count=count),)
+            return (ev.LaplaceEvent(ratio=said.linf / mechanism.sigma, count=count),)
         case "Exponential":
-            return (ev.BoundedRange(eta=2 * said.linf * mechanism.rate, count=queries),)
+            return (ev.BoundedRangeEvent(eta=2 * said.linf * mechanism.rate, count=queries),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)
         case "GradientDescent":
@@ -226,15 +226,18 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
             return (before, last) if turns > 1 else (last,)
         case "SingleStable":
             count = queries
-            noise: Event = (
-                ev.PureDP(epsilon=mechanism.epsilon, count=count)
+            noise: PrivacyEvent = (
+                ev.PureDPEvent(epsilon=mechanism.epsilon, count=count)
                 if mechanism.noise == "discrete"
-                else ev.Laplace(ratio=mechanism.epsilon, count=count)
+                else ev.LaplaceEvent(ratio=mechanism.epsilon, count=count)
             )
-            return (noise, ev.Delta(delta=mechanism.delta, count=count))
+            return (noise, ev.DeltaEvent(delta=mechanism.delta, count=count))
         case "Stability" | "SoftStability":
             scale = mechanism.compute_scales(queries).scale
-            return (ev.PureDP(epsilon=2 / scale, count=mechanism.max_failures), ev.Delta(delta=mechanism.delta / 2))
+            return (
+                ev.PureDPEvent(epsilon=2 / scale, count=mechanism.max_failures),
+                ev.DeltaEvent(delta=mechanism.delta / 2),
+            )
     raise AssertionError(f"{kind}: say here what a value of its sensitivity costs")
 
 
@@ -244,8 +247,10 @@ def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
     for mechanism, said in {id(s.mechanism): (s.mechanism, s.sensitivity) for s in seen if s.mechanism}.values():
         charged, due = mechanism.worst_case(queries, turns), priced(mechanism, said, queries, turns)
         orders = np.array([1.5, 2.0, 8.0, 64.0])
-        failure = [sum(e.count * e.delta for e in part if isinstance(e, ev.Delta)) for part in (charged, due)]
-        if (rdp.curve(charged, orders) < rdp.curve(due, orders) * (1 - 1e-9)).any() or failure[0] < failure[1]:
+        failure = [sum(e.count * e.delta for e in part if isinstance(e, ev.DeltaEvent)) for part in (charged, due)]
+        if (rdp.compute_curve(charged, orders) < rdp.compute_curve(due, orders) * (1 - 1e-9)).any() or failure[
+            0
+        ] < failure[1]:
             faults.append(f"{mechanism.name}: {charged} is charged where {due} is due")
     return faults
 

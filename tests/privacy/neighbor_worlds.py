@@ -267,7 +267,7 @@ def private_rows(form: str, unit: str, kept: list[Row], folder: Path) -> list[in
         if row.part in own:
             continue
         if form.startswith("text"):
-            x = texts.pack("text", [" ".join(f"{v:g}" for v in row.x)], 40)[0].double().numpy()
+            x = texts.encode_texts("text", [" ".join(f"{v:g}" for v in row.x)], 40)[0].double().numpy()
         elif form.startswith("images"):
             x = np.clip(np.resize(row.x, SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8).astype(float)
         else:

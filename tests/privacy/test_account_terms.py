@@ -417,7 +417,7 @@ def _label(home, monkeypatch):
 
 
 def _api(home, monkeypatch):
-    monkeypatch.setattr("pate_torch.pate.call_id", lambda: "one")
+    monkeypatch.setattr("pate_torch.pate.make_unique_run_id", lambda: "one")
     one = Pate("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 

@@ -68,7 +68,7 @@ def composed(ledger, account, reservations) -> float:
     """Of what these reserved, or the cap where that is less."""
     charges, terms = ledger.charges(account), ledger.account(account)
     events = [event for identity in reservations for event in charges[identity].planned]
-    return min(accounting.epsilon(events, terms.delta).epsilon, terms.budget_epsilon)
+    return min(accounting.compute_guarantee(events, terms.delta).epsilon, terms.budget_epsilon)
 
 
 def check(root, folder, account="blobs", alone=True) -> dict:
@@ -162,7 +162,7 @@ def test_brought_votes(tmp_path, name, noise):
     pipeline.run(one)
     found = check(tmp_path, one.folder)
     assert found["epsilon"] == pytest.approx(
-        min(accounting.epsilon(mechanism.worst_case(QUERIES, one.num_rounds), DELTA).epsilon, 50.0), rel=REL
+        min(accounting.compute_guarantee(mechanism.worst_case(QUERIES, one.num_rounds), DELTA).epsilon, 50.0), rel=REL
     )
 
 
@@ -224,7 +224,7 @@ def test_whole_runs(tmp_path, route):
         + [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
     )
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
-    labels = accounting.epsilon(one.mechanism.privacy_events(one.num_queries, one.num_rounds), DELTA).epsilon
+    labels = accounting.compute_guarantee(one.mechanism.privacy_events(one.num_queries, one.num_rounds), DELTA).epsilon
     if len(expected) == 1:
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
@@ -248,7 +248,7 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
     found = check(tmp_path, one.folder)
-    worst = accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon
+    worst = accounting.compute_guarantee(mechanism.worst_case(QUERIES), DELTA).epsilon
     assert found["epsilon"] == pytest.approx(worst, rel=REL) and found["epsilon_charged_ex_post"] < worst / 2
 
 
@@ -324,7 +324,7 @@ def test_the_python_api(tmp_path, mechanism):
     assert (
         one.epsilon
         == report.epsilon
-        == pytest.approx(accounting.epsilon(mechanism.worst_case(QUERIES), DELTA).epsilon, rel=REL)
+        == pytest.approx(accounting.compute_guarantee(mechanism.worst_case(QUERIES), DELTA).epsilon, rel=REL)
     )
     with one.labeler(num_queries=5) as labeler:
         labeler.answer(torch.tensor([[0.3], [0.7]]))
@@ -382,7 +382,7 @@ def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, 
     found, said = read(one.folder), read(one.folder, "privacy.json")
     assert found["private"] is True and found["epsilon_charged"] is found["epsilon_charged_ex_post"] is None
     assert found["epsilon"] == pytest.approx(
-        accounting.epsilon(one.mechanism.privacy_events(one.num_queries), DELTA).epsilon, rel=REL
+        accounting.compute_guarantee(one.mechanism.privacy_events(one.num_queries), DELTA).epsilon, rel=REL
     )
     assert breaks(said) == []
     assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL

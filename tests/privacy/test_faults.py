@@ -76,7 +76,7 @@ def assert_charged(home: Path) -> None:
         assert reservations(home) >= len({tuple(labels) for labels in found.values()})
         if found:
             asked = max(map(len, found.values()))
-            price = accounting.epsilon(GNMax(sigma=2.0).privacy_events(asked), 1e-4).epsilon
+            price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(asked), 1e-4).epsilon
             assert ledger.get_guarantee("blobs").epsilon >= price * (1 - 1e-9)
 
 
@@ -419,7 +419,7 @@ def test_a_crash_of_the_accountant_stops_the_run(tmp_path, monkeypatch):
     def crash(*_, **__):
         raise ArithmeticError("the accountant is broken")
 
-    monkeypatch.setattr("pate_torch.accounting.filters.Filter.price", crash)
+    monkeypatch.setattr("pate_torch.accounting.filters.PrivacyFilter.price", crash)
     with pytest.raises(ArithmeticError):
         pipeline.run(plan(tmp_path, "first"))
     assert not drawn and not readable(tmp_path)
@@ -439,7 +439,7 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
 
 def assert_charged_without_draws(home: Path) -> None:
     with Ledger(home / "ledger.sqlite") as ledger:
-        price = accounting.epsilon(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
+        price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
         assert ledger.get_guarantee("blobs").epsilon >= price * (1 - 1e-9)
 
 
@@ -454,7 +454,7 @@ def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch)
 
 
 def nan_event():
-    from pate_torch.accounting.events import Gaussian as GaussianEvent
+    from pate_torch.accounting.events import GaussianEvent as GaussianEvent
 
     return (GaussianEvent(mu=float("nan"), count=5),)
 

@@ -449,7 +449,7 @@ def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
     pipeline.run(plan(tmp_path, "only", delta=delta))
     summary = json.loads(next(iter(tmp_path.rglob("release/summary.json"))).read_text())
     assert summary["delta"] == delta
-    assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2 * 5) / 2.0, delta), abs=1e-9)
+    assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 5) / 2.0, delta), abs=1e-9)
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         assert ledger.get_account("blobs").delta == delta
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.accounting.events import Gaussian
+from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gaussian, gradient_descent
 from pate_torch.methods.records import RecordVoters
 from pate_torch.sensitive import Sensitivity
@@ -154,7 +154,7 @@ def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
 
 def test_a_price_for_less_than_is_said_is_found(monkeypatch):
     monkeypatch.setattr(
-        gaussian, "make_answer_event", lambda sigma, count, discrete: Gaussian(mu=1 / sigma, count=count)
+        gaussian, "make_answer_event", lambda sigma, count, discrete: GaussianEvent(mu=1 / sigma, count=count)
     )
     assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
 

@@ -105,7 +105,7 @@ def proven(left: np.ndarray, right: np.ndarray) -> float:
     return audit_outcomes(left, right, delta=DELTA, confidence=0.95, groups=[0] * QUERIES).epsilon
 
 
-CLAIMED = accounting.epsilon(MECHANISM.privacy_events(QUERIES), DELTA).epsilon
+CLAIMED = accounting.compute_guarantee(MECHANISM.privacy_events(QUERIES), DELTA).epsilon
 
 
 @contextlib.contextmanager

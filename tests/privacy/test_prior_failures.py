@@ -19,10 +19,17 @@ import torch
 from scipy import stats
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.accountant import epsilon
-from pate_torch.accounting.data_dependent.theorems import gnmax_valid, pure_curve, theorem_rdp
-from pate_torch.accounting.events import BoundedRange, Delta, Event, Gaussian, Laplace, PureDP
-from pate_torch.accounting.outcomes import Gnmax
+from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.data_dependent.theorems import compute_pate2017_curve, compute_rdp, is_gnmax_bound_valid
+from pate_torch.accounting.events import (
+    BoundedRangeEvent,
+    DeltaEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PrivacyEvent,
+    PureDPEvent,
+)
+from pate_torch.accounting.outcomes import GNMaxOutcomes
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, MechanismContext
@@ -68,19 +75,19 @@ def test_every_label_released_is_charged(name, noise):
         case "single_stable":
             assert [e.count for e in answers.events] == [asked, asked]
         case "stability" | "soft_stability":
-            assert counts[PureDP] >= 1 and counts[Delta] == 1
+            assert counts[PureDPEvent] >= 1 and counts[DeltaEvent] == 1
         case _:
             pytest.fail(f"say here what one answer of {name} is charged")
 
 
 def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
     events = build("gaussian").worst_case(50)
-    values = [epsilon(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
+    values = [compute_guarantee(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
     assert values == sorted(values) and len(set(values)) == 3
     sparse = build("stability").worst_case(50)
-    assert sum(e.delta for e in sparse if isinstance(e, Delta)) == 5e-6
+    assert sum(e.delta for e in sparse if isinstance(e, DeltaEvent)) == 5e-6
     with pytest.raises(ValueError, match="delta"):
-        epsilon(sparse, 4e-6)
+        compute_guarantee(sparse, 4e-6)
 
 
 # -- noise from a published seed or the global generator --------------------------------------------------------------
@@ -149,16 +156,18 @@ def test_the_check_adds_one_number_per_query_not_one_per_class(top):
 
 def test_laplace_is_not_accounted_as_gaussian():
     (event,) = build("laplace").worst_case(1)
-    assert isinstance(event, Laplace)
-    as_gaussian = Gaussian(mu=math.sqrt(2) / 3.0)
-    assert epsilon([event] * 30, 1e-5).epsilon != pytest.approx(epsilon([as_gaussian] * 30, 1e-5).epsilon, rel=0.01)
+    assert isinstance(event, LaplaceEvent)
+    as_gaussian = GaussianEvent(mu=math.sqrt(2) / 3.0)
+    assert compute_guarantee([event] * 30, 1e-5).epsilon != pytest.approx(
+        compute_guarantee([as_gaussian] * 30, 1e-5).epsilon, rel=0.01
+    )
 
 
 @pytest.mark.parametrize("name", ["confident", "interactive"])
 def test_the_checks_price_is_paid_by_every_query_at_every_order(name):
     orders = np.array([1.5, 2, 8, 32, 200.0])
     for queries in (1, 10, 640):
-        total = rdp.curve(build(name).worst_case(queries), orders)
+        total = rdp.compute_curve(build(name).worst_case(queries), orders)
         assert total == pytest.approx(queries * orders * (1 / (2 * 4.0**2) + 1 / 3.0**2), rel=1e-12)
 
 
@@ -167,7 +176,7 @@ def test_the_price_is_what_may_happen_not_what_is_expected_to():
     mechanism = build("confident", screen_sigma=0.1)
     votes = Votes(torch.tensor([[20, 0, 0]]).repeat(40, 1), 20)
     incurred = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=40)).events
-    assert (rdp.curve(incurred) == rdp.curve(mechanism.worst_case(40))).all()
+    assert (rdp.compute_curve(incurred) == rdp.compute_curve(mechanism.worst_case(40))).all()
     assert list(inspect.signature(type(mechanism).worst_case).parameters) == ["self", "num_queries", "rounds"]
 
 
@@ -203,7 +212,9 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
         assert answers.score_QC is None
     # A price is a number of times a public constant: no vote enters it.
     public = [dataclasses.replace(e, count=0) for e in mechanism.worst_case(len(votes))]
-    assert all(isinstance(e, get_args(Event)) and dataclasses.replace(e, count=0) in public for e in answers.events)
+    assert all(
+        isinstance(e, get_args(PrivacyEvent)) and dataclasses.replace(e, count=0) in public for e in answers.events
+    )
 
 
 # -- the accountant's crashes, overflows and edges --------------------------------------------------------------------
@@ -215,10 +226,10 @@ def test_the_accountant_raises_rather_than_returning_a_code():
 
     for events in ([Unknown()], ["gaussian"], [None]):
         with pytest.raises((ValueError, TypeError)):
-            epsilon(events, 1e-5)
+            compute_guarantee(events, 1e-5)
     for bad in (math.nan, -1.0, 0.0, math.inf):
         with pytest.raises(ValueError, match="mu"):
-            Gaussian(mu=bad)
+            GaussianEvent(mu=bad)
     for file in sorted((PACKAGE / "accounting").glob("*.py")):
         handlers = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ExceptHandler)]
         broad = [h for h in handlers if h.type is None or getattr(h.type, "id", "") in ("Exception", "BaseException")]
@@ -226,11 +237,11 @@ def test_the_accountant_raises_rather_than_returning_a_code():
 
 
 @pytest.mark.parametrize(
-    "event", [Gaussian(mu=30.0), Laplace(ratio=40.0), PureDP(epsilon=50.0), BoundedRange(eta=60.0)]
+    "event", [GaussianEvent(mu=30.0), LaplaceEvent(ratio=40.0), PureDPEvent(epsilon=50.0), BoundedRangeEvent(eta=60.0)]
 )
 def test_no_order_overflows_to_a_negative_price(event):
     for orders in (np.array([2, 64, 10**6, 2**40]), np.array([1.0001, 1e9, 1e12])):
-        values = rdp.curve([dataclasses.replace(event, count=10**6)], orders)
+        values = rdp.compute_curve([dataclasses.replace(event, count=10**6)], orders)
         assert np.isfinite(values).all() and (values > 0).all() and (np.diff(values) >= 0).all()
 
 
@@ -241,7 +252,7 @@ def test_votes_far_beyond_the_threshold_are_priced_and_answered(sigma):
     votes = Votes(torch.tensor([[5000, 0, 0], [2501, 2499, 0], [0, 0, 5000]]), 5000)
     answers = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=3))
     assert answers.label_Q[[0, 2]].tolist() == [0, 2]
-    prices = theorem_rdp(mechanism.make_outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
+    prices = compute_rdp(mechanism.make_outcome_model(), votes.counts_QC.numpy(), rdp.ORDERS)
     assert np.isfinite(prices).all() and (prices >= 0).all()
     assert (prices <= 3 * rdp.ORDERS * (1 / (2 * sigma**2) + 1 / sigma**2) * (1 + 1e-12)).all()
 
@@ -250,17 +261,17 @@ def test_data_dependent_bounds_are_kept_to_their_validity():
     orders = np.array([1.5, 4.0, 20.0])
     # GNMax: a tie has q = 1 - 1/C, far outside; the price must be the data-independent one.
     tie = np.array([[50, 50]])
-    assert theorem_rdp(Gnmax(sigma=4.0), tie, orders) == pytest.approx(orders / 16)
-    assert not gnmax_valid(np.array([math.log(0.5)]), 4.0).any()
+    assert compute_rdp(GNMaxOutcomes(sigma=4.0), tie, orders) == pytest.approx(orders / 16)
+    assert not is_gnmax_bound_valid(np.array([math.log(0.5)]), 4.0).any()
     # LNMax: q < 1/(e^e0 + 1), not q < 0.5, which others test. Between the two the formula is no bound.
     e0, cap = 1.0, np.array([0.3, 0.6, 0.9])
     q = np.log(np.array([0.3, 0.45]))
     assert (q > -math.log(math.exp(e0) + 1)).all()
-    assert (pure_curve(q, e0, cap, orders) == cap).all()
+    assert (compute_pate2017_curve(q, e0, cap, orders) == cap).all()
     # And the exact price of every row is at most the theorem's where the theorem applies (forward).
     rows = np.array([[60, 40], [70, 30], [95, 5]])
-    forward = sum(compute_divergences(Gnmax(sigma=8.0), row, orders)[0] for row in rows)
-    assert (forward <= theorem_rdp(Gnmax(sigma=8.0), rows, orders) * (1 + 1e-9)).all()
+    forward = sum(compute_divergences(GNMaxOutcomes(sigma=8.0), row, orders)[0] for row in rows)
+    assert (forward <= compute_rdp(GNMaxOutcomes(sigma=8.0), rows, orders) * (1 + 1e-9)).all()
 
 
 # -- loops, constants and counts --------------------------------------------------------------------------------------
@@ -282,10 +293,10 @@ def test_any_number_of_classes_and_many_queries_at_once(name, classes):
 
 def test_the_exponential_mechanisms_price_counts_every_query():
     """A known library's event costs as much 100 times as once."""
-    once, often = (rdp.curve([BoundedRange(eta=0.1, count=count)]) for count in (1, 100))
+    once, often = (rdp.compute_curve([BoundedRangeEvent(eta=0.1, count=count)]) for count in (1, 100))
     assert often == pytest.approx(100 * once, rel=1e-12)
-    assert rdp.curve(build("exponential").worst_case(100)) == pytest.approx(
-        100 * rdp.curve(build("exponential").worst_case(1)), rel=1e-12
+    assert rdp.compute_curve(build("exponential").worst_case(100)) == pytest.approx(
+        100 * rdp.compute_curve(build("exponential").worst_case(1)), rel=1e-12
     )
     for file in PACKAGE.rglob("*.py"):
         assert "ExponentialMechanismDpEvent" not in file.read_text(), file

@@ -276,7 +276,7 @@ def test_disagreement_is_the_version_space_of_thresholds(seed, slack):
     generator = np.random.default_rng(seed)
     point = np.sort(generator.uniform(-3, 3, 64))
     truth = (point > generator.uniform(-1, 1)).astype(int)
-    stream = torch.randperm(64, generator=rng.torch_stream(seed, "query", "disagreement")).numpy()
+    stream = torch.randperm(64, generator=rng.make_torch_generator(seed, "query", "disagreement")).numpy()
     asked = stream[:16]
     label = np.full(64, -1)
     label[asked] = truth[asked]
@@ -327,7 +327,7 @@ def test_disagreement_stops_at_the_allowance_and_at_the_end_of_the_stream():
 
 def test_unanswered_questions_do_not_count_as_labels():
     x, y = blobs(90)
-    asked = torch.randperm(90, generator=rng.torch_stream(0, "query", "disagreement"))[:16]
+    asked = torch.randperm(90, generator=rng.make_torch_generator(0, "query", "disagreement"))[:16]
     silent = state(x, 30, 10, asked_Q=asked, label_Q=torch.full((16,), -1))
     assert len(Disagreement().select(silent)) == 16, "without answers every hypothesis stands"
     answered = state(x, 30, 10, asked_Q=asked, label_Q=y[asked])

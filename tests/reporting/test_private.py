@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pate_torch.accounting.outcomes import Gnmax, Lnmax
+from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.audit.membership import Attack, Membership
 from pate_torch.reporting import private_metrics
 from pate_torch.reporting.private_metrics import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
@@ -93,7 +93,7 @@ def thousand(teachers, questions=5):
     return np.array([draw.multinomial(teachers, draw.dirichlet(np.full(1000, 0.03))) for _ in range(questions)])
 
 
-@pytest.mark.parametrize("model", [Gnmax(sigma=40.0), Lnmax(scale=40.0)], ids=str)
+@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=40.0), LNMaxOutcomes(scale=40.0)], ids=str)
 def test_a_thousand_classes_are_looked_at_in_megabytes(model):
     counts = thousand(100)
     tracemalloc.start()
@@ -121,7 +121,7 @@ class Broken:
         raise self.error("secret 17")
 
 
-class BrokenGnmax(Broken, Gnmax):
+class BrokenGnmax(Broken, GNMaxOutcomes):
     pass
 
 
@@ -139,7 +139,7 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
 
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
     monkeypatch.setattr(private_metrics.rdp, "to_epsilon", lambda *_: math.inf)
-    summary = looked_at(VOTES.counts_QC.numpy(), Gnmax(sigma=2.0))
+    summary = looked_at(VOTES.counts_QC.numpy(), GNMaxOutcomes(sigma=2.0))
     assert summary.epsilon_pate2018 is None
     assert len(summary.not_computed) == 1
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from pate_torch.accounting.formatting import show_delta, show_epsilon, show_noise
+from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.reporting import statement
 from pate_torch.reporting.console import show_closing
 from pate_torch.reporting.intervals import wilson
@@ -31,7 +31,7 @@ from tests.reporting.reporting_demo import demo
     ],
 )
 def test_epsilon_is_shown_rounded_up(epsilon, shown):
-    assert show_epsilon(epsilon) == shown
+    assert format_epsilon(epsilon) == shown
 
 
 def test_the_two_bounds_on_attacks_go_by_their_names():
@@ -40,20 +40,20 @@ def test_the_two_bounds_on_attacks_go_by_their_names():
 
 
 def test_epsilons_beyond_all_use_are_shown_too():
-    assert show_epsilon(math.inf) == "infinite"
-    assert show_epsilon(2.0**100) == "1267650600228229400000000000000.000"
+    assert format_epsilon(math.inf) == "infinite"
+    assert format_epsilon(2.0**100) == "1267650600228229400000000000000.000"
 
 
 def test_a_shown_epsilon_is_never_below_the_true_one():
     for epsilon in np.random.default_rng(0).lognormal(0, 4, 2000):
-        shown = float(show_epsilon(epsilon))
+        shown = float(format_epsilon(epsilon))
         assert epsilon <= shown <= epsilon + max(0.001, 0.011 * epsilon)
 
 
 def test_delta_keeps_its_digits():
-    assert show_delta(1e-5) == "1e-5"
-    assert show_delta(2.559e-05) == "2.559e-5"
-    assert show_delta(0.125) == "1.25e-1"
+    assert format_delta(1e-5) == "1e-5"
+    assert format_delta(2.559e-05) == "2.559e-5"
+    assert format_delta(0.125) == "1.25e-1"
 
 
 @pytest.mark.parametrize("epsilon,delta", [(0.1, 1e-5), (1.0, 1e-3), (2.436, 1e-5), (8.0, 1e-6)])
@@ -152,7 +152,7 @@ def test_another_releases_epsilon_needs_its_route():
 def test_noise_is_shown_so_that_typing_it_costs_no_more():
     for sigma, shown in ((37.3094, "37.31"), (37.3101, "37.32"), (20.0, "20"), (8.3, "8.3"), (123456.0, "123500"),
                          (0.0123401, "0.01235")):  # fmt: skip
-        assert show_noise(sigma) == shown and float(shown) >= sigma
+        assert format_noise_scale(sigma) == shown and float(shown) >= sigma
 
 
 def test_a_release_that_costs_only_delta_says_so_everywhere(capsys):

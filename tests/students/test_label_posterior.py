@@ -187,7 +187,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
 
     monkeypatch.setattr(Supervised, "fit", remembered)
     report = pipeline.run(plan)
-    expected = accounting.epsilon(GNMax(sigma=4.0).privacy_events(9), 1e-5).epsilon
+    expected = accounting.compute_guarantee(GNMax(sigma=4.0).privacy_events(9), 1e-5).epsilon
     assert report.epsilon == pytest.approx(expected)
     folder = plan.folder / "release"
     header, *rows = (folder / "labels.csv").read_text().splitlines()

@@ -18,7 +18,7 @@ from sklearn.model_selection import cross_val_score
 
 from pate_torch import networks, protocols
 from pate_torch.cli import train as command
-from pate_torch.core.rng import derive
+from pate_torch.core.rng import derive_seed
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.adaboost import AdaBoost
 from pate_torch.students.bagging import Ensemble
@@ -415,7 +415,7 @@ def test_boosted_stumps_are_scikit_learns(classes):
     query = torch.arange(200)
     fitted = AdaBoost(iterations=30).fit(StudentTask(spec, x, query, y[query]), seed=3, device=CPU)
     rows_QD = spec.normalize(x).numpy()
-    twin = AdaBoostClassifier(n_estimators=30, random_state=derive(3, "student", "adaboost") % 2**32)
+    twin = AdaBoostClassifier(n_estimators=30, random_state=derive_seed(3, "student", "adaboost") % 2**32)
     twin.fit(rows_QD[:200], y[:200].numpy())
     found = fitted.compute_probabilities(x)
     np.testing.assert_allclose(found[:, :classes], twin.predict_proba(rows_QD), atol=1e-6)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import networks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers.engine import Chunk, Feed, Tell, Trained, _finish, _run
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -23,7 +23,7 @@ def train_loop(
     for row, teacher in enumerate(chunk.teachers):
         alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))
         module: nn.Module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-        networks.initialize(module, torch_stream(seed, "teacher", teacher, "init"))
+        networks.initialize(module, make_torch_generator(seed, "teacher", teacher, "init"))
         module.to(device, recipe.torch_dtype)
         feed = Feed(alone, spec, recipe, seed, device)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pate_torch.core.files import tensor_digest
+from pate_torch.core.files import compute_tensor_digest
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
@@ -122,7 +122,7 @@ def test_votes_of_other_teachers_or_points_are_refused(saved):
         store.votes_cached(name, private.x, lambda: ensemble.votes(private.x[:4]))
     with pytest.raises(ValueError, match="not this ensemble's votes"):
         store.votes_cached(name, private.x, lambda: ensemble.select(slice(0, 2)).votes(private.x))
-    path = store.folder / name / "votes" / f"{tensor_digest(private.x)}.safetensors"
+    path = store.folder / name / "votes" / f"{compute_tensor_digest(private.x)}.safetensors"
     save_file({"counts_QC": torch.zeros(20, 9, dtype=torch.int32)}, path)
     with pytest.raises(ValueError, match="delete it"):
         store.votes_cached(name, private.x, lambda: ensemble.votes(private.x))
@@ -133,7 +133,7 @@ def test_votes_of_other_teachers_or_points_are_refused(saved):
 
 def test_pools_differ_by_content_shape_and_type():
     x = torch.zeros(4, 6, dtype=torch.uint8)
-    assert len({tensor_digest(p) for p in (x, x.view(6, 4), x.view(torch.int8), x + 1, x[:0], x[:3])}) == 6
+    assert len({compute_tensor_digest(p) for p in (x, x.view(6, 4), x.view(torch.int8), x + 1, x[:0], x[:3])}) == 6
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "a" * 15, "A" * 16, "0" * 17, "0123456789abcde/", "..", None, 5])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch import networks
-from pate_torch.core.rng import torch_stream
+from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import warp
 from pate_torch.protocols import do_nothing
@@ -122,10 +122,12 @@ def test_the_loop_is_ordinary_training():
     ours = train_loop(gather_chunk(private, shards_of([list(range(40))]), range(1)), spec(), settings, 9, CPU)
 
     module = networks.build("lean_cnn", (1, 12, 12), 4, channels=[4, 8], hidden=16).double()
-    networks.initialize(module, torch_stream(9, "teacher", 0, "init"))
+    networks.initialize(module, make_torch_generator(9, "teacher", 0, "init"))
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.02)
     order = engine.batches(9, 0, 40, 20, 8)
-    theta = settings.augment.draw(20 * 8, (1, 12, 12), torch_stream(9, "teacher", 0, "augment")).view(20, 8, 2, 3)
+    theta = settings.augment.draw(20 * 8, (1, 12, 12), make_torch_generator(9, "teacher", 0, "augment")).view(
+        20, 8, 2, 3
+    )
     for step in range(20):
         x = warp(private.x[order[step].long()].double() / 255, theta[step])
         loss = F.cross_entropy(module((x - 0.3) / 0.4), private.y[order[step].long()], label_smoothing=0.05)
@@ -141,7 +143,7 @@ def test_the_loop_is_ordinary_training():
 @pytest.mark.parametrize("shared", [False, True])
 def test_stacked_forward_and_gradients_equal_vmap(name, shared):
     module = networks.build(name, (3, 10, 10), 4).double()
-    streams = [torch_stream(k, "init") for k in range(3)]
+    streams = [make_torch_generator(k, "init") for k in range(3)]
     params = stacked.stack_initial(module, streams, torch.float64)
     params = {n: (p + 0.1 * torch.randn(p.shape, generator=streams[0])).requires_grad_() for n, p in params.items()}
     x = torch.randn(5, 1 if shared else 3, 3, 10, 10, generator=streams[0], dtype=torch.float64)
@@ -169,7 +171,7 @@ def test_convolutions_as_products_equal_grouped_ones(name, monkeypatch):
 def test_an_unknown_layer_goes_through_vmap():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
     assert not stacked.has_stacked_form(module)
-    params = stacked.stack_initial(module, [torch_stream(k, "i") for k in range(2)], torch.float32)
+    params = stacked.stack_initial(module, [make_torch_generator(k, "i") for k in range(2)], torch.float32)
     assert stacked.forward(module, params, torch.randn(5, 2, 4)).shape == (2, 5, 2)
 
 

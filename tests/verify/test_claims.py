@@ -25,13 +25,13 @@ def told(tmp_path, capsys, **claim) -> tuple[int, dict[str, str], str]:
 def test_noise_for_a_sensitivity_below_the_clip_is_found(tmp_path, capsys):
     code, lines, _ = told(tmp_path, capsys, **LOCAL)
     assert code == 1 and "10000 times as much" in lines["sensitivity"]
-    true = gdp.epsilon(1 / 4.845e-5, 1e-5)
+    true = gdp.compute_epsilon(1 / 4.845e-5, 1e-5)
     assert lines["guarantee"].startswith("FAILS") and f"it is {true:.6g} " in lines["guarantee"]
     assert "not stated" in lines["terms"] and lines["terms"].startswith("loose")
 
 
 def test_a_sound_claim_passes_and_a_modest_one_is_loose(tmp_path, capsys):
-    mu = gdp.mu(1.0, 1e-5)
+    mu = gdp.compute_mu(1.0, 1e-5)
     sound = {
         "mechanism": "gaussian",
         "delta": 1e-5,
@@ -46,7 +46,7 @@ def test_a_sound_claim_passes_and_a_modest_one_is_loose(tmp_path, capsys):
 
 
 def test_replacing_moves_twice_the_clip(tmp_path, capsys):
-    mu = gdp.mu(1.0, 1e-5)
+    mu = gdp.compute_mu(1.0, 1e-5)
     claim = {"mechanism": "gaussian", "epsilon": 1.0, "delta": 1e-5, "sigma": 1 / mu, "clip": 1.0, "steps": 1}
     assert told(tmp_path, capsys, **claim, adjacency="add_remove")[0] == 0
     assert told(tmp_path, capsys, **claim, adjacency="replace_one")[0] == 1

@@ -10,9 +10,18 @@ import pytest
 from mpmath import mp, mpf
 
 from pate_torch.accounting import gdp
-from pate_torch.accounting.accountant import epsilon
-from pate_torch.accounting.events import ZCDP, BoundedRange, Delta, Gaussian, Laplace, PureDP, RdpCurve, to_json
-from pate_torch.accounting.sampled_gaussian import sampled_gaussian
+from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.accounting.events import (
+    BoundedRangeEvent,
+    DeltaEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PureDPEvent,
+    RdpCurveEvent,
+    ZCDPEvent,
+    to_json,
+)
+from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
 from pate_torch.verify.ledger import dominating_mu
 from pate_torch.verify.prices import Bounds, bounds, gaussian, sampled_divergence
 from pate_torch.verify.release import verdict
@@ -26,26 +35,29 @@ def priced(*events, delta=1e-5) -> Bounds:
 
 
 RELEASES = [
-    (Gaussian(mu=0.1, count=100),),
-    (Gaussian(mu=0.1, count=100), Gaussian(mu=0.3), Delta(delta=1e-6)),
-    (Laplace(ratio=0.025, count=2000),),
-    (Laplace(ratio=0.5, count=20),),
-    (Laplace(ratio=1.0),),
-    (PureDP(epsilon=0.1, count=30), Delta(delta=5e-6)),
-    (PureDP(epsilon=1.0, count=3),),
-    (BoundedRange(eta=0.05, count=400),),
-    (BoundedRange(eta=0.3), Gaussian(mu=0.7)),
-    (PureDP(epsilon=0.013, count=3), Laplace(ratio=0.2, count=100)),
-    (ZCDP(rho=0.01, count=50),),
-    (ZCDP(rho=0.01, count=50), BoundedRange(eta=0.3)),
-    (RdpCurve(orders=(2.0, 4.0, 8.0, 16.0), rdp=(0.2, 0.4, 0.8, 1.6), source="a test"), Gaussian(mu=0.3, count=4)),
-    (Delta(delta=1e-6),),
+    (GaussianEvent(mu=0.1, count=100),),
+    (GaussianEvent(mu=0.1, count=100), GaussianEvent(mu=0.3), DeltaEvent(delta=1e-6)),
+    (LaplaceEvent(ratio=0.025, count=2000),),
+    (LaplaceEvent(ratio=0.5, count=20),),
+    (LaplaceEvent(ratio=1.0),),
+    (PureDPEvent(epsilon=0.1, count=30), DeltaEvent(delta=5e-6)),
+    (PureDPEvent(epsilon=1.0, count=3),),
+    (BoundedRangeEvent(eta=0.05, count=400),),
+    (BoundedRangeEvent(eta=0.3), GaussianEvent(mu=0.7)),
+    (PureDPEvent(epsilon=0.013, count=3), LaplaceEvent(ratio=0.2, count=100)),
+    (ZCDPEvent(rho=0.01, count=50),),
+    (ZCDPEvent(rho=0.01, count=50), BoundedRangeEvent(eta=0.3)),
+    (
+        RdpCurveEvent(orders=(2.0, 4.0, 8.0, 16.0), rdp=(0.2, 0.4, 0.8, 1.6), source="a test"),
+        GaussianEvent(mu=0.3, count=4),
+    ),
+    (DeltaEvent(delta=1e-6),),
 ]
 
 
 @pytest.mark.parametrize("events", RELEASES, ids=lambda events: "+".join(e.kind for e in events))
 def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events):
-    found, claimed = priced(*events), epsilon(events, 1e-5).epsilon
+    found, claimed = priced(*events), compute_guarantee(events, 1e-5).epsilon
     check = verdict("x", claimed, found)
     assert check.holds and not check.loose, (found, claimed)
     if claimed and events[0].kind != "rdp_curve":  # of a table nothing is known but what it bounds
@@ -58,7 +70,7 @@ def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events)
 @pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 3.0, 40.0, 2e4])
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14])
 def test_two_exact_gaussian_prices_agree(mu, delta):
-    assert gaussian(mu, delta) == pytest.approx(gdp.epsilon(mu, delta), rel=1e-9, abs=1e-300)
+    assert gaussian(mu, delta) == pytest.approx(gdp.compute_epsilon(mu, delta), rel=1e-9, abs=1e-300)
 
 
 def binomial(loss: float, count: int, delta: float) -> float:
@@ -79,36 +91,38 @@ def binomial(loss: float, count: int, delta: float) -> float:
 
 @pytest.mark.parametrize("loss,count", [(0.05, 300), (0.4, 25), (1.3, 4)])
 def test_the_convolved_bounds_hold_a_law_written_out(loss, count):
-    found, exact = priced(PureDP(epsilon=loss, count=count)), binomial(loss, count, 1e-5)
+    found, exact = priced(PureDPEvent(epsilon=loss, count=count)), binomial(loss, count, 1e-5)
     assert found.low <= exact * (1 + 1e-9) and exact <= found.high * (1 + 1e-9)
     assert found.high / found.low < 1 + 1e-4
 
 
 def test_large_losses_are_bounded_as_closely_as_small_ones():
     """A Gaussian beside which a pure event is nothing; an event whose loss no double holds the exponential of."""
-    found, exact = priced(Gaussian(mu=40.0), PureDP(epsilon=1e-6)), gaussian(40.0, 1e-5)
+    found, exact = priced(GaussianEvent(mu=40.0), PureDPEvent(epsilon=1e-6)), gaussian(40.0, 1e-5)
     assert exact * (1 - 1e-4) <= found.low <= exact * (1 + 1e-6) and exact <= found.high <= exact * (1 + 1e-4)
-    assert priced(PureDP(epsilon=1000.0)).low == pytest.approx(1000.0 + math.log1p(-1e-5), abs=1e-4)
+    assert priced(PureDPEvent(epsilon=1000.0)).low == pytest.approx(1000.0 + math.log1p(-1e-5), abs=1e-4)
 
 
 @pytest.mark.parametrize("delta", [0.3, 1e-12, 1e-18])
-@pytest.mark.parametrize("event", [Laplace(ratio=0.1, count=50), PureDP(epsilon=0.4, count=20), BoundedRange(eta=2.0)])
+@pytest.mark.parametrize(
+    "event", [LaplaceEvent(ratio=0.1, count=50), PureDPEvent(epsilon=0.4, count=20), BoundedRangeEvent(eta=2.0)]
+)
 def test_no_lower_bound_is_above_the_upper_one_at_any_delta(event, delta):
     found = priced(event, delta=delta)
-    assert found.low <= epsilon((event,), delta).epsilon * (1 + 1e-9) and found.low <= found.high < math.inf
+    assert found.low <= compute_guarantee((event,), delta).epsilon * (1 + 1e-9) and found.low <= found.high < math.inf
 
 
 def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
     """It is one of the mechanisms of this range: its epsilon, written out, is where the lower bound lies."""
-    found = priced(BoundedRange(eta=0.1, count=300))
+    found = priced(BoundedRangeEvent(eta=0.1, count=300))
     assert found.low == pytest.approx(binomial(0.05, 300, 1e-5), rel=1e-4) and found.high > found.low
 
 
 @pytest.mark.parametrize("rate,noise,steps", [(0.01, 1.1, 200), (0.3, 2.0, 5)])
 def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_is_above_ours(rate, noise, steps):
     event = {"kind": "sampled_gaussian", "rate": rate, "noise": noise, "count": steps}
-    found, curve = bounds([event], 1e-5), sampled_gaussian(rate, noise, steps)
-    assert found.low < found.high < epsilon((curve,), 1e-5).epsilon < 1.6 * found.low
+    found, curve = bounds([event], 1e-5), make_sampled_gaussian_event(rate, noise, steps)
+    assert found.low < found.high < compute_guarantee((curve,), 1e-5).epsilon < 1.6 * found.low
     for order, value in zip(curve.orders[::8], curve.rdp[::8], strict=True):
         assert sampled_divergence(event, order) == pytest.approx(value, rel=1e-7, abs=1e-15)
 
@@ -116,11 +130,13 @@ def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_
 def test_a_dominating_gaussian_touches_the_pure_event():
     """At epsilon = the loss both have delta 0 or more, and at its corner the same sum of errors."""
     for loss in (0.01, 0.7, 5.0):
-        assert dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(gdp.pure_to_mu(loss), rel=1e-9)
+        assert dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(
+            gdp.compute_mu_of_pure_epsilon(loss), rel=1e-9
+        )
 
 
 def test_events_that_fail_more_often_than_delta_have_no_epsilon():
-    assert priced(Gaussian(mu=1.0), Delta(delta=1e-4)).low == math.inf
+    assert priced(GaussianEvent(mu=1.0), DeltaEvent(delta=1e-4)).low == math.inf
 
 
 # ---- what it may know

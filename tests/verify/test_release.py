@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from pate_torch import pipeline
-from pate_torch.accounting.formatting import show_epsilon
+from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.cli.main import main as pate
 from pate_torch.reporting import report
 from pate_torch.reporting.renderer import plain
@@ -264,7 +264,7 @@ class Liar:
         """Write it all, the words for people too."""
         card = (self.release / "README.md").read_text()
         (self.release / "README.md").write_text(card.replace(plain(self.headline), plain(self.privacy["headline"])))
-        now, before = (show_epsilon(e) for e in (self.privacy["guarantee"]["epsilon"], self.before))
+        now, before = (format_epsilon(e) for e in (self.privacy["guarantee"]["epsilon"], self.before))
         for where in (("headline",), ("guarantee", "symbols")):
             put(self.privacy, where, lambda text: text.replace(before, now))
         pages = {name: (self.release / name).read_text().replace(before, now) for name in ("README.md", "report.html")}

@@ -55,7 +55,7 @@ def test_it_costs_what_the_pate_release_would(plan):
     assert isinstance(STUDY, Study)
     STUDY.run(plan)
     found = summary(plan)
-    target = accounting.epsilon(GNMax(sigma=4.0).privacy_events(20), 1e-4).epsilon
+    target = accounting.compute_guarantee(GNMax(sigma=4.0).privacy_events(20), 1e-4).epsilon
     assert found["epsilon"] == pytest.approx(target, rel=1e-8) and found["epsilon"] <= target
     assert (found["num_teachers"], found["queries_asked"], found["mechanism"]) == (0, 0, "dpsgd")
     assert (found["adjacency"], found["accountant"], found["private"]) == ("add_remove", "rdp", True)

@@ -16,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
-from pate_torch.accounting.events import Gaussian
+from pate_torch.accounting.events import GaussianEvent
 from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
@@ -318,11 +318,11 @@ def test_wrong_values_are_refused(bad):
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", 2.0)])
 def test_a_step_costs_the_same_however_much_is_asked(adjacency, moved):
     mechanism = GradientDescent(sigma=5.0, adjacency=adjacency, steps=3)
-    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (Gaussian(mu=moved / 5, count=3),)
-    assert mechanism.privacy_events(50, rounds=2) == (Gaussian(mu=moved / 5, count=3),) * 2
+    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (GaussianEvent(mu=moved / 5, count=3),)
+    assert mechanism.privacy_events(50, rounds=2) == (GaussianEvent(mu=moved / 5, count=3),) * 2
     assert gradient_sums(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
-    price = accounting.epsilon(mechanism.privacy_events(400, 2), 1e-5)
-    assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
+    price = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
+    assert price.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(6) * moved / 5, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1.0, 0.25])
@@ -350,7 +350,7 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
         gradient_sums(),
         GradientDescent(sigma=2.0, adjacency="add_remove", steps=50, early_noise_multiplier=3.0),
     )
-    early, last = Gaussian(mu=1 / 6, count=50), Gaussian(mu=1 / 2, count=50)
+    early, last = GaussianEvent(mu=1 / 6, count=50), GaussianEvent(mu=1 / 2, count=50)
     assert mechanism.privacy_events(9) == (last,)
     assert mechanism.privacy_events(9, rounds=3) == (dataclasses.replace(early, count=100), last)
     for turn, (scale, event) in enumerate([(6, early), (6, early), (2, last)]):
@@ -378,7 +378,7 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
     assert source.drawn == []
     nothing = mechanism.release(gradient_sums().select(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
-    assert nothing.events == (Gaussian(mu=1 / 3, count=0),) and source.drawn == []
+    assert nothing.events == (GaussianEvent(mu=1 / 3, count=0),) and source.drawn == []
 
 
 @pytest.mark.parametrize("adjacency,apart", [("add_remove", 0.98), ("replace_one", math.sqrt(2))])
@@ -418,7 +418,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     home, plan, report = run
     release = plan.folder / "release"
     summary = json.loads((release / "summary.json").read_text())
-    assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
+    assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
     assert title(report) == "digits: a student of private gradients"
@@ -444,7 +444,7 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
     )
     assert drawn == [3.0, 3.0, 1.5, 1.5]
     paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
-    assert report.epsilon == pytest.approx(gdp.epsilon(paid, 1e-4), rel=1e-9)
+    assert report.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
 
 
 def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
@@ -487,7 +487,9 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     data = plan.dataset.load()
     width = plan.features.alone.features(data.pool.x[:4], data.spec, seed=0).shape[1]
     assert first.shape == second.shape == (2 * width + 1, 10)
-    assert sorted(fitted) == sorted([plan.seed, rng.member(plan.seed, 1)] * 3), "two generations, one more round"
+    assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
+        "two generations, one more round"
+    )
     student = load(plan.folder / "release" / "student.safetensors")
     assert isinstance(student.module, networks.Voting) and len(student.module.members) == 2
     assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
@@ -653,7 +655,10 @@ def test_gradients_in_python(tmp_path):
     assert undeclared.epsilon == 0
     pate = Pate("clouds", home=tmp_path / "b", teacher=Gradients(size=600), **settings)
     release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
-    assert pate.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9) and len(release.query_Q) == 90
+    assert (
+        pate.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9)
+        and len(release.query_Q) == 90
+    )
     small = Supervised(network="mlp", steps=60, batch_size=32)
     student = pate.fit_student(SelfTraining(first=small, then=small))
     test_x, test_y = clouds(300, 2)
@@ -670,7 +675,9 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     assert (
         plan.dataset.name == "mnist" and isinstance(plan.voters, Gradients) and plan.is_guided and plan.num_rounds == 2
     )
-    price = accounting.epsilon(plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    price = accounting.compute_guarantee(
+        plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
+    )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     assert plan.guide == dataclasses.replace(plan.student, last="student")  # what the rounds train is not trained again
     assert plan.voters.neighbors == (16 if overrides else 0)

@@ -15,10 +15,10 @@ from scipy import stats
 from pate_torch import Pate, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
-from pate_torch.accounting.events import ZCDP, Gaussian
+from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.audit.pairs import Pair
 from pate_torch.cli import train as command
-from pate_torch.core.parallel import one_thread
+from pate_torch.core.parallel import single_thread_mode
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import neighbor_graph
@@ -76,14 +76,14 @@ def test_a_wrong_sigma_is_refused(bad):
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", math.sqrt(2))])
 def test_a_round_costs_the_same_however_much_it_asks(adjacency, moved):
     mechanism = Histogram(sigma=5.0, adjacency=adjacency)
-    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (Gaussian(mu=moved / 5, count=1),)
-    assert mechanism.privacy_events(50, rounds=3) == (Gaussian(mu=moved / 5, count=3),)
+    assert mechanism.privacy_events(1) == mechanism.privacy_events(10_000) == (GaussianEvent(mu=moved / 5, count=1),)
+    assert mechanism.privacy_events(50, rounds=3) == (GaussianEvent(mu=moved / 5, count=3),)
     discrete = dataclasses.replace(mechanism, noise="discrete")
     (event,) = discrete.privacy_events(7, 2)
-    assert isinstance(event, ZCDP) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
+    assert isinstance(event, ZCDPEvent) and event.count == 2 and event.rho == pytest.approx(moved**2 / 50, rel=1e-12)
     assert table(adjacency=adjacency).sensitivity.l2 == mechanism.max_sensitivity.l2 == moved
-    price = accounting.epsilon(mechanism.privacy_events(400, 2), 1e-5)
-    assert price.epsilon == pytest.approx(gdp.epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
+    price = accounting.compute_guarantee(mechanism.privacy_events(400, 2), 1e-5)
+    assert price.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) * moved / 5, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize("noise", ["torch", "discrete"])
@@ -260,7 +260,7 @@ def test_a_records_place_in_a_batch_follows_from_itself_alone():
     small = remove_head(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
     before = torch.get_num_threads()
     for body in (Positional(), small):
-        with one_thread():
+        with single_thread_mode():
             slow = together(x, body)
         torch.set_num_threads(4)
         try:
@@ -418,7 +418,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     home, plan, report = run
     release = plan.folder / "release"
     summary = json.loads((release / "summary.json").read_text())
-    assert summary["epsilon"] == pytest.approx(gdp.epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
+    assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
     assert report.rounds == 2 and title(report) == "digits: a student of private reverse k-NN counts"
@@ -535,7 +535,7 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
     report = pipeline.run(plan)
     assert report.adjacency == "replace_one" and report.epsilon == pytest.approx(2, rel=1e-3) and report.epsilon <= 2
     mu = math.sqrt(2) * math.sqrt(2) / report.parameters["sigma"]
-    assert report.epsilon == pytest.approx(gdp.epsilon(mu, 1e-4), rel=1e-9)
+    assert report.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
 
 
 def test_reverse_knn_in_python(tmp_path):
@@ -546,7 +546,7 @@ def test_reverse_knn_in_python(tmp_path):
     with pytest.raises(ValueError, match="fit_teachers"):
         pate.label(pool)
     release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
-    assert pate.epsilon == pytest.approx(gdp.epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
+    assert pate.epsilon == pytest.approx(gdp.compute_epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
     small = Supervised(network="mlp", steps=60, batch_size=32)
     student = pate.fit_student(SelfTraining(first=small, then=small))
     test_x, test_y = clouds(300, 2)
@@ -571,6 +571,8 @@ def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
     assert plan.dataset.name == "mnist" and plan.voters == ReverseKnn() and plan.is_guided
     assert plan.num_rounds == (2 if overrides else 3)
-    price = accounting.epsilon(plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta)
+    price = accounting.compute_guarantee(
+        plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
+    )
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
     assert plan.student.features == plan.features == plan.student.first.features

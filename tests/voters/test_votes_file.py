@@ -185,7 +185,11 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     pipeline.run(one := changed(plan, votes=votes_file))
     found = summary(one)
     assert found["num_teachers"] == 20
-    assert found["epsilon"] == found["epsilon_charged"] == pytest.approx(gdp.epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
+    assert (
+        found["epsilon"]
+        == found["epsilon_charged"]
+        == pytest.approx(gdp.compute_epsilon(math.sqrt(40) / 2, 1e-4), abs=1e-9)
+    )
     assert found["student_accuracy"] > 0.8
     assert len(found["teachers_id"]) == 16
     printed = capsys.readouterr().out

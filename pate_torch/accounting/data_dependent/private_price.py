@@ -1,10 +1,10 @@
 """A data-dependent price that may be published: the private price plus noise scaled by its smooth sensitivity.
 
-PATE 2018 (arXiv 1802.08908), appendix B, with its cost corrected (``sanitised_release_cost``). The noise is shifted
+PATE 2018 (arXiv 1802.08908), appendix B, with its cost corrected (``compute_publication_rdp``). The noise is shifted
 upwards, so that what is published is, with a confidence chosen beforehand, an upper bound. The margin is not published
 apart from it: it is a multiple of the smooth sensitivity, which is private too.
 
-All parameters are chosen before the votes are looked at, from public quantities (``choose``).
+All parameters are chosen before the votes are looked at, from public quantities (``choose_plan``).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from scipy.special import ndtri
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.events import RdpCurve
+from pate_torch.accounting.events import RdpCurveEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 
-ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
-"""Where ``choose`` looks: below, conversion costs too much; above, no decay is slow enough."""
+CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
+"""Where ``choose_plan`` looks: below, conversion costs too much; above, no decay is slow enough."""
 
 
-SOURCE = "smooth sensitivity (PATE 2018, B)"
+EVENT_SOURCE = "smooth sensitivity (PATE 2018, B)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PublicationPlan:
     """Public parameters of the publication.
 
     Attributes:
@@ -48,11 +48,11 @@ class Plan:
 
     def __post_init__(self) -> None:
         if checks.number("order", self.order) <= 1:
-            raise checks.fail("order", self.order, "must be above 1")
+            raise checks.error("order", self.order, "must be above 1")
         checks.positive("decay", self.decay)
         checks.positive("sigma", self.sigma)
         checks.between("confidence", self.confidence, 0.5, 1 - 1e-12)
-        sanitised_release_cost(self.order, self.decay, self.sigma, self.shift)
+        compute_publication_rdp(self.order, self.decay, self.sigma, self.shift)
 
     @property
     def shift(self) -> float:
@@ -60,20 +60,20 @@ class Plan:
         return self.sigma * float(ndtri(self.confidence))
 
     @property
-    def cost(self) -> float:
+    def publication_rdp(self) -> float:
         """Renyi price of the publication itself, at ``order``."""
-        return sanitised_release_cost(self.order, self.decay, self.sigma, self.shift)
+        return compute_publication_rdp(self.order, self.decay, self.sigma, self.shift)
 
     @property
-    def event(self) -> RdpCurve:
+    def publication_event(self) -> RdpCurveEvent:
         """The event charged: the same proof's price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
-        costs = (sanitised_release_cost(a, self.decay, self.sigma, self.shift) for a in orders)
-        return RdpCurve(orders=tuple(orders), rdp=tuple(costs), source=SOURCE)
+        costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
+        return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source=EVENT_SOURCE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SanitisedPrice:
+class PrivatePrice:
     """A data-dependent price that may be published.
 
     Attributes:
@@ -82,20 +82,20 @@ class SanitisedPrice:
             labels released from this data set.
     """
 
-    plan: Plan
+    plan: PublicationPlan
     rdp: float
 
     @property
-    def cost(self) -> RdpCurve:
+    def publication_event(self) -> RdpCurveEvent:
         """Renyi price, at ``plan.order``, that publishing it adds."""
-        return self.plan.event
+        return self.plan.publication_event
 
-    def epsilon(self, delta: float) -> float:
+    def compute_epsilon(self, delta: float) -> float:
         """Epsilon of the labels and this publication together, with ``plan.confidence``."""
-        return rdp.to_epsilon([self.plan.order], [self.rdp + self.plan.cost], delta)
+        return rdp.to_epsilon([self.plan.order], [self.rdp + self.plan.publication_rdp], delta)
 
 
-def sanitised_release_cost(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
+def compute_publication_rdp(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
     """Renyi price, at ``order``, of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
 
     With k = 1 - a (1 - e^{-2b}) > 0 and m the shift:
@@ -117,22 +117,24 @@ def sanitised_release_cost(order: float, decay: float, sigma: float, shift: floa
         ValueError: k <= 0, where the price is infinite.
     """
     if checks.number("order", order) <= 1:
-        raise checks.fail("order", order, "must be above 1")
+        raise checks.error("order", order, "must be above 1")
     checks.positive("decay", decay)
     checks.positive("sigma", sigma)
     checks.non_negative("shift", shift)
     k = 1 + order * math.expm1(-2 * decay)
     if k <= 0:
-        raise checks.fail(
+        raise checks.error(
             "decay",
             decay,
             f"must be below {-math.log1p(-1 / order) / 2:.6g} at order {order:g} (the price is infinite)",
         )
-    moved = math.exp(-decay) - shift * math.expm1(-decay)
-    return order * moved**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
+    scaled_shift = math.exp(-decay) - shift * math.expm1(-decay)
+    return order * scaled_shift**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
 
 
-def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool) -> SanitisedPrice:
+def publish_price(
+    plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool
+) -> PrivatePrice:
     """Publish an upper bound on the forward price of all queries.
 
     Args:
@@ -149,32 +151,32 @@ def release(plan: Plan, model: OutcomeModel, votes: ArrayLike, z: float, *, adap
     Source: PATE 2018, appendix B, cost corrected.
     """
     if checks.boolean("adaptive", adaptive):
-        raise checks.fail("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
+        raise checks.error("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
     checks.number("z", z)
     order_A = np.array([plan.order])
-    local_DA = smooth_sensitivity.local_sensitivity(model, votes, order_A)
-    smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA, plan.decay)[0])
-    price = float(smooth_sensitivity.published_price(model, votes, order_A)[0])
-    noisy = price + smooth * (plan.shift + plan.sigma * z)
+    local_DA = smooth_sensitivity.compute_local_sensitivity(model, votes, order_A)
+    sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
+    price = float(smooth_sensitivity.compute_total_price(model, votes, order_A)[0])
+    noisy_price = price + sensitivity * (plan.shift + plan.sigma * z)
     # Public ends: no price is negative, none above the data-independent one.
-    ceiling = len(np.asarray(votes)) * float(theorems.data_independent_rdp(model, order_A)[0])
-    return SanitisedPrice(plan=plan, rdp=min(max(noisy, 0.0), ceiling))
+    max_price = len(np.asarray(votes)) * float(theorems.compute_data_independent_rdp(model, order_A)[0])
+    return PrivatePrice(plan=plan, rdp=min(max(noisy_price, 0.0), max_price))
 
 
-def choose(
+def choose_plan(
     model: OutcomeModel,
     example_votes: ArrayLike,
     *,
     num_queries: int,
     delta: float,
     confidence: float = 0.95,
-    orders: ArrayLike = ORDERS,
-) -> Plan:
+    orders: ArrayLike = CANDIDATE_ORDERS,
+) -> PublicationPlan:
     """The plan whose published epsilon would be smallest in the median, for votes like ``example_votes``.
 
     Args:
         model: Law of one query's answer.
-        example_votes: Integers [Q', C] that are PUBLIC (``imagined_votes``, or an ensemble trained on public data);
+        example_votes: Integers [Q', C] that are PUBLIC (``make_example_votes``, or an ensemble trained on public data);
             never the votes to be priced.
         num_queries: Queries of the release.
         delta: Delta at which epsilons are compared.
@@ -185,55 +187,59 @@ def choose(
         ValueError: No order is usable.
     """
     checks.integer("num_queries", num_queries, low=1)
-    orders_A = vote_rows.validated_orders(orders)
-    grouped = vote_rows.group(example_votes)
-    usable_A = smooth_sensitivity.usable_orders(
-        model, orders_A, num_teachers=grouped.num_teachers, num_classes=grouped.num_classes
+    orders_A = vote_rows.check_orders(orders)
+    distinct_rows = vote_rows.group_votes(example_votes)
+    usable_A = smooth_sensitivity.find_usable_orders(
+        model, orders_A, num_teachers=distinct_rows.num_teachers, num_classes=distinct_rows.num_classes
     )
     if not usable_A.any():
-        raise checks.fail("orders", orders_A.tolist(), "none is usable here", "Publish the data-independent price.")
+        raise checks.error("orders", orders_A.tolist(), "none is usable here", "Publish the data-independent price.")
     orders_A = orders_A[usable_A]
-    scale = num_queries / len(grouped.inverse_Q)
-    price_A = scale * smooth_sensitivity.published_price(model, example_votes, orders_A)
-    local_DA = scale * smooth_sensitivity.local_sensitivity(model, example_votes, orders_A)
-    conversion_A = rdp.conversion(orders_A, delta)
-    best, plan = math.inf, None
+    scale = num_queries / len(distinct_rows.inverse_Q)
+    price_A = scale * smooth_sensitivity.compute_total_price(model, example_votes, orders_A)
+    local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, example_votes, orders_A)
+    conversion_A = rdp.compute_conversion_term(orders_A, delta)
+    smallest_epsilon, best_plan = math.inf, None
     for i, order in enumerate(orders_A):
         # Shares of the largest decay that this order allows: near 0 the smooth sensitivity is the global one, at 1 the
         # cost is infinite.
-        for share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
-            decay = -math.log1p(-share / order) / 2
-            smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
+        for decay_share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
+            decay = -math.log1p(-decay_share / order) / 2
+            sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
             # In steps of 16 %: more noise costs less, and lifts what is published by more. Below 1 the cost alone
             # passes order/2; the best for a few to thousands of teachers lay between 3 and 52.
             for sigma in np.geomspace(1, 300, 40):
-                candidate = Plan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
-                value = price_A[i] + smooth * candidate.shift + candidate.cost + conversion_A[i]
-                if value < best:
-                    best, plan = value, candidate
-    assert plan is not None
-    return plan
+                candidate = PublicationPlan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
+                candidate_epsilon = (
+                    price_A[i] + sensitivity * candidate.shift + candidate.publication_rdp + conversion_A[i]
+                )
+                if candidate_epsilon < smallest_epsilon:
+                    smallest_epsilon, best_plan = candidate_epsilon, candidate
+    assert best_plan is not None
+    return best_plan
 
 
-def forecast(plan: Plan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float) -> float:
+def forecast_epsilon(
+    plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
+) -> float:
     """The epsilon of labels and publication that ``plan`` would publish in the median, for PUBLIC votes like these."""
     scale = num_queries / len(np.asarray(example_votes))
     order_A = np.array([plan.order])
-    local_DA = scale * smooth_sensitivity.local_sensitivity(model, example_votes, order_A)
-    smooth = float(smooth_sensitivity.smooth_sensitivity(local_DA, plan.decay)[0])
-    price = scale * float(smooth_sensitivity.published_price(model, example_votes, order_A)[0])
-    ceiling = num_queries * float(theorems.data_independent_rdp(model, order_A)[0])
-    return SanitisedPrice(plan=plan, rdp=min(price + smooth * plan.shift, ceiling)).epsilon(delta)
+    local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, example_votes, order_A)
+    sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
+    price = scale * float(smooth_sensitivity.compute_total_price(model, example_votes, order_A)[0])
+    max_price = num_queries * float(theorems.compute_data_independent_rdp(model, order_A)[0])
+    return PrivatePrice(plan=plan, rdp=min(price + sensitivity * plan.shift, max_price)).compute_epsilon(delta)
 
 
-def imagined_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
+def make_example_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
     """One vote row per public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
     checks.integer("num_teachers", num_teachers, low=1)
     checks.integer("num_classes", num_classes, low=2)
     rows = np.zeros((len(agreement), num_classes), dtype=np.int64)
-    for row, share in zip(rows, agreement, strict=True):
-        row[0] = round(checks.between("agreement", share, 0, 1) * num_teachers)
-        rest, extra = divmod(num_teachers - int(row[0]), num_classes - 1)
-        row[1:] = rest
-        row[1 : 1 + extra] += 1
+    for row, top_share in zip(rows, agreement, strict=True):
+        row[0] = round(checks.between("agreement", top_share, 0, 1) * num_teachers)
+        votes_per_rival, num_extra_votes = divmod(num_teachers - int(row[0]), num_classes - 1)
+        row[1:] = votes_per_rival
+        row[1 : 1 + num_extra_votes] += 1
     return rows

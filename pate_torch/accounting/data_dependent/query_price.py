@@ -25,16 +25,16 @@ from scipy.special import log_ndtr, ndtri_exp
 
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
-from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax, OutcomeModel
+from pate_torch.accounting.outcomes import ConfidentOutcomes, GNMaxOutcomes, LNMaxOutcomes, OutcomeModel
 from pate_torch.core import checks
 
-Function = Callable[[Array], Array]
-Curve = Callable[[Array, Array], Array]
-_GRID = 2048
+ArrayFunction = Callable[[Array], Array]
+CurveFunction = Callable[[Array, Array], Array]
+_GRID_POINTS = 2048
 
 
 @dataclass(frozen=True, eq=False)
-class PriceOfQ:
+class QueryPrice:
     """Price beta(q) of one query of a noisy maximum at each order, and what bounds its change; all of it public.
 
     Attributes:
@@ -42,220 +42,229 @@ class PriceOfQ:
         num_classes: Number C of classes.
         num_teachers: Number K of teachers.
         log_tail: ln P(a rival ``gap`` votes behind wins).
-        gap_of_log_tail: Its inverse.
-        log_dependent: (ln q [V], orders [A]) -> (a-1) beta, [V, A], where the theorem holds.
-        independent_A: beta from q0 on.
+        inverse_log_tail: Its inverse.
+        log_dependent_moment: (ln q [V], orders [A]) -> (a-1) beta, [V, A], where the theorem holds.
+        data_independent_A: beta from q0 on.
         log_q0_A: ln q0.
     """
 
     orders_A: Array
     num_classes: int
     num_teachers: int
-    log_tail: Function
-    gap_of_log_tail: Function
-    log_dependent: Curve
-    independent_A: Array
+    log_tail: ArrayFunction
+    inverse_log_tail: ArrayFunction
+    log_dependent_moment: CurveFunction
+    data_independent_A: Array
     log_q0_A: Array
 
     def __call__(self, log_q_V: Array) -> Array:
         """Price beta of one query at ln q [V], [V, A]."""
         # Beyond every q0 the theorem's value is not used, and may not exist.
-        dependent_VA = self.log_dependent(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A) / (self.orders_A - 1)
-        return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.independent_A)
+        dependent_VA = self.log_dependent_moment(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A) / (
+            self.orders_A - 1
+        )
+        return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.data_independent_A)
 
-    def moved(self, log_q: Array, votes: float) -> Array:
-        """Log-probability ln q after every gap has grown by ``votes``: ln B_L for 2, ln B_U for -2.
+    def shift_log_q(self, log_q: Array, gap_increase: float) -> Array:
+        """Log-probability ln q after every gap has grown by ``gap_increase``: ln B_L for 2, ln B_U for -2.
 
         Given q = sum u_i, the sum of the moved tails is extreme for equal u_i: the tails of a shifted log-concave law
         are a concave (or convex) function of the tails.
         """
-        rivals = math.log(self.num_classes - 1)
-        return np.minimum(rivals + self.log_tail(self.gap_of_log_tail(log_q - rivals) + votes), 0.0)
+        log_num_rivals = math.log(self.num_classes - 1)
+        return np.minimum(
+            log_num_rivals + self.log_tail(self.inverse_log_tail(log_q - log_num_rivals) + gap_increase), 0.0
+        )
 
     @property
     def log_q1_A(self) -> Array:
         """Log of q1 = B_L(q0), at each order."""
-        return self.moved(self.log_q0_A, 2)
+        return self.shift_log_q(self.log_q0_A, 2)
 
     @property
     def plateau_A(self) -> Array:
         """Largest local sensitivity, beta(q0) - beta(q1), at each order."""
-        return self.independent_A - np.diagonal(self(self.log_q1_A))
+        return self.data_independent_A - np.diagonal(self(self.log_q1_A))
 
-    def conditions_A(self) -> NDArray[np.bool_]:
+    def find_valid_orders(self) -> NDArray[np.bool_]:
         """Where C5 and C6 hold, on a grid of (equal) gaps from q0 to two votes beyond the smallest q of K votes."""
-        rivals = math.log(self.num_classes - 1)
-        gap0_A = self.gap_of_log_tail(self.log_q0_A - rivals)
+        log_num_rivals = math.log(self.num_classes - 1)
+        gap0_A = self.inverse_log_tail(self.log_q0_A - log_num_rivals)
         holds_A = np.ones(len(self.orders_A), dtype=bool)
         for i in np.flatnonzero(gap0_A < self.num_teachers):
-            one = self.at(int(i))
+            order_price = self.select_order(int(i))
             # Denser towards q0, where the price may jump.
-            gaps_V = gap0_A[i] + (self.num_teachers + 2 - gap0_A[i]) * np.linspace(1e-6, 1, _GRID) ** 3
-            price_V = one(rivals + self.log_tail(gaps_V))[:, 0]
-            rise_V = price_V - one(rivals + self.log_tail(gaps_V + 2))[:, 0]
-            holds_A[i] = price_V[0] <= self.independent_A[i] * (1 + 1e-9) and _falls(price_V) and _falls(rise_V)
+            gaps_V = gap0_A[i] + (self.num_teachers + 2 - gap0_A[i]) * np.linspace(1e-6, 1, _GRID_POINTS) ** 3
+            price_V = order_price(log_num_rivals + self.log_tail(gaps_V))[:, 0]
+            rise_V = price_V - order_price(log_num_rivals + self.log_tail(gaps_V + 2))[:, 0]
+            holds_A[i] = (
+                price_V[0] <= self.data_independent_A[i] * (1 + 1e-9)
+                and _is_nonincreasing(price_V)
+                and _is_nonincreasing(rise_V)
+            )
         return holds_A
 
-    def at(self, i: int) -> PriceOfQ:
+    def select_order(self, i: int) -> QueryPrice:
         """The same at the i-th order alone."""
-        one = slice(i, i + 1)
+        order_slice = slice(i, i + 1)
         return replace(
             self,
-            orders_A=self.orders_A[one],
-            independent_A=self.independent_A[one],
-            log_q0_A=self.log_q0_A[one],
+            orders_A=self.orders_A[order_slice],
+            data_independent_A=self.data_independent_A[order_slice],
+            log_q0_A=self.log_q0_A[order_slice],
         )
 
-    def local_sensitivity(self, rows_UC: Counts) -> Array:
+    def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
         """Bound on the local sensitivity of one query within d moves of these rows, d = 0..K: [U, D, A]."""
-        lowest_UD, highest_UD = _reachable(rows_UC, self.log_tail)
+        lowest_UD, highest_UD = _compute_reachable_log_q(rows_UC, self.log_tail)
         log_q1_A = self.log_q1_A
         bound_UDA = np.broadcast_to(self.plateau_A, (*lowest_UD.shape, len(self.orders_A))).copy()
         rising_UD = highest_UD < log_q1_A.max()
         log_q_V = highest_UD[rising_UD]
-        rise_VA = self(self.moved(log_q_V, -2)) - self(log_q_V)
+        rise_VA = self(self.shift_log_q(log_q_V, -2)) - self(log_q_V)
         bound_UDA[rising_UD] = np.where(log_q_V[:, None] < log_q1_A, rise_VA, bound_UDA[rising_UD])
         falling_UD = lowest_UD > self.log_q0_A.min()
         log_q_V = lowest_UD[falling_UD]
-        fall_VA = self.independent_A - self(self.moved(log_q_V, 2))
+        fall_VA = self.data_independent_A - self(self.shift_log_q(log_q_V, 2))
         bound_UDA[falling_UD] = np.where(log_q_V[:, None] > self.log_q0_A, fall_VA, bound_UDA[falling_UD])
         return bound_UDA
 
-    def price(self, rows_UC: Counts) -> Array:
+    def compute_price(self, rows_UC: Counts) -> Array:
         """Price beta of these rows, [U, A]."""
-        return self(_log_q(rows_UC[:, :1] - rows_UC[:, 1:], self.log_tail))
+        return self(_compute_log_q(rows_UC[:, :1] - rows_UC[:, 1:], self.log_tail))
 
 
 @dataclass(frozen=True, eq=False)
-class PriceOfTop:
+class ThresholdPrice:
     """The threshold's price, a function of the winning count alone, so its local sensitivity is a table. Public."""
 
     price_NA: Array
     num_classes: int
 
-    def local_sensitivity(self, rows_UC: Counts) -> Array:
+    def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
         """Largest step between neighboring counts within d of each row's winner, d = 0..K: [U, D, A]."""
         num_teachers = len(self.price_NA) - 1
-        lowest = -(-num_teachers // self.num_classes)  # some class always has this many votes
-        # step_NA[n]: the larger of the changes to n - 1 and to n + 1; counts below ``lowest`` do not occur.
-        change_NA = np.abs(np.diff(self.price_NA[lowest:], axis=0))
+        lowest_top_count = -(-num_teachers // self.num_classes)  # some class always has this many votes
+        # step_NA[n]: the larger of the changes to n - 1 and to n + 1; counts below ``lowest_top_count`` do not occur.
+        change_NA = np.abs(np.diff(self.price_NA[lowest_top_count:], axis=0))
         padded_NA = np.pad(change_NA, ((1, 1), (0, 0)))
         step_NA = np.maximum(padded_NA[:-1], padded_NA[1:])
-        tops, row_U = np.unique(rows_UC[:, 0] - lowest, return_inverse=True)
+        top_counts, row_U = np.unique(rows_UC[:, 0] - lowest_top_count, return_inverse=True)
         distances = np.arange(num_teachers + 1)
         bound_TDA = np.stack(
             [
                 np.maximum(
-                    np.maximum.accumulate(step_NA[top:])[np.minimum(distances, len(step_NA) - 1 - top)],
-                    np.maximum.accumulate(step_NA[top::-1])[np.minimum(distances, top)],
+                    np.maximum.accumulate(step_NA[top_count:])[np.minimum(distances, len(step_NA) - 1 - top_count)],
+                    np.maximum.accumulate(step_NA[top_count::-1])[np.minimum(distances, top_count)],
                 )
-                for top in tops
+                for top_count in top_counts
             ]
         )
         return bound_TDA[row_U]
 
-    def price(self, rows_UC: Counts) -> Array:
+    def compute_price(self, rows_UC: Counts) -> Array:
         """The price at these rows, [U, A]."""
         return self.price_NA[rows_UC[:, 0]]
 
 
-def price_parts(
+def make_price_parts(
     model: OutcomeModel, orders_A: Array, num_teachers: int, num_classes: int
-) -> tuple[PriceOfQ, list[PriceOfTop]]:
+) -> tuple[QueryPrice, list[ThresholdPrice]]:
     """Prices whose sum bounds one query's, each with a bound on its local sensitivity: the maximum's and the screen's.
 
     Raises:
         ValueError: A model without such a bound.
     """
     match model:
-        case Gnmax(sigma=sigma):
-            return _gnmax(sigma, orders_A, num_teachers, num_classes), []
-        case Confident(sigma=sigma):
-            tops = np.arange(num_teachers + 1)
-            log_q_N = theorems.threshold_log_q(tops, model.threshold, model.screen_sigma)
-            price_NA = theorems.gnmax_curve(log_q_N, math.sqrt(2) * model.screen_sigma, orders_A)
-            screen = PriceOfTop(price_NA=price_NA, num_classes=num_classes)
-            return _gnmax(sigma, orders_A, num_teachers, num_classes), [screen]
-        case Lnmax(scale=scale):
-            return _lnmax(scale, orders_A, num_teachers, num_classes), []
-    raise checks.fail("model", model, "has no bound on local sensitivity", "Use the data-independent price.")
+        case GNMaxOutcomes(sigma=sigma):
+            return _make_gnmax_price(sigma, orders_A, num_teachers, num_classes), []
+        case ConfidentOutcomes(sigma=sigma):
+            top_counts = np.arange(num_teachers + 1)
+            log_q_N = theorems.compute_threshold_log_q(top_counts, model.threshold, model.screen_sigma)
+            price_NA = theorems.compute_gnmax_curve(log_q_N, math.sqrt(2) * model.screen_sigma, orders_A)
+            screen_price = ThresholdPrice(price_NA=price_NA, num_classes=num_classes)
+            return _make_gnmax_price(sigma, orders_A, num_teachers, num_classes), [screen_price]
+        case LNMaxOutcomes(scale=scale):
+            return _make_lnmax_price(scale, orders_A, num_teachers, num_classes), []
+    raise checks.error("model", model, "has no bound on local sensitivity", "Use the data-independent price.")
 
 
-def _gnmax(sigma: float, orders_A: Array, num_teachers: int, num_classes: int) -> PriceOfQ:
+def _make_gnmax_price(sigma: float, orders_A: Array, num_teachers: int, num_classes: int) -> QueryPrice:
     independent_A = orders_A / sigma**2
-    # Inside the theorem's region: sqrt(L) >= 1 + 1/sigma and mu1 > a; see ``gnmax_valid`` for its third condition.
+    # Inside the theorem's region: sqrt(L) >= 1 + 1/sigma and mu1 > a; see ``is_gnmax_bound_valid`` for its third
+    # condition.
     limit_A = -np.maximum((1 + 1 / sigma) ** 2, ((orders_A - 0.99) / sigma) ** 2)
-    assert theorems.gnmax_valid(limit_A, sigma).all()
+    assert theorems.is_gnmax_bound_valid(limit_A, sigma).all()
 
-    def log_dependent(log_q_V: Array, orders_A: Array) -> Array:
-        return theorems.gnmax_log_moment(log_q_V, sigma, orders_A)
+    def compute_log_moment(log_q_V: Array, orders_A: Array) -> Array:
+        return theorems.compute_gnmax_log_moment(log_q_V, sigma, orders_A)
 
-    return PriceOfQ(
+    return QueryPrice(
         orders_A=orders_A,
         num_classes=num_classes,
         num_teachers=num_teachers,
         log_tail=lambda gap: log_ndtr(-gap / (math.sqrt(2) * sigma)),
-        gap_of_log_tail=lambda log_u: -math.sqrt(2) * sigma * ndtri_exp(np.minimum(log_u, 0.0)),
-        log_dependent=log_dependent,
-        independent_A=independent_A,
-        log_q0_A=_crossing(log_dependent, orders_A, independent_A, limit_A),
+        inverse_log_tail=lambda log_u: -math.sqrt(2) * sigma * ndtri_exp(np.minimum(log_u, 0.0)),
+        log_dependent_moment=compute_log_moment,
+        data_independent_A=independent_A,
+        log_q0_A=_find_log_q0(compute_log_moment, orders_A, independent_A, limit_A),
     )
 
 
-def _lnmax(scale: float, orders_A: Array, num_teachers: int, num_classes: int) -> PriceOfQ:
-    independent_A = theorems.data_independent_rdp(Lnmax(scale=scale), orders_A)
+def _make_lnmax_price(scale: float, orders_A: Array, num_teachers: int, num_classes: int) -> QueryPrice:
+    independent_A = theorems.compute_data_independent_rdp(LNMaxOutcomes(scale=scale), orders_A)
     limit_A = np.full_like(orders_A, -np.logaddexp(0, 2 / scale) * (1 + 1e-12))
 
-    def log_dependent(log_q_V: Array, orders_A: Array) -> Array:
-        return theorems.pure_log_moment(log_q_V, 2 / scale, orders_A)
+    def compute_log_moment(log_q_V: Array, orders_A: Array) -> Array:
+        return theorems.compute_pate2017_log_moment(log_q_V, 2 / scale, orders_A)
 
-    def log_tail(gap: Array) -> Array:
+    def compute_log_tail(gap: Array) -> Array:
         x = np.abs(gap) / scale
-        behind = np.log((2 + x) / 4) - x
-        return np.where(gap >= 0, behind, np.log1p(-np.exp(behind)))
+        log_tail_of_abs_gap = np.log((2 + x) / 4) - x
+        return np.where(gap >= 0, log_tail_of_abs_gap, np.log1p(-np.exp(log_tail_of_abs_gap)))
 
-    def gap_of_log_tail(log_u: Array) -> Array:
+    def invert_log_tail(log_u: Array) -> Array:
         # Up to 1/2 it is a fixed point of a contraction; tails above 1/2 (gaps below 0) mirror it.
-        behind = np.minimum(log_u, np.log(-np.expm1(np.minimum(log_u, -1e-300))))
-        x = np.maximum(-behind, 1.0)
+        log_smaller_tail = np.minimum(log_u, np.log(-np.expm1(np.minimum(log_u, -1e-300))))
+        x = np.maximum(-log_smaller_tail, 1.0)
         for _ in range(60):  # Newton on x - ln((2 + x)/4) + ln u = 0, convex and monotone in x
-            x = np.maximum(x - (x - np.log((2 + x) / 4) + behind) * (2 + x) / (1 + x), 0.0)
+            x = np.maximum(x - (x - np.log((2 + x) / 4) + log_smaller_tail) * (2 + x) / (1 + x), 0.0)
         return scale * np.where(log_u <= -math.log(2), x, -x)
 
-    return PriceOfQ(
+    return QueryPrice(
         orders_A=orders_A,
         num_classes=num_classes,
         num_teachers=num_teachers,
-        log_tail=log_tail,
-        gap_of_log_tail=gap_of_log_tail,
-        log_dependent=log_dependent,
-        independent_A=independent_A,
-        log_q0_A=_crossing(log_dependent, orders_A, independent_A, limit_A),
+        log_tail=compute_log_tail,
+        inverse_log_tail=invert_log_tail,
+        log_dependent_moment=compute_log_moment,
+        data_independent_A=independent_A,
+        log_q0_A=_find_log_q0(compute_log_moment, orders_A, independent_A, limit_A),
     )
 
 
-def _crossing(log_dependent: Curve, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
+def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
     """Log of q0: the largest q up to the theorem's limit at which its value is below the data-independent one, [A]."""
 
-    def too_high_A(log_q_A: Array) -> NDArray[np.bool_]:
-        return np.diagonal(log_dependent(log_q_A, orders_A)) >= (orders_A - 1) * independent_A
+    def is_too_high(log_q_A: Array) -> NDArray[np.bool_]:
+        return np.diagonal(compute_log_moment(log_q_A, orders_A)) >= (orders_A - 1) * independent_A
 
     low_A, high_A = limit_A.copy(), limit_A.copy()
     for _ in range(200):
-        high = too_high_A(low_A)
-        if not high.any():
+        is_high_A = is_too_high(low_A)
+        if not is_high_A.any():
             break
-        low_A = np.where(high, 1.5 * low_A, low_A)
-    assert not too_high_A(low_A).any(), "the theorem never beats the data-independent price"
-    high_A = np.where(too_high_A(high_A), high_A, low_A)
+        low_A = np.where(is_high_A, 1.5 * low_A, low_A)
+    assert not is_too_high(low_A).any(), "the theorem never beats the data-independent price"
+    high_A = np.where(is_too_high(high_A), high_A, low_A)
     for _ in range(100):
         middle_A = (low_A + high_A) / 2
-        high = too_high_A(middle_A)
-        low_A, high_A = np.where(high, low_A, middle_A), np.where(high, middle_A, high_A)
+        is_high_A = is_too_high(middle_A)
+        low_A, high_A = np.where(is_high_A, low_A, middle_A), np.where(is_high_A, middle_A, high_A)
     return low_A
 
 
-def _reachable(rows_UC: Counts, log_tail: Function) -> tuple[Array, Array]:
+def _compute_reachable_log_q(rows_UC: Counts, log_tail: ArrayFunction) -> tuple[Array, Array]:
     """Smallest and largest ln q within d = 0..K moves of each (sorted, descending) row, [U, D] each.
 
     Only sorted rows matter, and sorting brings no two rows further apart. Tails are convex and falling in the gap, so
@@ -264,26 +273,26 @@ def _reachable(rows_UC: Counts, log_tail: Function) -> tuple[Array, Array]:
     """
     distances = int(rows_UC[0].sum()) + 1
     lowest_UD, highest_UD = np.empty((len(rows_UC), distances)), np.zeros((len(rows_UC), distances))
-    top_U, others_UC = rows_UC[:, 0].copy(), rows_UC[:, 1:].copy()
-    every = np.arange(len(rows_UC))
+    top_U, rivals_UC = rows_UC[:, 0].copy(), rows_UC[:, 1:].copy()
+    row_indices = np.arange(len(rows_UC))
     for d in range(distances):
-        lowest_UD[:, d] = _log_q(top_U[:, None] - others_UC, log_tail)
-        closest = others_UC.argmax(1)
-        moves = others_UC[every, closest] > 0
-        others_UC[every, closest] -= moves
-        top_U += moves
+        lowest_UD[:, d] = _compute_log_q(top_U[:, None] - rivals_UC, log_tail)
+        closest_rival_U = rivals_UC.argmax(1)
+        can_move_U = rivals_UC[row_indices, closest_rival_U] > 0
+        rivals_UC[row_indices, closest_rival_U] -= can_move_U
+        top_U += can_move_U
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     for d in range(distances):
-        open_ = gaps_UC[:, 0] >= 0
-        if not open_.any():
+        is_open_U = gaps_UC[:, 0] >= 0
+        if not is_open_U.any():
             break
-        highest_UD[open_, d] = _log_q(gaps_UC[open_], log_tail)
+        highest_UD[is_open_U, d] = _compute_log_q(gaps_UC[is_open_U], log_tail)
         gaps_UC -= 1
         gaps_UC[:, 0] -= 1
     return lowest_UD, highest_UD
 
 
-def _log_q(gaps_UC: Counts, log_tail: Function) -> Array:
+def _compute_log_q(gaps_UC: Counts, log_tail: ArrayFunction) -> Array:
     low, high = gaps_UC.min(), gaps_UC.max()
     log_UC = log_tail(np.arange(low, high + 1, dtype=np.float64))[gaps_UC - low]
     largest_U1 = log_UC.max(1, keepdims=True)
@@ -291,6 +300,6 @@ def _log_q(gaps_UC: Counts, log_tail: Function) -> Array:
     return np.minimum(log_q_U, math.log1p(-1 / (gaps_UC.shape[1] + 1)))
 
 
-def _falls(x: Array) -> bool:
+def _is_nonincreasing(x: Array) -> bool:
     """Whether a sequence falls or stays, up to rounding."""
     return bool((np.diff(x) <= 1e-12 * np.abs(x[:-1])).all())

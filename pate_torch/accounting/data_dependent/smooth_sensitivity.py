@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pate_torch.accounting.data_dependent import vote_rows
-from pate_torch.accounting.data_dependent.query_price import PriceOfQ, PriceOfTop, price_parts
+from pate_torch.accounting.data_dependent.query_price import QueryPrice, ThresholdPrice, make_price_parts
 from pate_torch.accounting.data_dependent.vote_rows import Array, VoteRows
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
@@ -20,41 +20,43 @@ from pate_torch.core import checks
 _CHUNK_FLOATS = 2**18  # of the largest temporary, rows times distances times orders
 
 
-def usable_orders(model: OutcomeModel, orders: ArrayLike, *, num_teachers: int, num_classes: int) -> NDArray[np.bool_]:
+def find_usable_orders(
+    model: OutcomeModel, orders: ArrayLike, *, num_teachers: int, num_classes: int
+) -> NDArray[np.bool_]:
     """Orders at which the bound on local sensitivity is proved, [A]; from public quantities only."""
-    of_q, _ = price_parts(model, vote_rows.validated_orders(orders), num_teachers, num_classes)
-    return of_q.conditions_A()
+    query_price, _ = make_price_parts(model, vote_rows.check_orders(orders), num_teachers, num_classes)
+    return query_price.find_valid_orders()
 
 
-def published_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """The price whose sensitivity is bounded here, all queries together, [A]: ``theorem_rdp`` or a little above it."""
-    grouped, parts = _checked(model, votes, orders)
+def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
+    """The price whose sensitivity is bounded here, all queries together, [A]: ``compute_rdp`` or a little above it."""
+    distinct_rows, parts = _check_inputs(model, votes, orders)
     total_A = np.zeros(np.size(orders))
     for part in parts:
-        total_A += grouped.count_U @ part.price(grouped.rows_UC)
+        total_A += distinct_rows.count_U @ part.compute_price(distinct_rows.rows_UC)
     return total_A
 
 
-def local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Bound on the local sensitivity of ``published_price`` within d = 0..K moves in every query at once, [D, A].
+def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
+    """Bound on the local sensitivity of ``compute_total_price`` within d = 0..K moves in every query at once, [D, A].
 
     Raises:
         ValueError: A model without one, malformed votes, or an order at which the conditions fail: use the
             data-independent price there.
     """
-    grouped, parts = _checked(model, votes, orders)
-    total_DA = np.zeros((grouped.num_teachers + 1, np.size(orders)))
+    distinct_rows, parts = _check_inputs(model, votes, orders)
+    total_DA = np.zeros((distinct_rows.num_teachers + 1, np.size(orders)))
     chunk = max(1, _CHUNK_FLOATS // total_DA.size)
     for part in parts:
-        for start in range(0, len(grouped), chunk):
+        for start in range(0, len(distinct_rows), chunk):
             rows = slice(start, start + chunk)
-            bound_UDA = part.local_sensitivity(grouped.rows_UC[rows])
-            total_DA += np.tensordot(grouped.count_U[rows].astype(np.float64), bound_UDA, 1)
+            bound_UDA = part.compute_local_sensitivity(distinct_rows.rows_UC[rows])
+            total_DA += np.tensordot(distinct_rows.count_U[rows].astype(np.float64), bound_UDA, 1)
     assert np.isfinite(total_DA).all()
     return np.maximum.accumulate(total_DA, axis=0)
 
 
-def smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
+def compute_smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
     """Smooth sensitivity max_d e^{-decay d} LS(d), [A].
 
     It changes by a factor of at most e^{decay} between neighboring data sets.
@@ -64,15 +66,19 @@ def smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
     return (np.exp(-decay * np.arange(len(bound_DA)))[:, None] * bound_DA).max(0)
 
 
-def _checked(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> tuple[VoteRows, list[PriceOfQ | PriceOfTop]]:
-    grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
-    of_q, others = price_parts(model, orders_A, grouped.num_teachers, grouped.num_classes)
-    holds_A = of_q.conditions_A()
-    if not holds_A.all():
-        raise checks.fail(
+def _check_inputs(
+    model: OutcomeModel, votes: ArrayLike, orders: ArrayLike
+) -> tuple[VoteRows, list[QueryPrice | ThresholdPrice]]:
+    distinct_rows, orders_A = vote_rows.group_votes(votes), vote_rows.check_orders(orders)
+    query_price, threshold_prices = make_price_parts(
+        model, orders_A, distinct_rows.num_teachers, distinct_rows.num_classes
+    )
+    is_proved_A = query_price.find_valid_orders()
+    if not is_proved_A.all():
+        raise checks.error(
             "orders",
-            orders_A[~holds_A].tolist(),
+            orders_A[~is_proved_A].tolist(),
             "the bound on local sensitivity is not proved at these orders",
             "Leave them out, or use the data-independent price.",
         )
-    return grouped, [of_q, *others]
+    return distinct_rows, [query_price, *threshold_prices]

@@ -19,13 +19,19 @@ from scipy.special import log_ndtr
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import vote_rows
 from pate_torch.accounting.data_dependent.vote_rows import Array, Counts
-from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax, OutcomeModel
+from pate_torch.accounting.outcomes import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+    OutcomeModel,
+)
 from pate_torch.core import checks
 
-_CHUNK = 256  # rows at a time: the temporaries [256, A] stay in cache
+_CHUNK_ROWS = 256  # rows at a time: the temporaries [256, A] stay in cache
 
 
-def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
+def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
     """Forward Renyi price of all the queries together, float64 [A].
 
     For Confident: the threshold's price plus GNMax's for *every* question asked (neither the realised nor the expected
@@ -39,55 +45,59 @@ def theorem_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
     Raises:
         ValueError: Malformed votes or orders.
     """
-    grouped, orders_A = vote_rows.group(votes), vote_rows.validated_orders(orders)
+    distinct_rows, orders_A = vote_rows.group_votes(votes), vote_rows.check_orders(orders)
     total_A = np.zeros_like(orders_A)
-    for log_q_U, curve in _parts(model, grouped.rows_UC, orders_A):
-        for start in range(0, len(grouped), _CHUNK):
-            part = slice(start, start + _CHUNK)
-            total_A += grouped.count_U[part] @ curve(log_q_U[part])
+    for log_q_U, curve in _make_price_terms(model, distinct_rows.rows_UC, orders_A):
+        for start in range(0, len(distinct_rows), _CHUNK_ROWS):
+            row_slice = slice(start, start + _CHUNK_ROWS)
+            total_A += distinct_rows.count_U[row_slice] @ curve(log_q_U[row_slice])
     assert np.isfinite(total_A).all()
     return total_A
 
 
-def _parts(model: OutcomeModel, rows_UC: Counts, orders_A: Array) -> list[tuple[Array, Callable[[Array], Array]]]:
+def _make_price_terms(
+    model: OutcomeModel, rows_UC: Counts, orders_A: Array
+) -> list[tuple[Array, Callable[[Array], Array]]]:
     """What a price is the sum of: ln q of each row, [U], and the curve that maps it to [U, A]."""
     match model:
-        case Gnmax(sigma=sigma):
-            return [(gnmax_log_q(rows_UC, sigma), lambda log_q_U: gnmax_curve(log_q_U, sigma, orders_A))]
-        case Confident():
-            log_q_U = threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
+        case GNMaxOutcomes(sigma=sigma):
+            return [
+                (compute_gnmax_log_q(rows_UC, sigma), lambda log_q_U: compute_gnmax_curve(log_q_U, sigma, orders_A))
+            ]
+        case ConfidentOutcomes():
+            log_q_U = compute_threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
             screen_sigma = math.sqrt(2) * model.screen_sigma  # one count moves by one, not two
-            screen = (log_q_U, lambda log_q_U: gnmax_curve(log_q_U, screen_sigma, orders_A))
-            return [screen, *_parts(Gnmax(sigma=model.sigma), rows_UC, orders_A)]
-        case Lnmax(scale=scale):
-            log_q_U, epsilon = lnmax_log_q(rows_UC, scale), 2 / scale
-        case Exponential(rate=rate):
-            log_q_U, epsilon = exponential_log_q(rows_UC, rate), 2 * rate
+            screen = (log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, screen_sigma, orders_A))
+            return [screen, *_make_price_terms(GNMaxOutcomes(sigma=model.sigma), rows_UC, orders_A)]
+        case LNMaxOutcomes(scale=scale):
+            log_q_U, epsilon = compute_lnmax_log_q(rows_UC, scale), 2 / scale
+        case ExponentialOutcomes(rate=rate):
+            log_q_U, epsilon = compute_exponential_log_q(rows_UC, rate), 2 * rate
         case _:
-            raise checks.fail("model", model, "has no data-dependent theorem")
-    cap_A = data_independent_rdp(model, orders_A)
-    return [(log_q_U, lambda log_q_U: pure_curve(log_q_U, epsilon, cap_A, orders_A))]
+            raise checks.error("model", model, "has no data-dependent theorem")
+    cap_A = compute_data_independent_rdp(model, orders_A)
+    return [(log_q_U, lambda log_q_U: compute_pate2017_curve(log_q_U, epsilon, cap_A, orders_A))]
 
 
-def data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
+def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
     """The publishable price of one query, whatever the votes, [A]; of one question *asked* for Confident."""
-    orders_A = vote_rows.validated_orders(orders)
+    orders_A = vote_rows.check_orders(orders)
     match model:
-        case Gnmax():
+        case GNMaxOutcomes():
             return orders_A / model.sigma**2
-        case Confident():
+        case ConfidentOutcomes():
             return orders_A / (2 * model.screen_sigma**2) + orders_A / model.sigma**2
-        case Lnmax():  # a moved vote shifts two coordinates by one each
-            return 2 * rdp.laplace(1 / model.scale, orders_A)
-        case Exponential():
-            return rdp.bounded_range(2 * model.rate, orders_A)
-    raise checks.fail("model", model, "has no data-independent curve")
+        case LNMaxOutcomes():  # a moved vote shifts two coordinates by one each
+            return 2 * rdp.compute_laplace_curve(1 / model.scale, orders_A)
+        case ExponentialOutcomes():
+            return rdp.compute_bounded_range_curve(2 * model.rate, orders_A)
+    raise checks.error("model", model, "has no data-independent curve")
 
 
 # ---- how unlikely the answer is not the plurality: ln q -------------------------------------------------------------
 
 
-def gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
+def compute_gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
     """Bound on ln P(another answer) of GNMax, [U] (PATE 2018, Prop. 7).
 
     ln sum_{i != top} P(N(0, 2 sigma^2) > n_top - n_i), at most ln(1 - 1/C).
@@ -95,43 +105,43 @@ def gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     # Gaps are integers: a table costs K evaluations instead of Q (C-1).
     table = log_ndtr(-np.arange(gaps_UC.max() + 1) / (math.sqrt(2) * sigma))
-    return _capped(_logsumexp_rows(table[gaps_UC]), rows_UC)
+    return _cap_log_q(_compute_row_logsumexp(table[gaps_UC]), rows_UC)
 
 
-def lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
+def compute_lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
     """Bound on ln P(another answer) of LNMax, [U] (PATE 2017, Lemma 4).
 
     ln sum_{i != top} (2 + g d_i) / (4 e^{g d_i}), g = 1/scale, at most ln(1 - 1/C).
     """
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     x = np.arange(gaps_UC.max() + 1) / scale
-    return _capped(_logsumexp_rows((np.log((2 + x) / 4) - x)[gaps_UC]), rows_UC)
+    return _cap_log_q(_compute_row_logsumexp((np.log((2 + x) / 4) - x)[gaps_UC]), rows_UC)
 
 
-def exponential_log_q(rows_UC: Counts, rate: float) -> Array:
+def compute_exponential_log_q(rows_UC: Counts, rate: float) -> Array:
     """Exact ln P(another answer) of the exponential mechanism, P(c) proportional to exp(rate n_c), [U]."""
-    log_odds_U = _logsumexp_rows(-rate * (rows_UC[:, :1] - rows_UC[:, 1:]).astype(np.float64))
-    return _capped(log_odds_U - np.logaddexp(0, log_odds_U), rows_UC)
+    log_odds_U = _compute_row_logsumexp(-rate * (rows_UC[:, :1] - rows_UC[:, 1:]).astype(np.float64))
+    return _cap_log_q(log_odds_U - np.logaddexp(0, log_odds_U), rows_UC)
 
 
-def threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
+def compute_threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
     """Log-probability of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]; exact however far apart."""
     return log_ndtr(-np.abs(top_U - threshold) / sigma)
 
 
-def _logsumexp_rows(x_UC: Array) -> Array:
+def _compute_row_logsumexp(x_UC: Array) -> Array:
     top_U1 = x_UC.max(1, keepdims=True)
     return np.log(np.exp(x_UC - top_U1).sum(1)) + top_U1[:, 0]
 
 
-def _capped(log_q_U: Array, rows_UC: Counts) -> Array:
+def _cap_log_q(log_q_U: Array, rows_UC: Counts) -> Array:
     return np.minimum(log_q_U, math.log1p(-1 / rows_UC.shape[1]))
 
 
 # ---- the two theorems ------------------------------------------------------------------------------------------------
 
 
-def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
+def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
     """Renyi curve of GNMax from q, by PATE 2018, Theorem 6 with the orders of Prop. 10, [U, A].
 
     It is the data-independent a/sigma^2 wherever that is smaller or the theorem does not hold.
@@ -140,18 +150,18 @@ def gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
     R(a) = ln[ (1-q) A^{a-1} + q B^{a-1} ]/(a-1), A = (1-q)/(1 - (q e^{e2})^{1 - 1/mu2}), B = e^{e1} q^{-1/(mu1-1)}.
     """
     independent_A = orders_A / sigma**2
-    valid_U = gnmax_valid(log_q_U, sigma)
+    valid_U = is_gnmax_bound_valid(log_q_U, sigma)
     log_q_V = log_q_U[valid_U]
-    dependent_VA = gnmax_log_moment(log_q_V, sigma, orders_A)
+    dependent_VA = compute_gnmax_log_moment(log_q_V, sigma, orders_A)
     dependent_VA /= orders_A - 1
     np.minimum(dependent_VA, independent_A, out=dependent_VA)
     mu1_V = 1 + sigma * np.sqrt(-log_q_V)
     if len(mu1_V) and mu1_V.min() < orders_A.max():
         np.copyto(dependent_VA, independent_A, where=orders_A > mu1_V[:, None])
-    return _filled(valid_U, dependent_VA, independent_A)
+    return _fill_invalid_rows(valid_U, dependent_VA, independent_A)
 
 
-def gnmax_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
+def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
     """Where the theorem holds, apart from a <= mu1; once true it stays true as q falls.
 
     With L = ln 1/q the conditions read sqrt(L) > 1/sigma (both the first two) and
@@ -159,22 +169,22 @@ def gnmax_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
     """
     root_l = np.sqrt(-log_q)
     mu2 = sigma * root_l
-    inside = mu2 > 1
-    mu2 = np.where(inside, mu2, 2.0)
-    return inside & (2 * root_l >= 1 / sigma + sigma * np.log1p(2 / (mu2 - 1)))
+    is_inside = mu2 > 1
+    mu2 = np.where(is_inside, mu2, 2.0)
+    return is_inside & (2 * root_l >= 1 / sigma + sigma * np.log1p(2 / (mu2 - 1)))
 
 
-def gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
+def compute_gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
     """(a-1) R(a) of the theorem, [U, A]; meaningful only where it is valid."""
     root_l_U = np.sqrt(-log_q_U)
     mu2_U = sigma * root_l_U
-    log_1q_U = _log1mexp(log_q_U)
-    log_a_U = log_1q_U - _log1mexp((log_q_U + root_l_U / sigma) * (1 - 1 / mu2_U))
+    log_1q_U = _compute_log1mexp(log_q_U)
+    log_a_U = log_1q_U - _compute_log1mexp((log_q_U + root_l_U / sigma) * (1 - 1 / mu2_U))
     log_b_U = (mu2_U + 1) / sigma**2 + root_l_U / sigma
-    return _log_two_terms(log_1q_U, log_a_U, log_q_U, log_b_U, orders_A)
+    return _compute_log_of_two_terms(log_1q_U, log_a_U, log_q_U, log_b_U, orders_A)
 
 
-def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) -> Array:
+def compute_pate2017_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) -> Array:
     """Renyi curve, [U, A], of an epsilon-DP mechanism that answers otherwise with probability at most q.
 
     PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1),
@@ -182,18 +192,18 @@ def pure_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) ->
     does not hold.
     """
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
-    dependent_VA = pure_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
-    return _filled(valid_U, np.minimum(dependent_VA, cap_A), cap_A)
+    dependent_VA = compute_pate2017_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
+    return _fill_invalid_rows(valid_U, np.minimum(dependent_VA, cap_A), cap_A)
 
 
-def pure_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
+def compute_pate2017_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
     """(a-1) R(a) of Theorem 3, [U, A]; meaningful only where q < 1/(e^eps + 1)."""
-    log_1q_U = _log1mexp(log_q_U)
-    log_a_U = log_1q_U - _log1mexp(log_q_U + epsilon)
-    return _log_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
+    log_1q_U = _compute_log1mexp(log_q_U)
+    log_a_U = log_1q_U - _compute_log1mexp(log_q_U + epsilon)
+    return _compute_log_of_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
 
 
-def _filled(valid_U: NDArray[np.bool_], dependent_VA: Array, independent_A: Array) -> Array:
+def _fill_invalid_rows(valid_U: NDArray[np.bool_], dependent_VA: Array, independent_A: Array) -> Array:
     if valid_U.all():
         return dependent_VA
     curve_UA = np.tile(independent_A, (len(valid_U), 1))
@@ -201,20 +211,22 @@ def _filled(valid_U: NDArray[np.bool_], dependent_VA: Array, independent_A: Arra
     return curve_UA
 
 
-def _log_two_terms(log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array) -> Array:
+def _compute_log_of_two_terms(
+    log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array
+) -> Array:
     """ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A]; the first term is near 1 and the sum near 0, hence expm1."""
     powers_2A = np.stack([np.ones_like(orders_A), orders_A - 1])
     first_UA = np.stack([log_1q_U, log_a_U], axis=1) @ powers_2A
     second_UA = np.stack([log_q_U, log_b_U], axis=1) @ powers_2A
     if max(first_UA.max(initial=0), second_UA.max(initial=0)) > 700:  # beyond float64, as logarithms
-        large_UA = np.maximum(first_UA, second_UA) > 700
+        is_large_UA = np.maximum(first_UA, second_UA) > 700
         log_UA = np.logaddexp(first_UA, second_UA)
-        first_UA[large_UA] = second_UA[large_UA] = 0.0
-        return np.where(large_UA, log_UA, _log_sum_near_one(first_UA, second_UA))
-    return _log_sum_near_one(first_UA, second_UA)
+        first_UA[is_large_UA] = second_UA[is_large_UA] = 0.0
+        return np.where(is_large_UA, log_UA, _compute_log_sum_near_one(first_UA, second_UA))
+    return _compute_log_sum_near_one(first_UA, second_UA)
 
 
-def _log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
+def _compute_log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
     """ln(e^first + e^second) for a sum of at least 1; overwrites its arguments (the hot loop of every theorem)."""
     with np.errstate(under="ignore"):
         np.expm1(first_UA, out=first_UA)
@@ -222,7 +234,7 @@ def _log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
     return np.log1p(np.maximum(first_UA, 0.0, out=first_UA), out=first_UA)
 
 
-def _log1mexp(x: Array) -> Array:
+def _compute_log1mexp(x: Array) -> Array:
     """ln(1 - e^x) for x < 0, without cancellation at either end (Maechler 2012)."""
     with np.errstate(under="ignore"):
         return np.where(x > -math.log(2), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))

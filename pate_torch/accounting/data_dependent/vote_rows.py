@@ -45,7 +45,7 @@ class VoteRows:
         return "VoteRows(content withheld)"
 
 
-def group(votes: ArrayLike) -> VoteRows:
+def group_votes(votes: ArrayLike) -> VoteRows:
     """Integer votes [Q, C], every row summing to the same K >= 1, as distinct sorted rows.
 
     Raises:
@@ -62,33 +62,33 @@ def group(votes: ArrayLike) -> VoteRows:
     num_teachers = int(rows_QC[0].sum())
     if rows_QC.min() < 0 or num_teachers < 1 or (rows_QC.sum(1) != num_teachers).any():
         raise ValueError("votes: counts must be at least 0 and every row must sum to the same number of teachers.")
-    return _distinct(rows_QC, num_teachers)
+    return _group_distinct_rows(rows_QC, num_teachers)
 
 
-def validated_orders(orders: ArrayLike) -> Array:
+def check_orders(orders: ArrayLike) -> Array:
     """Renyi orders, float64 [A], each finite and above 1. Integers are taken as reals (int powers would overflow)."""
     if isinstance(orders, Sequence) and any(isinstance(a, bool) for a in orders):
-        raise checks.fail("orders", orders, "every order must be a finite number above 1")
+        raise checks.error("orders", orders, "every order must be a finite number above 1")
     try:
         orders_A = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     except (TypeError, ValueError) as error:
-        raise checks.fail("orders", orders, "every order must be a finite number above 1") from error
+        raise checks.error("orders", orders, "every order must be a finite number above 1") from error
     if orders_A.ndim != 1 or not len(orders_A):
-        raise checks.fail("orders", orders, "must be a list of at least one order")
+        raise checks.error("orders", orders, "must be a list of at least one order")
     if not (np.isfinite(orders_A).all() and (orders_A > 1).all()):
-        raise checks.fail("orders", orders, "every order must be a finite number above 1")
+        raise checks.error("orders", orders, "every order must be a finite number above 1")
     return orders_A
 
 
-def _distinct(rows_QC: Counts, num_teachers: int) -> VoteRows:
+def _group_distinct_rows(rows_QC: Counts, num_teachers: int) -> VoteRows:
     """np.unique over rows, by packing as many counts as fit into each 64-bit key (ten times faster at 1e6 rows)."""
     # The smallest count is what the others leave of K, so it need not be compared.
     base = num_teachers + 1
-    per_key = max(1, int(62 / np.log2(base)))
+    columns_per_key = max(1, int(62 / np.log2(base)))
     keys = []
-    for start in range(0, rows_QC.shape[1] - 1, per_key):
+    for start in range(0, rows_QC.shape[1] - 1, columns_per_key):
         key = np.zeros(len(rows_QC), dtype=np.int64)
-        for column in range(start, min(start + per_key, rows_QC.shape[1] - 1)):
+        for column in range(start, min(start + columns_per_key, rows_QC.shape[1] - 1)):
             key = key * base + rows_QC[:, column]
         keys.append(key)
     order = np.lexsort(keys)

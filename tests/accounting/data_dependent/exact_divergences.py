@@ -5,19 +5,19 @@ import itertools
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
+from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
 
 
 def compute_law(model, row) -> np.ndarray:
     """Probability of each answer, class by class, by adaptive quadrature or by direct evaluation."""
     row = np.asarray(row, dtype=float)
     match model:
-        case Exponential(rate=rate):
+        case ExponentialOutcomes(rate=rate):
             weight = np.exp(rate * (row - row.max()))
             return weight / weight.sum()
-        case Lnmax(scale=scale):
+        case LNMaxOutcomes(scale=scale):
             noise, points, reach = stats.laplace(scale=scale), sorted(set(row)), 60 * scale
-        case Gnmax(sigma=sigma) | Confident(sigma=sigma):
+        case GNMaxOutcomes(sigma=sigma) | ConfidentOutcomes(sigma=sigma):
             noise, points, reach = stats.norm(scale=sigma), sorted(set(row)), 15 * sigma
     edges = [row.min() - reach, *points, row.max() + reach / 15, row.max() + reach]
 
@@ -33,7 +33,7 @@ def compute_law(model, row) -> np.ndarray:
             for c in range(len(row))
         ]
     )
-    if isinstance(model, Confident):
+    if isinstance(model, ConfidentOutcomes):
         passed = stats.norm.sf(model.threshold, loc=row.max(), scale=model.screen_sigma)
         failed = stats.norm.cdf(model.threshold, loc=row.max(), scale=model.screen_sigma)
         return np.append(passed * law, failed)

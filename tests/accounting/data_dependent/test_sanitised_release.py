@@ -14,15 +14,15 @@ from scipy.stats import kstest, norm
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import private_price, smooth_sensitivity, theorems
-from pate_torch.accounting.data_dependent.private_price import Plan
-from pate_torch.accounting.events import RdpCurve
-from pate_torch.accounting.outcomes import Confident, Gnmax, Lnmax
+from pate_torch.accounting.data_dependent.private_price import PublicationPlan
+from pate_torch.accounting.events import RdpCurveEvent
+from pate_torch.accounting.outcomes import ConfidentOutcomes, GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.sensitive import Votes
 
-PLAN = Plan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
+PLAN = PublicationPlan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
 
 
 def normal_divergence(order, mean, scale) -> float:
@@ -49,7 +49,7 @@ def closed_divergence(order, gap, scale, other_scale) -> float:
 )
 def test_cost_is_the_worst_pair_of_normals(order, decay, sigma, shift):
     """By search over every ratio of smooth sensitivities and every difference of prices that neighbors may have."""
-    cost = private_price.sanitised_release_cost(order, decay, sigma, shift)
+    cost = private_price.compute_publication_rdp(order, decay, sigma, shift)
     worst = 0.0
     for x in np.linspace(-decay, decay, 41):
         ratio = math.exp(x)
@@ -68,34 +68,34 @@ def printed(order, decay, sigma) -> float:
 
 def test_the_printed_formula_is_too_small():
     assert printed(20, 0.02, 10) == pytest.approx(0.2715684156920066, rel=1e-12)
-    assert private_price.sanitised_release_cost(20, 0.02, 10) == pytest.approx(0.4645, abs=5e-5)
+    assert private_price.compute_publication_rdp(20, 0.02, 10) == pytest.approx(0.4645, abs=5e-5)
 
 
 @pytest.mark.parametrize(("order", "decay"), [(1.5, 0.1), (4, 0.05), (12, 0.02), (20, 0.01)])
 def test_cost_is_at_most_the_simple_corrections(order, decay):
-    cost = private_price.sanitised_release_cost(order, decay, 10)
+    cost = private_price.compute_publication_rdp(order, decay, 10)
     first = order / (2 * 10**2 * (1 - 2 * order * decay))
     assert cost <= first + printed(order, decay, 10) - order * math.exp(2 * decay) / 10**2
     if order <= 1 / (4 * decay):
         assert cost <= printed(order, decay, 10)
 
 
-@pytest.mark.parametrize("model", [Gnmax(sigma=2.0), Lnmax(scale=2.0)], ids=str)
+@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=2.0)], ids=str)
 def test_every_pair_of_neighboring_votes_costs_at_most_the_plan(model):
     """End to end: center and width of the published normal for every histogram, before the public clipping."""
     rows = [r for r in itertools.product(range(9), repeat=3) if sum(r) == 8]
     center, width = {}, {}
     for row in rows:
-        local = smooth_sensitivity.local_sensitivity(model, [row, row], [PLAN.order])
-        smooth = smooth_sensitivity.smooth_sensitivity(local, PLAN.decay)[0]
-        center[row] = smooth_sensitivity.published_price(model, [row, row], [PLAN.order])[0] + smooth * PLAN.shift
+        local = smooth_sensitivity.compute_local_sensitivity(model, [row, row], [PLAN.order])
+        smooth = smooth_sensitivity.compute_smooth_sensitivity(local, PLAN.decay)[0]
+        center[row] = smooth_sensitivity.compute_total_price(model, [row, row], [PLAN.order])[0] + smooth * PLAN.shift
         width[row] = smooth * PLAN.sigma
     worst = max(
         closed_divergence(PLAN.order, center[one] - center[two], width[one], width[two])
         for one, two in itertools.permutations(rows, 2)
         if sum(abs(a - b) for a, b in zip(one, two, strict=True)) == 2
     )
-    assert 0.02 * PLAN.cost < worst <= PLAN.cost * (1 + 1e-9)
+    assert 0.02 * PLAN.publication_rdp < worst <= PLAN.publication_rdp * (1 + 1e-9)
 
 
 # ---- the release -----------------------------------------------------------------------------------------------------
@@ -104,35 +104,40 @@ VOTES = [[200, 30, 20], [249, 1, 0], [120, 110, 20]] * 20
 
 
 def test_published_is_an_upper_bound_exactly_as_often_as_promised():
-    model = Gnmax(sigma=40)
-    plan = Plan(order=6.0, decay=0.02, sigma=2.0, confidence=0.95)
-    price = smooth_sensitivity.published_price(model, VOTES, [6.0])[0]
-    below = private_price.release(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
-    above = private_price.release(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
+    model = GNMaxOutcomes(sigma=40)
+    plan = PublicationPlan(order=6.0, decay=0.02, sigma=2.0, confidence=0.95)
+    price = smooth_sensitivity.compute_total_price(model, VOTES, [6.0])[0]
+    below = private_price.publish_price(plan, model, VOTES, -1.6448537 - 1e-4, adaptive=False)
+    above = private_price.publish_price(plan, model, VOTES, -1.6448536 + 1e-4, adaptive=False)
     assert below.rdp < price < above.rdp
-    assert price >= theorems.theorem_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
+    assert price >= theorems.compute_rdp(model, VOTES, [6.0])[0] * (1 - 1e-12)
 
 
 def test_noise_has_the_accounted_scale():
-    model = Confident(screen_sigma=150, threshold=150, sigma=40)
-    plan = Plan(order=6.0, decay=0.02, sigma=2.0)
-    local = smooth_sensitivity.local_sensitivity(model, VOTES, [6.0])
-    smooth = smooth_sensitivity.smooth_sensitivity(local, 0.02)[0]
-    values = [private_price.release(plan, model, VOTES, z, adaptive=False).rdp for z in (-0.5, 0.0, 0.5)]
+    model = ConfidentOutcomes(screen_sigma=150, threshold=150, sigma=40)
+    plan = PublicationPlan(order=6.0, decay=0.02, sigma=2.0)
+    local = smooth_sensitivity.compute_local_sensitivity(model, VOTES, [6.0])
+    smooth = smooth_sensitivity.compute_smooth_sensitivity(local, 0.02)[0]
+    values = [private_price.publish_price(plan, model, VOTES, z, adaptive=False).rdp for z in (-0.5, 0.0, 0.5)]
     assert np.diff(values) == pytest.approx(smooth, rel=1e-9)
 
 
 def test_epsilon_includes_the_publication():
-    priced = private_price.release(PLAN, Gnmax(sigma=40), VOTES, 0.3, adaptive=False)
-    assert dict(zip(priced.cost.orders, priced.cost.rdp, strict=True))[PLAN.order] == PLAN.cost
-    assert priced.epsilon(1e-5) == pytest.approx(rdp.to_epsilon([PLAN.order], [priced.rdp + PLAN.cost], 1e-5))
-    assert priced.epsilon(1e-5) > rdp.to_epsilon([PLAN.order], [priced.rdp], 1e-5)
+    priced = private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.3, adaptive=False)
+    assert (
+        dict(zip(priced.publication_event.orders, priced.publication_event.rdp, strict=True))[PLAN.order]
+        == PLAN.publication_rdp
+    )
+    assert priced.compute_epsilon(1e-5) == pytest.approx(
+        rdp.to_epsilon([PLAN.order], [priced.rdp + PLAN.publication_rdp], 1e-5)
+    )
+    assert priced.compute_epsilon(1e-5) > rdp.to_epsilon([PLAN.order], [priced.rdp], 1e-5)
 
 
 def test_its_cost_is_charged_at_every_order_where_it_is_finite():
     """One order alone would drag all that is composed with it there: 8.245 where 3.133 is proved."""
-    plan = Plan(order=6.0, decay=0.02, sigma=20.0)
-    curve = plan.event
+    plan = PublicationPlan(order=6.0, decay=0.02, sigma=20.0)
+    curve = plan.publication_event
     end = 1 / (1 - math.exp(-2 * plan.decay))
     assert set(curve.orders) == {6.0, *(a for a in rdp.ORDERS.tolist() if a < end)}
     for order, cost in list(zip(curve.orders, curve.rdp, strict=True))[::9]:
@@ -143,11 +148,13 @@ def test_its_cost_is_charged_at_every_order_where_it_is_finite():
             if (gap := part * min(1, ratio) + plan.shift * (1 - ratio)) is not None
         )
         assert cost == pytest.approx(worst, rel=1e-6)
-    guesses = private_price.imagined_votes(5000, 10, PrivateEpsilon().agreement)
-    plan = private_price.choose(Gnmax(sigma=100), guesses, num_queries=2000, delta=1e-6)
+    guesses = private_price.make_example_votes(5000, 10, PrivateEpsilon().agreement)
+    plan = private_price.choose_plan(GNMaxOutcomes(sigma=100), guesses, num_queries=2000, delta=1e-6)
     labels = GNMax(sigma=100.0).privacy_events(2000)
-    total = accounting.epsilon([*labels, *PrivateEpsilon.privacy_events(plan)], 1e-6).epsilon
-    alone = accounting.epsilon([*labels, RdpCurve(orders=(plan.order,), rdp=(plan.cost,), source="")], 1e-6).epsilon
+    total = accounting.compute_guarantee([*labels, *PrivateEpsilon.privacy_events(plan)], 1e-6).epsilon
+    alone = accounting.compute_guarantee(
+        [*labels, RdpCurveEvent(orders=(plan.order,), rdp=(plan.publication_rdp,), source="")], 1e-6
+    ).epsilon
     assert total == pytest.approx(3.133, abs=5e-4) and alone == pytest.approx(8.245, abs=5e-4)
 
 
@@ -180,11 +187,11 @@ def once_each(monkeypatch) -> None:
 def test_the_noise_in_the_file_is_of_the_accounted_scale_and_of_no_other(tmp_path, monkeypatch):
     """Read back from what ``publish`` writes, in units of the smooth sensitivity."""
     once_each(monkeypatch)
-    model, plan = GNMax(sigma=40.0), Plan(order=6.0, decay=0.02, sigma=2.0)
+    model, plan = GNMax(sigma=40.0), PublicationPlan(order=6.0, decay=0.02, sigma=2.0)
     votes = Votes(torch.tensor(VOTES), 250)
-    price = smooth_sensitivity.published_price(model.make_outcome_model(), VOTES, [6.0])[0]
-    local = smooth_sensitivity.local_sensitivity(model.make_outcome_model(), VOTES, [6.0])
-    smooth = smooth_sensitivity.smooth_sensitivity(local, plan.decay)[0]
+    price = smooth_sensitivity.compute_total_price(model.make_outcome_model(), VOTES, [6.0])[0]
+    local = smooth_sensitivity.compute_local_sensitivity(model.make_outcome_model(), VOTES, [6.0])
+    smooth = smooth_sensitivity.compute_smooth_sensitivity(local, plan.decay)[0]
     noise = []
     for seed in range(300):
         PrivateEpsilon().publish(plan, model, votes, Door(seed), 1e-5, tmp_path)
@@ -216,41 +223,41 @@ def test_a_publication_that_costs_more_than_it_saves_is_refused():
 
 @pytest.mark.parametrize(("z", "end"), [(-1e6, 0.0), (1e6, 60 * 2.5 / 40**2)])
 def test_published_stays_between_public_ends(z, end):
-    priced = private_price.release(PLAN, Gnmax(sigma=40), VOTES, z, adaptive=False)
+    priced = private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, z, adaptive=False)
     assert priced.rdp == pytest.approx(end)
 
 
 def test_choice_is_from_public_votes_and_near_the_best():
-    example = private_price.imagined_votes(250, 10, [0.99, 0.97, 0.9, 0.7])
+    example = private_price.make_example_votes(250, 10, [0.99, 0.97, 0.9, 0.7])
     assert (example.sum(1) == 250).all() and example[0, 0] == 248
-    model = Gnmax(sigma=40)
-    plan = private_price.choose(model, example, num_queries=1000, delta=1e-5)
+    model = GNMaxOutcomes(sigma=40)
+    plan = private_price.choose_plan(model, example, num_queries=1000, delta=1e-5)
     votes = np.repeat(example, 250, axis=0)
 
     def median_epsilon(candidate):
-        return private_price.release(candidate, model, votes, 0.0, adaptive=False).epsilon(1e-5)
+        return private_price.publish_price(candidate, model, votes, 0.0, adaptive=False).compute_epsilon(1e-5)
 
     best = median_epsilon(plan)
     for order, decay, sigma in itertools.product((0.8, 1, 1.25), repeat=3):
-        other = Plan(order=plan.order * order, decay=plan.decay * decay, sigma=plan.sigma * sigma)
+        other = PublicationPlan(order=plan.order * order, decay=plan.decay * decay, sigma=plan.sigma * sigma)
         assert median_epsilon(other) > 0.97 * best
-    public = rdp.to_epsilon(rdp.ORDERS, 1000 * theorems.data_independent_rdp(model, rdp.ORDERS), 1e-5)
+    public = rdp.to_epsilon(rdp.ORDERS, 1000 * theorems.compute_data_independent_rdp(model, rdp.ORDERS), 1e-5)
     assert best < 0.7 * public
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="adaptive"):
-        private_price.release(PLAN, Gnmax(sigma=40), VOTES, 0.0, adaptive=True)
+        private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.0, adaptive=True)
     with pytest.raises(ValueError, match="z="):
-        private_price.release(PLAN, Gnmax(sigma=40), VOTES, math.nan, adaptive=False)
+        private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, math.nan, adaptive=False)
     with pytest.raises(ValueError, match="decay"):
-        Plan(order=20, decay=0.03, sigma=10)
+        PublicationPlan(order=20, decay=0.03, sigma=10)
     with pytest.raises(ValueError, match="order"):
-        Plan(order=1, decay=0.03, sigma=10)
+        PublicationPlan(order=1, decay=0.03, sigma=10)
     with pytest.raises(ValueError, match="confidence"):
-        Plan(order=2, decay=0.03, sigma=10, confidence=1.0)
+        PublicationPlan(order=2, decay=0.03, sigma=10, confidence=1.0)
     with pytest.raises(ValueError, match="orders"):
-        plan = Plan(order=60, decay=0.001, sigma=10)
-        private_price.release(plan, Gnmax(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
+        plan = PublicationPlan(order=60, decay=0.001, sigma=10)
+        private_price.publish_price(plan, GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
     with pytest.raises(ValueError, match="usable"):
-        private_price.choose(Gnmax(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5, orders=[60.0])
+        private_price.choose_plan(GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5, orders=[60.0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
+from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
 
 
 def sensitivity(model, votes, order) -> np.ndarray:
-    return smooth_sensitivity.local_sensitivity(model, votes, [order])[:, 0]
+    return smooth_sensitivity.compute_local_sensitivity(model, votes, [order])[:, 0]
 
 
 def histograms(teachers: int, classes: int) -> list[tuple[int, ...]]:
@@ -37,22 +37,22 @@ def distance(one, two) -> int:
 
 
 def test_published_values_at_sigma_40():
-    local = sensitivity(Gnmax(sigma=40), [ROW], 20)
+    local = sensitivity(GNMaxOutcomes(sigma=40), [ROW], 20)
     assert local[0] == pytest.approx(1.6246537120e-5, rel=1e-6)
     assert local.max() == pytest.approx(8.1819863428e-4, rel=1e-6)
-    smooth = smooth_sensitivity.smooth_sensitivity(local[:, None], 0.02)
+    smooth = smooth_sensitivity.compute_smooth_sensitivity(local[:, None], 0.02)
     assert smooth == pytest.approx([2.2416720052e-4], rel=1e-6)
-    of_q, _ = query_price.price_parts(Gnmax(sigma=40), np.array([20.0]), 250, 10)
+    of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=40), np.array([20.0]), 250, 10)
     assert of_q.log_q0_A == pytest.approx([-3.1568730493512733], rel=1e-12)
 
 
 def test_published_values_rising_to_the_plateau():
-    local = sensitivity(Gnmax(sigma=0.5), [[10, 0, 0]], 1.5)
+    local = sensitivity(GNMaxOutcomes(sigma=0.5), [[10, 0, 0]], 1.5)
     assert local[:10] == pytest.approx([3.13503646e-17, 1.60178280e-08, 5.90681786e-03] + 7 * [5.99981308], rel=1e-6)
 
 
 def test_published_values_from_the_data_independent_side():
-    local = sensitivity(Gnmax(sigma=250), [[1000, 500, 300, 200, 0]], 10)
+    local = sensitivity(GNMaxOutcomes(sigma=250), [[1000, 500, 300, 200, 0]], 10)
     assert (local[:298] == 0).all()
     assert local[298:301] == pytest.approx([2.77693450548e-7, 2.10853979548e-6, 2.73113623988e-6], rel=1e-6)
     assert local[301:] == pytest.approx(2.73113623988e-6, rel=1e-6)
@@ -61,12 +61,12 @@ def test_published_values_from_the_data_independent_side():
 # ---- enumeration -----------------------------------------------------------------------------------------------------
 
 CASES = [
-    (Gnmax(sigma=0.5), 1.5),
-    (Gnmax(sigma=1.5), 2.0),
-    (Gnmax(sigma=3.0), 3.0),
-    (Lnmax(scale=0.5), 3.0),
-    (Lnmax(scale=2.0), 2.0),
-    (Confident(screen_sigma=1.0, threshold=5.0, sigma=1.5), 2.0),
+    (GNMaxOutcomes(sigma=0.5), 1.5),
+    (GNMaxOutcomes(sigma=1.5), 2.0),
+    (GNMaxOutcomes(sigma=3.0), 3.0),
+    (LNMaxOutcomes(scale=0.5), 3.0),
+    (LNMaxOutcomes(scale=2.0), 2.0),
+    (ConfidentOutcomes(screen_sigma=1.0, threshold=5.0, sigma=1.5), 2.0),
 ]
 
 
@@ -74,7 +74,7 @@ CASES = [
 def enumerated(model, order):
     """Every histogram of nine votes in three classes: its price, and the bound at each distance."""
     rows = histograms(9, 3)
-    price = {row: smooth_sensitivity.published_price(model, [row], [order])[0] for row in rows}
+    price = {row: smooth_sensitivity.compute_total_price(model, [row], [order])[0] for row in rows}
     return rows, price, {row: sensitivity(model, [row], order) for row in rows}
 
 
@@ -97,7 +97,7 @@ def test_bounds_the_true_local_sensitivity_of_every_histogram_at_every_distance(
 @pytest.mark.parametrize("decay", [0.05, 0.5])
 def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay):
     rows, price, bounds = enumerated(model, order)
-    smooth = {row: smooth_sensitivity.smooth_sensitivity(bounds[row][:, None], decay)[0] for row in rows}
+    smooth = {row: smooth_sensitivity.compute_smooth_sensitivity(bounds[row][:, None], decay)[0] for row in rows}
     for one, two in itertools.permutations(rows, 2):
         if distance(one, two) == 1:
             assert smooth[one] <= smooth[two] * math.exp(decay) * (1 + 1e-9)
@@ -105,15 +105,15 @@ def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay)
 
 
 @pytest.mark.parametrize("teachers, classes", [(9, 3), (12, 2), (6, 4)])
-@pytest.mark.parametrize("model", [Gnmax(sigma=2.0), Lnmax(scale=1.0)], ids=str)
+@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=1.0)], ids=str)
 def test_reachable_q_by_enumeration(model, teachers, classes):
-    of_q, _ = query_price.price_parts(model, np.array([2.0]), teachers, classes)
+    of_q, _ = query_price.make_price_parts(model, np.array([2.0]), teachers, classes)
     rows = histograms(teachers, classes)
     log_q = {row: of_q_log(model, row) for row in rows}
     for row in rows:
         if list(row) != sorted(row, reverse=True):
             continue
-        lowest, highest = query_price._reachable(np.array([row]), of_q.log_tail)
+        lowest, highest = query_price._compute_reachable_log_q(np.array([row]), of_q.log_tail)
         for d in range(teachers + 1):
             within = [log_q[other] for other in rows if distance(row, other) <= d]
             assert lowest[0, d] == pytest.approx(min(within), rel=1e-12)
@@ -124,10 +124,10 @@ def test_reachable_q_by_enumeration(model, teachers, classes):
 
 
 def of_q_log(model, row) -> float:
-    rows = vote_rows.group([row]).rows_UC
-    if isinstance(model, Gnmax):
-        return float(theorems.gnmax_log_q(rows, model.sigma)[0])
-    return float(theorems.lnmax_log_q(rows, model.scale)[0])
+    rows = vote_rows.group_votes([row]).rows_UC
+    if isinstance(model, GNMaxOutcomes):
+        return float(theorems.compute_gnmax_log_q(rows, model.sigma)[0])
+    return float(theorems.compute_lnmax_log_q(rows, model.scale)[0])
 
 
 # ---- the slow twin: the definition, in mpmath ------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
     teachers, classes = sum(row), len(row)
     q0 = mp_q0(sigma, order)
     q1 = mp_moved(q0, 2, sigma, classes)
-    bound = sensitivity(Gnmax(sigma=sigma), [row], order)
+    bound = sensitivity(GNMaxOutcomes(sigma=sigma), [row], order)
     votes = sorted(row, reverse=True)
     for d in range(0, teachers + 1, 3):
         within = [r for r in histograms(teachers, classes) if list(r) == sorted(r, reverse=True)]
@@ -214,9 +214,9 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
 
 
 def test_lnmax_tail_and_its_inverse():
-    of_q, _ = query_price.price_parts(Lnmax(scale=3.0), np.array([2.0]), 50, 4)
+    of_q, _ = query_price.make_price_parts(LNMaxOutcomes(scale=3.0), np.array([2.0]), 50, 4)
     gaps = np.concatenate([[-40.0, -2.0, -1e-3, 0.0, 1e-3, 0.5], np.geomspace(1, 3000, 30)])
-    assert of_q.gap_of_log_tail(of_q.log_tail(gaps)) == pytest.approx(gaps, rel=1e-9, abs=1e-6)
+    assert of_q.inverse_log_tail(of_q.log_tail(gaps)) == pytest.approx(gaps, rel=1e-9, abs=1e-6)
     for gap in (-7.5, 0.0, 7.5):
         with mpmath.workdps(30):
             tail = mpmath.quad(lambda x: (1 + abs(x)) * mpmath.exp(-abs(x)) / 4, [*sorted({gap / 3, 0.0}), mpmath.inf])
@@ -224,14 +224,14 @@ def test_lnmax_tail_and_its_inverse():
         assert float(of_q.log_tail(np.array([gap]))[0]) == pytest.approx(float(mpmath.log(tail)), rel=1e-10)
 
 
-@pytest.mark.parametrize("model", [Gnmax(sigma=40.0), Lnmax(scale=20.0)], ids=str)
+@pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=40.0), LNMaxOutcomes(scale=20.0)], ids=str)
 def test_moved_q_bounds_every_single_move(model):
     """[B_L, B_U] holds the q of every neighbor of random rows."""
-    of_q, _ = query_price.price_parts(model, np.array([2.0]), 250, 10)
+    of_q, _ = query_price.make_price_parts(model, np.array([2.0]), 250, 10)
     rng = np.random.default_rng(3)
     for row in rng.multinomial(250, rng.dirichlet(np.full(10, 0.2)), 20):
         log_q = of_q_log(model, row)
-        low, high = (of_q.moved(np.array([log_q]), votes)[0] for votes in (2, -2))
+        low, high = (of_q.shift_log_q(np.array([log_q]), votes)[0] for votes in (2, -2))
         for a, b in itertools.permutations(range(10), 2):
             if row[a]:
                 moved = row.copy()
@@ -244,13 +244,13 @@ def test_moved_q_bounds_every_single_move(model):
 
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():
-    model, order = Confident(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
-    _, (screen,) = query_price.price_parts(model, np.array([order]), 30, 3)
+    model, order = ConfidentOutcomes(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
+    _, (screen,) = query_price.make_price_parts(model, np.array([order]), 30, 3)
     price = {n: screen.price_NA[n, 0] for n in range(10, 31)}  # 30 votes among 3: the winner has at least 10
     for top in range(10, 31):
         row = np.array([[top, 30 - top, 0]]) if top >= 15 else np.array([[top, top, 30 - 2 * top]])
         row = np.sort(row, axis=1)[:, ::-1]
-        bound = screen.local_sensitivity(row)[0, :, 0]
+        bound = screen.compute_local_sensitivity(row)[0, :, 0]
         for d in range(31):
             within = [n for n in price if abs(n - row[0, 0]) <= d]
             true = max(abs(price[n] - price[m]) for n in within for m in (n - 1, n + 1) if m in price)
@@ -262,9 +262,13 @@ def test_queries_add_up_at_each_distance():
     votes = np.array([rng.multinomial(250, rng.dirichlet(np.full(10, c))) for c in np.geomspace(0.03, 3, 40)])
     votes = np.concatenate([votes, votes[:7]])
     orders = [2.0, 8.0, 20.0]
-    for model in (Gnmax(sigma=40), Lnmax(scale=20), Confident(screen_sigma=90, threshold=150, sigma=40)):
-        together = smooth_sensitivity.local_sensitivity(model, votes, orders)
-        one_by_one = sum(smooth_sensitivity.local_sensitivity(model, [row], orders) for row in votes)
+    for model in (
+        GNMaxOutcomes(sigma=40),
+        LNMaxOutcomes(scale=20),
+        ConfidentOutcomes(screen_sigma=90, threshold=150, sigma=40),
+    ):
+        together = smooth_sensitivity.compute_local_sensitivity(model, votes, orders)
+        one_by_one = sum(smooth_sensitivity.compute_local_sensitivity(model, [row], orders) for row in votes)
         assert together == pytest.approx(one_by_one, rel=1e-10)
         by_order = np.stack([sensitivity(model, votes, order) for order in orders], axis=1)
         assert together == pytest.approx(by_order, rel=1e-10)
@@ -273,30 +277,36 @@ def test_queries_add_up_at_each_distance():
 def test_published_price_is_the_theorem_or_a_little_above_it():
     rng = np.random.default_rng(1)
     votes = np.array([rng.multinomial(250, rng.dirichlet(np.full(10, c))) for c in np.geomspace(0.03, 3, 60)])
-    for model in (Gnmax(sigma=40), Lnmax(scale=20), Confident(screen_sigma=90, threshold=150, sigma=40)):
-        published = smooth_sensitivity.published_price(model, votes, [2.0, 8.0, 20.0])
-        theorem = theorems.theorem_rdp(model, votes, [2.0, 8.0, 20.0])
+    for model in (
+        GNMaxOutcomes(sigma=40),
+        LNMaxOutcomes(scale=20),
+        ConfidentOutcomes(screen_sigma=90, threshold=150, sigma=40),
+    ):
+        published = smooth_sensitivity.compute_total_price(model, votes, [2.0, 8.0, 20.0])
+        theorem = theorems.compute_rdp(model, votes, [2.0, 8.0, 20.0])
         assert (published >= theorem * (1 - 1e-12)).all() and (published <= 1.2 * theorem).all()
 
 
 def test_orders_without_a_proved_bound_are_refused():
-    usable = smooth_sensitivity.usable_orders(Gnmax(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10)
+    usable = smooth_sensitivity.find_usable_orders(
+        GNMaxOutcomes(sigma=40), [20.0, 60.0], num_teachers=250, num_classes=10
+    )
     assert usable.tolist() == [True, False]
     # At order 60 the rise of the price is not monotone: it is larger at some smaller q.
-    of_q, _ = query_price.price_parts(Gnmax(sigma=40), np.array([60.0]), 250, 10)
+    of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
-    rise = (of_q(of_q.moved(log_q, -2)) - of_q(log_q))[:, 0]
+    rise = (of_q(of_q.shift_log_q(log_q, -2)) - of_q(log_q))[:, 0]
     assert rise.max() > of_q.plateau_A[0] * 1.01
     with pytest.raises(ValueError, match=r"orders=\[60.0\]"):
-        smooth_sensitivity.local_sensitivity(Gnmax(sigma=40), [ROW], [20.0, 60.0])
+        smooth_sensitivity.compute_local_sensitivity(GNMaxOutcomes(sigma=40), [ROW], [20.0, 60.0])
 
 
 def test_models_without_a_bound_are_refused():
     with pytest.raises(ValueError, match="local sensitivity"):
-        smooth_sensitivity.local_sensitivity(Exponential(rate=0.1), [ROW], [2.0])
+        smooth_sensitivity.compute_local_sensitivity(ExponentialOutcomes(rate=0.1), [ROW], [2.0])
 
 
 @pytest.mark.parametrize("decay", [0, -1, math.nan])
 def test_decay_is_positive(decay):
     with pytest.raises(ValueError, match="decay"):
-        smooth_sensitivity.smooth_sensitivity([[1.0]], decay)
+        smooth_sensitivity.compute_smooth_sensitivity([[1.0]], decay)

@@ -10,7 +10,7 @@ import pytest
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import theorems, vote_rows
-from pate_torch.accounting.outcomes import Confident, Exponential, Gnmax, Lnmax
+from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
 from tests.accounting.data_dependent.exact_divergences import compute_divergences
 
 
@@ -34,8 +34,8 @@ def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 
 
 
 def theorem_rows(model, rows_UC, orders_A):
-    """Forward Renyi price of one query with each of these vote rows, [U, A], by the parts that ``theorem_rdp`` sums."""
-    return sum(curve(log_q_U) for log_q_U, curve in theorems._parts(model, rows_UC, orders_A))
+    """Forward Renyi price of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
+    return sum(curve(log_q_U) for log_q_U, curve in theorems._make_price_terms(model, rows_UC, orders_A))
 
 
 @functools.cache
@@ -111,13 +111,15 @@ ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
     ],
 )
 def test_gnmax_published_values(row, sigma, log_q, curve):
-    assert theorems.gnmax_log_q(np.array([row]), sigma)[0] == pytest.approx(log_q, rel=1e-12)
-    assert theorems.theorem_rdp(Gnmax(sigma=sigma), [row], list(curve)) == pytest.approx(list(curve.values()), rel=1e-9)
+    assert theorems.compute_gnmax_log_q(np.array([row]), sigma)[0] == pytest.approx(log_q, rel=1e-12)
+    assert theorems.compute_rdp(GNMaxOutcomes(sigma=sigma), [row], list(curve)) == pytest.approx(
+        list(curve.values()), rel=1e-9
+    )
 
 
 def test_lnmax_published_values():
-    assert theorems.lnmax_log_q(np.array([ROW]), 20)[0] == pytest.approx(-8.495128803091019, rel=1e-12)
-    curve = theorems.theorem_rdp(Lnmax(scale=20), [ROW], [2, 10, 20, 50])
+    assert theorems.compute_lnmax_log_q(np.array([ROW]), 20)[0] == pytest.approx(-8.495128803091019, rel=1e-12)
+    curve = theorems.compute_rdp(LNMaxOutcomes(scale=20), [ROW], [2, 10, 20, 50])
     assert curve == pytest.approx([4.3006433690e-5, 5.4651568595e-5, 8.2629960760e-5, 5.6966699904e-4], rel=1e-9)
 
 
@@ -125,15 +127,15 @@ def test_threshold_published_values():
     from scipy.special import log_ndtr
 
     assert log_ndtr((240 - 200) / 150) == pytest.approx(-0.502300252345562, rel=1e-12)
-    log_q = theorems.threshold_log_q(np.array([240]), 200, 150)
+    log_q = theorems.compute_threshold_log_q(np.array([240]), 200, 150)
     assert math.log1p(-math.exp(log_q[0])) == pytest.approx(-0.502300252345562, rel=1e-12)
     orders = np.array([2.0, 10, 20, 50])
-    assert theorems.gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(orders / (2 * 150**2))
+    assert theorems.compute_gnmax_curve(log_q, math.sqrt(2) * 150, orders)[0] == pytest.approx(orders / (2 * 150**2))
 
 
 def test_epsilon_of_many_equal_queries():
     orders = np.arange(2, 200)
-    curve = theorems.theorem_rdp(Gnmax(sigma=40), [[240, 5, 5] + 7 * [0]] * 286, orders)
+    curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [[240, 5, 5] + 7 * [0]] * 286, orders)
     assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
 
 
@@ -143,23 +145,23 @@ def test_epsilon_of_many_equal_queries():
 @pytest.mark.parametrize("sigma", [0.7, 5, 20, 40, 100])
 def test_gnmax_against_mpmath_row_by_row(sigma):
     votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
-    fast = theorem_rows(Gnmax(sigma=sigma), vote_rows.group(votes).rows_UC, ORDERS)
-    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in vote_rows.group(votes).rows_UC]
+    fast = theorem_rows(GNMaxOutcomes(sigma=sigma), vote_rows.group_votes(votes).rows_UC, ORDERS)
+    loop = [[mp_gnmax(row, sigma, a) for a in ORDERS] for row in vote_rows.group_votes(votes).rows_UC]
     assert fast == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
 
 def test_a_release_is_the_sum_over_its_queries():
     votes = np.concatenate([simulated(300), [ROW, ROW, ROW]])
-    model = Gnmax(sigma=40)
-    one_by_one = sum(theorems.theorem_rdp(model, row[None], ORDERS) for row in votes)
-    assert theorems.theorem_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
+    model = GNMaxOutcomes(sigma=40)
+    one_by_one = sum(theorems.compute_rdp(model, row[None], ORDERS) for row in votes)
+    assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1, 20, 60])
 def test_lnmax_against_mpmath_row_by_row(scale):
-    rows = vote_rows.group(simulated(80)).rows_UC
-    cap = 2 * rdp.laplace(1 / scale, ORDERS)
-    fast = theorem_rows(Lnmax(scale=scale), rows, ORDERS)
+    rows = vote_rows.group_votes(simulated(80)).rows_UC
+    cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
+    fast = theorem_rows(LNMaxOutcomes(scale=scale), rows, ORDERS)
     loop = [[mp_pure(mp_lnmax_q(row, scale), 2 / scale, a) for a in ORDERS] for row in rows]
     assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
     assert (fast <= np.minimum(2 / scale, ORDERS * (2 / scale) ** 2 / 2) * (1 + 1e-12)).all()
@@ -167,9 +169,9 @@ def test_lnmax_against_mpmath_row_by_row(scale):
 
 @pytest.mark.parametrize("rate", [0.01, 0.1, 1])
 def test_exponential_against_mpmath_row_by_row(rate):
-    rows = vote_rows.group(simulated(60)).rows_UC
-    cap = rdp.bounded_range(2 * rate, ORDERS)
-    fast = theorem_rows(Exponential(rate=rate), rows, ORDERS)
+    rows = vote_rows.group_votes(simulated(60)).rows_UC
+    cap = rdp.compute_bounded_range_curve(2 * rate, ORDERS)
+    fast = theorem_rows(ExponentialOutcomes(rate=rate), rows, ORDERS)
     loop = []
     for row in rows:
         others = sum(mpmath.exp(mpmath.mpf(rate) * int(n - row[0])) for n in row[1:])
@@ -180,9 +182,9 @@ def test_exponential_against_mpmath_row_by_row(rate):
 
 @pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (20, 2), (0, 1)])
 def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
-    model = Confident(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
+    model = ConfidentOutcomes(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
     votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
-    rows = vote_rows.group(votes).rows_UC
+    rows = vote_rows.group_votes(votes).rows_UC
     loop = [[mp_threshold(int(r[0]), threshold, screen_sigma, a) + mp_gnmax(r, 40, a) for a in ORDERS] for r in rows]
     assert theorem_rows(model, rows, ORDERS) == pytest.approx(np.array(loop), rel=1e-9, abs=1e-290)
 
@@ -190,7 +192,7 @@ def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold,
 def test_validity_threshold_is_monotone_and_as_printed():
     for sigma in (0.3, 1.0, 7.0, 40.0, 300.0):
         log_q = -np.geomspace(1e-4, 200, 400)
-        fast = theorems.gnmax_valid(log_q, sigma)
+        fast = theorems.is_gnmax_bound_valid(log_q, sigma)
         assert (np.diff(fast.astype(int)) >= 0).all()
         for value, inside in zip(log_q[::7], fast[::7], strict=True):
             q, s = mpmath.exp(value), mpmath.mpf(sigma)
@@ -210,7 +212,7 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     base = (1 - q) / (1 - math.exp(epsilon) * q)
     formula = math.log((1 - q) * base ** (order - 1) + q * math.exp(epsilon * (order - 1))) / (order - 1)
     assert formula < true
-    price = theorems.pure_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
+    price = theorems.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
     assert price == epsilon > true
 
 
@@ -220,7 +222,7 @@ def test_the_popular_region_of_theorem_3_is_wrong():
 @pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
 def test_grouping_is_unique_over_sorted_rows(teachers, classes):
     votes = simulated(300, classes, teachers, seed=1)
-    grouped = vote_rows.group(votes)
+    grouped = vote_rows.group_votes(votes)
     rows, counts = np.unique(np.sort(votes, 1)[:, ::-1], axis=0, return_counts=True)
     assert sorted(map(tuple, grouped.rows_UC)) == sorted(map(tuple, rows))
     assert (grouped.rows_UC[grouped.inverse_Q] == np.sort(votes, 1)[:, ::-1]).all()
@@ -232,8 +234,8 @@ def test_grouping_is_unique_over_sorted_rows(teachers, classes):
 def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
     votes = simulated(50)
     shuffled = np.random.default_rng(2).permuted(votes, axis=1).astype(np.uint8)
-    for model in (Gnmax(sigma=40), Lnmax(scale=20), Exponential(rate=0.1)):
-        one, two = (theorems.theorem_rdp(model, v, ORDERS) for v in (votes, shuffled))
+    for model in (GNMaxOutcomes(sigma=40), LNMaxOutcomes(scale=20), ExponentialOutcomes(rate=0.1)):
+        one, two = (theorems.compute_rdp(model, v, ORDERS) for v in (votes, shuffled))
         assert one == pytest.approx(two, rel=1e-13)
 
 
@@ -253,43 +255,43 @@ def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
 )
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
-        theorems.theorem_rdp(Gnmax(sigma=40), votes, [2.0])
+        theorems.compute_rdp(GNMaxOutcomes(sigma=40), votes, [2.0])
 
 
 @pytest.mark.parametrize("orders", [[], [1], [1.0, 2.0], [0.5], [math.nan], [math.inf], [[2.0]], ["two"], None, [True]])
 def test_malformed_orders_are_refused(orders):
     with pytest.raises(ValueError, match="order"):
-        theorems.theorem_rdp(Gnmax(sigma=40), [ROW], orders)
+        theorems.compute_rdp(GNMaxOutcomes(sigma=40), [ROW], orders)
 
 
 def test_integer_orders_do_not_overflow():
-    curve = theorems.theorem_rdp(Gnmax(sigma=40), [ROW], list(range(2, 4000)))
+    curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [ROW], list(range(2, 4000)))
     assert (curve > 0).all() and (np.diff(curve) >= 0).all()
 
 
 def test_confident_charges_the_screen_and_the_answer_of_every_question():
     votes = simulated(40)
-    model = Confident(screen_sigma=150, threshold=200, sigma=40)
+    model = ConfidentOutcomes(screen_sigma=150, threshold=200, sigma=40)
     screen = sum(np.array([mp_threshold(int(row.max()), 200, 150, a) for a in ORDERS]) for row in votes)
-    answer = theorems.theorem_rdp(Gnmax(sigma=40), votes, ORDERS)
-    assert theorems.theorem_rdp(model, votes, ORDERS) == pytest.approx(screen + answer, rel=1e-9)
+    answer = theorems.compute_rdp(GNMaxOutcomes(sigma=40), votes, ORDERS)
+    assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(screen + answer, rel=1e-9)
 
 
 def test_small_cases_never_pass_the_data_independent_price():
     rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6]
-    for model in (Gnmax(sigma=2.0), Lnmax(scale=2.0), Exponential(rate=0.5)):
-        cap = theorems.data_independent_rdp(model, ORDERS)
-        assert (theorem_rows(model, vote_rows.group(rows).rows_UC, ORDERS) <= cap * (1 + 1e-12)).all()
+    for model in (GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=2.0), ExponentialOutcomes(rate=0.5)):
+        cap = theorems.compute_data_independent_rdp(model, ORDERS)
+        assert (theorem_rows(model, vote_rows.group_votes(rows).rows_UC, ORDERS) <= cap * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize(
     "model",
     [
-        Gnmax(sigma=3.0),
-        Gnmax(sigma=0.6),
-        Lnmax(scale=1.5),
-        Exponential(rate=0.4),
-        Confident(screen_sigma=1.5, threshold=4.0, sigma=2.0),
+        GNMaxOutcomes(sigma=3.0),
+        GNMaxOutcomes(sigma=0.6),
+        LNMaxOutcomes(scale=1.5),
+        ExponentialOutcomes(rate=0.4),
+        ConfidentOutcomes(screen_sigma=1.5, threshold=4.0, sigma=2.0),
     ],
     ids=str,
 )
@@ -298,7 +300,7 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
     rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6 and list(r) == sorted(r)[::-1]]
     orders = ORDERS[:6]
     prices = theorem_rows(model, np.array(rows), orders)
-    cap = theorems.data_independent_rdp(model, orders)
+    cap = theorems.compute_data_independent_rdp(model, orders)
     for row, price in zip(rows, prices, strict=True):
         forward, two_sided = compute_divergences(model, row, orders)
         assert (forward <= price * (1 + 1e-8) + 1e-11).all()
@@ -306,5 +308,5 @@ def test_theorems_bound_the_exact_forward_divergence_of_every_small_histogram(mo
 
 
 def test_the_two_sided_divergence_can_pass_the_theorem():
-    _, two_sided = compute_divergences(Gnmax(sigma=3.0), (20, 0, 0), ORDERS)
-    assert (two_sided > 1.01 * theorems.theorem_rdp(Gnmax(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
+    _, two_sided = compute_divergences(GNMaxOutcomes(sigma=3.0), (20, 0, 0), ORDERS)
+    assert (two_sided > 1.01 * theorems.compute_rdp(GNMaxOutcomes(sigma=3.0), [[20, 0, 0]], ORDERS)).any()
