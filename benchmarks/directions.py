@@ -32,8 +32,8 @@ STEPS, CLIP = 8, 0.5
 def accuracy(split: data.Split, z: tuple[Tensor, Tensor, Tensor], epsilon: float, step: float, records: float) -> float:
     """Of one noise; z: private, public and test features."""
     sigma = math.sqrt(STEPS) * noise_of(1, epsilon)
-    whitening = Whitening.of(z[1], 0.1, split.about / sigma / records)
-    z_ND, truth_NC = whitening.bounded(z[0]), F.one_hot(torch.from_numpy(split.y), split.classes).double()
+    whitening = Whitening.from_features(z[1], 0.1, split.about / sigma / records)
+    z_ND, truth_NC = whitening.whiten_and_clip(z[0]), F.one_hot(torch.from_numpy(split.y), split.classes).double()
     weight_DC = torch.zeros(z_ND.shape[1], split.classes, dtype=torch.float64)
     for _ in range(STEPS):
         residual_NC = truth_NC - (whitening.radius * z_ND @ weight_DC).softmax(1)

@@ -51,7 +51,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
         teachers = min(MOST_TEACHERS, len(private) // shard)
         recipe = TeacherRecipe(network=network, steps=Pilot().steps)
-        ensemble = train(private, spec, ReplaceOne().shards(private, teachers, 0), recipe, seed=0)
+        ensemble = train(private, spec, ReplaceOne().make_shards(private, teachers, 0), recipe, seed=0)
         yield ensemble.probabilities(points[:asked]).argmax(-1), label[:asked], classes
 
 

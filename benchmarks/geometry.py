@@ -39,7 +39,7 @@ def one(points: int, questions: int) -> dict[str, float]:
     """Seconds of each, and MiB at the peak, in this process."""
     import torch
 
-    from pate_torch.features.neighbors import neighbor_graph
+    from pate_torch.features.neighbors import build_neighbor_graph
     from pate_torch.protocols import QueryState
     from pate_torch.queries.clusters import Medoids, Prototypes
     from pate_torch.types import DataSpec
@@ -53,7 +53,7 @@ def one(points: int, questions: int) -> dict[str, float]:
     unit = 1 if sys.platform == "darwin" else 1024
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {
-        "graph": seconds(lambda: neighbor_graph(x_PD, 6)),
+        "graph": seconds(lambda: build_neighbor_graph(x_PD, 6)),
         "medoids": seconds(lambda: Medoids().select(state)),
         "prototypes": seconds(lambda: Prototypes().select(state)),
     }
@@ -78,13 +78,13 @@ def beside(repeats: int) -> dict[str, float]:
     from sklearn.neighbors import NearestNeighbors
     from threadpoolctl import threadpool_limits
 
-    from pate_torch.features.neighbors import neighbor_graph
+    from pate_torch.features.neighbors import build_neighbor_graph
 
     x_PD = features(BESIDE)
     search = NearestNeighbors(n_neighbors=10, algorithm="brute").fit(x_PD.numpy())
-    neighbor_graph(x_PD[:500])
+    build_neighbor_graph(x_PD[:500])
     with threadpool_limits(1):
-        pairs = [(seconds(lambda: neighbor_graph(x_PD)), seconds(search.kneighbors)) for _ in range(repeats)]
+        pairs = [(seconds(lambda: build_neighbor_graph(x_PD)), seconds(search.kneighbors)) for _ in range(repeats)]
     ours, library = zip(*pairs, strict=True)
     ratio = statistics.median(b / a for a, b in pairs)
     return {"ours": statistics.median(ours), "scikit_learn": statistics.median(library), "ratio": ratio}

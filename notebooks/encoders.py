@@ -41,7 +41,7 @@ from pate_torch.accounting.formatting import format_delta
 from pate_torch.data.digits import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
-from pate_torch.features.whitening import ridge_for
+from pate_torch.features.whitening import solve_ridge
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.feasibility import Drowned
 from pate_torch.queries.clusters import Prototypes
@@ -167,7 +167,7 @@ class Teachers:
         return self.student.predict(rows).numpy()
 
 
-card = encoder.card(spec)
+card = encoder.make_card(spec)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always", Drowned)
     teachers = [accuracy([Teachers(split, e) for split in splits], z) for e in EPSILONS]
@@ -221,7 +221,7 @@ for name, value, ink in (("encoder", spread, "#1f4e79"), ("raw points: Fourier f
 left.set(title="share of the variance in the first directions", ylim=(0, 1.02))
 for epsilon, ink in zip(EPSILONS, ("#b9d3ea", "#6fa3d0", "#3a76ab", "#1f4e79"), strict=True):
     method = models[epsilon][0].method_
-    floor = ridge_for(spread, method.directions) * spread.mean()
+    floor = solve_ridge(spread, method.directions) * spread.mean()
     name = f"epsilon {epsilon:g}: sigma {method.mechanism.sigma:.3g}, {method.directions:.1f} directions"
     right.semilogx(np.arange(1, len(spread) + 1), spread / (spread + floor), color=ink, label=name)
 right.set(title="how far each counts, with the encoder", ylim=(0, 1.02))

@@ -32,11 +32,11 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.data.roles import origin_of_categories
-from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, written
+from pate_torch.data.roles import get_categories_origin
+from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, format_value
 from pate_torch.data.units import name_units
-from pate_torch.features.encoded_dataset import encode_sides, finite_features
-from pate_torch.features.encoder import TEXTS, Encoder
+from pate_torch.features.encoded_dataset import encode_sides, replace_non_finite
+from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.ledger.accounts import account_charged_error
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import panel
@@ -100,14 +100,16 @@ class _Points:
             return cls(None, None, None), torch.as_tensor(np.asarray(public))
         schema = None
         if _is_table(public):
-            schema = TableSchema.of(public, categories=categories, max_categories=MAX_CATEGORIES).filled(public)
+            schema = TableSchema.from_public(
+                public, categories=categories, max_categories=MAX_CATEGORIES
+            ).with_fill_values(public)
             x_PD = schema.encode(public, unknown="zeros")
         else:
             x_PD = np.asarray(public)
         numeric = np.ones(x_PD.shape[1], bool)
         if schema is not None:
             numeric[:] = False
-            numeric[list(schema.numeric)] = True
+            numeric[list(schema.numeric_indices)] = True
         numeric &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
         mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
         if encoded:
@@ -302,7 +304,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if _makes_modules(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            private, dropped = tensors.records(x, torch.from_numpy(label_N), names, pate.unit, facts.classes)
+            private, dropped = tensors.build_private_data(x, torch.from_numpy(label_N), names, pate.unit, facts.classes)
             evaluation = replace(unmeasured(spec, x), public=False)
             declared = pate.declared
             data = Dataset(
@@ -324,7 +326,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """Class probabilities [N, C], in the order of ``classes_``."""
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
-            X = finite_features(self.encoder.encode(X, TEXTS, device=self.device)).numpy()
+            X = replace_non_finite(self.encoder.encode(X, TEXT_SPEC, device=self.device)).numpy()
         x = self._points(self._validated(X, reset=False))
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
@@ -393,9 +395,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return X, public, True
         has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
         X = [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)]
-        sides = {"public": self.encoder.read(public, TEXTS), "private": self.encoder.read(X, TEXTS)}
+        sides = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
         with Stages(quiet=not self.verbose) as stages:
-            made = encode_sides(self.encoder, TEXTS, sides, name=str(self.account), root=self._home,
+            made = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
         return made["private"].numpy(), made["public"].numpy(), has_N
 
@@ -468,7 +470,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "mean": None if points.mean is None else points.mean.tolist(),
             "std": None if points.std is None else points.std.tolist(),
             "schema": points.schema,
-            "encoder": self.encoder.card(TEXTS) if isinstance(self.encoder, Encoder) else self.encoder,
+            "encoder": self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
             "seed": checks.integer("random_state", self.random_state, low=0),
             "device": self.device,
             "quiet": not self.verbose,
@@ -491,7 +493,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
         }
         if points.schema is not None:
-            found[CATEGORIES] = origin_of_categories(points.schema, self.categories or ())
+            found[CATEGORIES] = get_categories_origin(points.schema, self.categories or ())
         return found if self.num_records_about is None else found | {NUMBER_OF_RECORDS: FROM_OWNER}
 
     def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
@@ -595,7 +597,7 @@ def _is_images(x: Any) -> bool:
 def _number(value: Any) -> float:
     """A cell as a number; NaN where it is none."""
     try:
-        return float(value) if written(value) else math.nan
+        return float(value) if format_value(value) else math.nan
     except ValueError:
         return math.nan
     except TypeError:
@@ -606,7 +608,7 @@ def _number(value: Any) -> float:
 
 def _class_key(value: Any) -> float | str:
     """What tells a class from others, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
-    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else written(value)
+    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
 
 
 def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:

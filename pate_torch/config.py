@@ -15,7 +15,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
-from pate_torch.features.encoded_dataset import Encoded
+from pate_torch.features.encoded_dataset import EncodedDataset
 from pate_torch.methods.base import Voters
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.planning import feasibility
@@ -144,7 +144,7 @@ class RunConfig:
         if self.labels is not None:
             run_folders.check_id("labels", self.labels)
         if self.encoder is not None:
-            encoded = Encoded(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
+            encoded = EncodedDataset(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
             object.__setattr__(self, "dataset", encoded)
             object.__setattr__(self, "encoder", None)
         given = getattr(self.mechanism, "noise", self.privacy.noise)

@@ -25,9 +25,9 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.data.units import leave_out_unusable
+from pate_torch.data.units import drop_unusable
 from pate_torch.features.contrastive import learn_encoder
-from pate_torch.features.encoded_dataset import Encoded
+from pate_torch.features.encoded_dataset import EncodedDataset
 from pate_torch.ledger import Ledger
 from pate_torch.methods.base import FittedVoters
 from pate_torch.planning import feasibility
@@ -66,8 +66,8 @@ class Loaded:
     def of(cls, config: RunConfig, stages: Stages | None = None) -> Loaded:
         """Load the data set and split it."""
         source, validation, others = config.dataset, None, None
-        data = source.load(stages) if isinstance(source, Encoded) else source.load()
-        data = leave_out_unusable(data, config.partition.adjacency)
+        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
+        data = drop_unusable(data, config.partition.adjacency)
         everyone = data.private
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)

@@ -33,9 +33,9 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
-from pate_torch.data.partition import AddRemove, deal
+from pate_torch.data.partition import AddRemove, assign_shards
 from pate_torch.data.schema import TableSchema
-from pate_torch.data.units import leave_out_unusable
+from pate_torch.data.units import drop_unusable
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
 from pate_torch.methods.base import Voters
@@ -251,13 +251,13 @@ class Pate:
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
         """
-        private, self._dropped = tensors.records(x, y, unit_id, self.unit, len(self.class_names))
-        public = private.x[:0] if public_x is None else tensors.points("public_x", public_x)
+        private, self._dropped = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
+        public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
         spec = self._describe(private.x, public)
         data = Dataset(
             spec, private, PublicPool(public), unmeasured(spec, private.x), num_dropped_by_reason=self._dropped
         )
-        data = leave_out_unusable(data, self.partition.adjacency)
+        data = drop_unusable(data, self.partition.adjacency)
         private = data.private
         self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
         if isinstance(self.teacher, Voters):
@@ -305,10 +305,10 @@ class Pate:
         """
         private, spec = self._fitted()
         self._clock = StageTimer()  # an earlier call's stages are no part of this one
-        pool = PublicPool(tensors.points("pool_x", pool_x))
+        pool = PublicPool(tensors.parse_points("pool_x", pool_x))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
-        mean, std = self._constants or tensors.statistics(pool.x)
+        mean, std = self._constants or tensors.compute_statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         evaluation = unmeasured(spec, private.x)
         data = Dataset(spec, private, pool, evaluation, num_dropped_by_reason=self._dropped, provenance=self.declared)
@@ -379,11 +379,11 @@ class Pate:
         if (test_x is None) != (test_y is None):
             raise checks.error("test_y", None, "must be given together with test_x")
         if test_x is not None and test_y is not None:
-            held = tensors.points("test_x", test_x)
-            known = tensors.labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
+            held = tensors.parse_points("test_x", test_x)
+            known = tensors.parse_labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
             evaluation = Evaluation(held, known)
         if pool_y is not None:
-            truth = tensors.labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
+            truth = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=truth)
         name, student = self._student or ("", None)
         with self._at_work(done.config, replace(done.data, evaluation=evaluation), done.release) as run:
@@ -408,9 +408,9 @@ class Pate:
         done, (private, spec) = self._released(), self._fitted()
         if self._student is None:
             raise ValueError("student: there is none yet. Call fit_student() first.")
-        held = tensors.points("other_x", other_x)
-        known = tensors.labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
-        shards = deal(self.partition, private, max(1, self.num_teachers), self.seed)
+        held = tensors.parse_points("other_x", other_x)
+        known = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
+        shards = assign_shards(self.partition, private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
         sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
         if sides is None:
@@ -491,7 +491,7 @@ class Pate:
     # ---- parts --------------------------------------------------------------------------------------------------
 
     def _describe(self, x: Tensor, public: Tensor) -> DataSpec:
-        constants = self._constants or (tensors.statistics(public) if len(public) else _plain(x))
+        constants = self._constants or (tensors.compute_statistics(public) if len(public) else _plain(x))
         mean, std = constants
         return DataSpec(
             name=self.name,
@@ -572,7 +572,7 @@ class Pate:
             )
 
     def _fit_panel(self, private: PrivateData, spec: DataSpec) -> Panel:
-        shards = deal(self.partition, private, self.num_teachers, self.seed)
+        shards = assign_shards(self.partition, private, self.num_teachers, self.seed)
         with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             if hasattr(self.teacher, "get_params"):

@@ -24,7 +24,7 @@ from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.encoded_dataset import ENCODER, Encoded
+from pate_torch.features.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import FittedVoters
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.reporting import private_metrics
@@ -227,8 +227,8 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             run.paid.append(paid)
     make_folders(run.release_dir)
     save_student(student, run.release_dir / "student.safetensors")
-    if isinstance(config.dataset, Encoded):
-        config.dataset.publish(run.release_dir / ENCODER)
+    if isinstance(config.dataset, EncodedDataset):
+        config.dataset.publish(run.release_dir / ENCODER_FOLDER)
     return name, student
 
 
@@ -281,7 +281,7 @@ def make_report(
         owner=run.owner,
         chosen_by=run.config.privacy.chosen_by,
         baselines=baselines,
-        encoder_here=(run.release_dir / ENCODER).is_dir(),
+        encoder_here=(run.release_dir / ENCODER_FOLDER).is_dir(),
     )
 
 

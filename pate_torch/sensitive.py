@@ -3,8 +3,8 @@
 Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
 what their owner says. Only a mechanism opens one, and only where it is priced for no less.
 
-All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.Records``) lie with their
-voters.
+All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.SourceRecords``) lie with
+their voters.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, me
 class SensitiveValue(Protocol):
     """PRIVATE. What a mechanism opens: the ``Votes`` of teachers on the whole pool, or what records say themselves.
 
-    Records are asked for a ``CellHistogram`` (``reverse_knn.Records``), or for ``GradientSums`` as often as the
+    Records are asked for a ``CellHistogram`` (``reverse_knn.SourceRecords``), or for ``GradientSums`` as often as the
     mechanism likes.
     """
 
@@ -444,7 +444,7 @@ class GradientSums:
 
     def make_model(self, weight_DC: Tensor) -> LinearModel | None:
         """Releasable. A released model for points that are not here; None: their features are not known."""
-        return None if self.whitening is None else self.whitening.model(weight_DC, self.neighbors)
+        return None if self.whitening is None else self.whitening.to_linear_model(weight_DC, self.neighbors)
 
     def __repr__(self) -> str:
         return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"

@@ -245,7 +245,7 @@ class PrivateData:
         unit: What it is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
             them. None: ``x`` itself, or the points as they were are not kept.
-        usable_N: bool [N], whether a record can be used (``units.leave_out_unusable``). One that cannot has class 0,
+        usable_N: bool [N], whether a record can be used (``units.drop_unusable``). One that cannot has class 0,
             and a fixed public filler where its point is the reason. None: every record can.
     """
 

@@ -433,7 +433,7 @@ def test_features_with_their_encoders_card_give_a_student_of_the_points_themselv
     torch.nn.init.orthogonal_(module.weight, generator=torch.Generator().manual_seed(0))
     lens = Encoder(name="lens", module=module)
     z, z_public, z_test = (lens.encode(torch.from_numpy(x), spec).numpy() for x in (X, PUBLIC, TEST))
-    clf = make(2.0, encoder=lens.card(spec)).fit(z, Y, public=z_public)
+    clf = make(2.0, encoder=lens.make_card(spec)).fit(z, Y, public=z_public)
     assert clf.score(z_test, TRUTH) > 0.8 and clf.privacy_["encoder"]["sha256"] == lens.digests["weights"]
     assert (load_student(clf.release_, encoder=lens).predict(TEST).numpy() == clf.predict(z_test)).all()
     with pytest.raises(ValueError, match="needs the encoder lens"):

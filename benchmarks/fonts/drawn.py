@@ -62,6 +62,6 @@ def dataset(
         name=name,
         class_names=class_names,
         private=records("private", private),
-        held=(*records("public", public), *records("test", test)),
+        public_test=(*records("public", public), *records("test", test)),
         nominal_size=private,
     )

@@ -77,7 +77,7 @@ class Handwriting:
         Raises:
             ValueError: There is no folder, or no font in it has ten different digits.
         """
-        atlas = _atlas(locations.existing("dataset.path", self.path, self.root))
+        atlas = _atlas(locations.resolve_path("dataset.path", self.path, self.root))
         order = torch.randperm(len(atlas), generator=rng.make_torch_generator(self.seed, "handwriting", "fonts"))
         return drawn.dataset(
             kind="handwriting",

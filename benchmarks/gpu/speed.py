@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, Setup
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.features.neighbors import nearest
+from pate_torch.features.neighbors import find_nearest
 from pate_torch.networks import describe
 from pate_torch.teachers import launch
 from pate_torch.teachers.engine import train_stacked
@@ -71,8 +71,8 @@ def _time_votes(setup: Setup, spec: DataSpec) -> Finding:
 def _time_graph(setup: Setup) -> Iterator[Finding]:
     points = setup.choose(20_000, 50)
     x_PD = torch.randn(points, 64, generator=make_torch_generator(0, "graph"))
-    cpu_seconds = _time_second_call(lambda: nearest(x_PD, 10))
-    gpu_seconds = _time_second_call(lambda: nearest(x_PD.to(setup.device), 10))
+    cpu_seconds = _time_second_call(lambda: find_nearest(x_PD, 10))
+    gpu_seconds = _time_second_call(lambda: find_nearest(x_PD.to(setup.device), 10))
     yield Finding(f"neighbor graph of {points} points", gpu_seconds, "s")
     yield Finding(f"neighbor graph of {points} points: times as fast as the CPU", cpu_seconds / gpu_seconds)
 

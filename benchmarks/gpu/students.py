@@ -29,7 +29,9 @@ def make_fits(setup: Setup, students: dict[str, StudentAlgorithm], steps: int) -
 
     def fit_encoder(progress: Progress) -> dict[str, Tensor]:
         task, encoder = workloads.make_student_task(setup), workloads.make_encoder(setup, steps)
-        with patch.dict(contrastive._LEARNT, clear=True):  # else an encoder that was learned before would be returned
+        with patch.dict(
+            contrastive._ENCODER_CACHE, clear=True
+        ):  # else an encoder that was learned before would be returned
             learned = encoder.learn(task.pool_x, task.spec, seed=0, device=setup.device, progress=progress)
         return {name: value.cpu() for name, value in learned.state_dict().items()}
 

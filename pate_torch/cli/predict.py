@@ -28,12 +28,12 @@ def table_of(student: Student, file: Path, options: argparse.Namespace) -> tuple
         ValueError: The student or the table does not fit; names the columns and values.
     """
     quotes = not options.no_quotes
-    table = tabular.read_text("records", file, options.separator, columns=options.columns, quotes=quotes)
+    table = tabular.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
     if options.id is not None:
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)
     schema = student.spec.schema
-    others = [] if schema is None else [name for name in schema.others(table) if name != options.id]
+    others = [] if schema is None else [name for name in schema.find_unused_columns(table) if name != options.id]
     if others:
         print(f"Not used: {', '.join(others)}.", file=sys.stderr)
     return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
@@ -45,12 +45,12 @@ def images_of(student: Student, place: Path) -> tuple[list[str], Tensor]:
     Raises:
         ValueError: There are none, or one cannot be read.
     """
-    files = image_folder.image_files(place) if place.is_dir() else [place]
+    files = image_folder.list_image_files(place) if place.is_dir() else [place]
     if not files:
         raise checks.error("records", str(place), "is a folder without images")
     encoder = student.spec.encoder
     spec = student.spec if encoder is None or encoder.points is None else encoder.points
-    x = image_folder.read("records", files, spec.input_shape, spec.resize)
+    x = image_folder.read_images("records", files, spec.input_shape, spec.resize)
     return [file.name if file == place else file.relative_to(place).as_posix() for file in files], x
 
 

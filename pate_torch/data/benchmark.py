@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import locations
-from pate_torch.data.units import positions
+from pate_torch.data.units import make_position_ids
 from pate_torch.types import (
     CLASSES,
     FROM_DATASET_CODE,
@@ -28,7 +28,7 @@ from pate_torch.types import (
 )
 
 
-def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per channel of public uint8 images [Q, Ch, H, W], as fractions of 255.
 
     Of the public pool, never of private records. The usual published constants of these benchmarks are statistics of
@@ -52,7 +52,7 @@ def check_counts(public: int, test: int, private: int | None = None) -> None:
         checks.integer("dataset.private", private, low=1)
 
 
-def held_out(x: Tensor, y: Tensor, public: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_public_test(x: Tensor, y: Tensor, public: int, test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The first ``public`` records and the ``test`` after them, in file order: pool x, pool y, test x, test y."""
     if public + test > len(y):
         raise checks.error(
@@ -69,14 +69,14 @@ def assemble(
     name: str,
     class_names: tuple[str, ...],
     private: tuple[Tensor, Tensor],
-    held: tuple[Tensor, Tensor, Tensor, Tensor],
+    public_test: tuple[Tensor, Tensor, Tensor, Tensor],
     nominal_size: int,
     unit_id: np.ndarray | None = None,
 ) -> Dataset:
     """A benchmark's Dataset from uint8 images and int64 labels; unit ids are positions in the original file."""
     x, y = private
-    pool_x, pool_y, test_x, test_y = held
-    mean, std = channel_statistics(pool_x)
+    pool_x, pool_y, test_x, test_y = public_test
+    mean, std = compute_channel_statistics(pool_x)
     spec = DataSpec(
         name=name,
         num_classes=len(class_names),
@@ -89,7 +89,7 @@ def assemble(
     )
     return Dataset(
         spec=spec,
-        private=PrivateData(x, y, positions(len(y)) if unit_id is None else unit_id),
+        private=PrivateData(x, y, make_position_ids(len(y)) if unit_id is None else unit_id),
         pool=PublicPool(pool_x),
         evaluation=Evaluation(test_x, test_y, pool_y),
         provenance={
@@ -159,7 +159,7 @@ class ImageBenchmark:
             name=self.name,
             class_names=self.classes,
             private=(x[: self.private], y[: self.private]),
-            held=held_out(*self._part("test"), self.public, self.test),
+            public_test=split_public_test(*self._part("test"), self.public, self.test),
             nominal_size=self.private or self.size,
         )
 
@@ -169,12 +169,12 @@ class ImageBenchmark:
         Raises:
             ValueError: Files that are missing (it names the switch), unreadable or could not be fetched.
         """
-        root = locations.folder(self.path, self.root)
+        root = locations.get_benchmark_folder(self.path, self.root)
         where = self._folder(root)
         try:
             x, y = self._open(root, split)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise locations.missing(self.name, where, str(error)) from error
+            raise locations.missing_data_error(self.name, where, str(error)) from error
         except (RuntimeError, OSError) as error:
             if self.download:
                 raise checks.error(
@@ -184,7 +184,7 @@ class ImageBenchmark:
                     "Check the network, or put the files there by hand.",
                 ) from error
             if "not found" in str(error):
-                raise locations.missing(self.name, where) from error
+                raise locations.missing_data_error(self.name, where) from error
             raise self._unreadable(where, repr(error)) from error
         except Exception as error:  # each parser has errors of its own for damaged files (zlib, pickle, MATLAB, ...)
             raise self._unreadable(where, repr(error)) from error

@@ -17,10 +17,10 @@ from torchvision import datasets
 from pate_torch.data.benchmark import ImageBenchmark
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArrayUnpickler(pickle.Unpickler):
     """Unpickles NumPy arrays and plain containers, nothing that could run code: the files come from anywhere."""
 
-    allowed: ClassVar[set[tuple[str, str]]] = {
+    allowed_globals: ClassVar[set[tuple[str, str]]] = {
         *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
         *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
         ("numpy", "ndarray"),
@@ -29,7 +29,7 @@ class _ArraysOnly(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.allowed:
+        if (module, name) not in self.allowed_globals:
             raise pickle.UnpicklingError(f"refuses to load {module}.{name}")
         return super().find_class(module, name)
 
@@ -55,12 +55,12 @@ class Cifar10(ImageBenchmark):
         if self.download:
             datasets.CIFAR10(str(where), download=True)
         files = datasets.CIFAR10.train_list if split == "train" else datasets.CIFAR10.test_list
-        return _batches([self._folder(where) / name for name, _ in files])
+        return _read_batches([self._folder(where) / name for name, _ in files])
 
 
-def _batches(paths: list[Path]) -> tuple[Tensor, Tensor]:
+def _read_batches(paths: list[Path]) -> tuple[Tensor, Tensor]:
     """uint8 [N, 3, 32, 32] and int64 [N], the batches one after another."""
-    entries = [_ArraysOnly(io.BytesIO(path.read_bytes()), encoding="bytes").load() for path in paths]
+    entries = [_ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load() for path in paths]
     x = np.concatenate([entry[b"data"] for entry in entries]).reshape(-1, 3, 32, 32)
     y = np.concatenate([np.asarray(entry[b"labels"], dtype=np.int64) for entry in entries])
     return torch.from_numpy(x), torch.from_numpy(y)

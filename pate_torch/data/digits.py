@@ -13,7 +13,7 @@ from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
 from pate_torch.types import Dataset
 
-_TOTAL = 1797
+_NUM_RECORDS = 1797
 _SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not be private under another's
 
 
@@ -36,26 +36,26 @@ class Digits:
     def __post_init__(self) -> None:
         locations.check_name(self.name)
         benchmark.check_counts(self.public, self.test, self.private)
-        if self.private + self.public + self.test > _TOTAL:
+        if self.private + self.public + self.test > _NUM_RECORDS:
             raise checks.error(
                 "dataset.private + public + test",
                 self.private + self.public + self.test,
-                f"must be at most {_TOTAL}, the size of the data set",
+                f"must be at most {_NUM_RECORDS}, the size of the data set",
             )
 
     def load(self) -> Dataset:
         images, labels = load_digits(return_X_y=True)
-        scaled = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-        order = rng.make_numpy_generator(_SPLIT_SEED, "digits", "split").permutation(_TOTAL)
+        pixels = np.rint(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+        order = rng.make_numpy_generator(_SPLIT_SEED, "digits", "split").permutation(_NUM_RECORDS)
         # The private part first and in file order, so that unit ids can be the positions in the original file.
-        chosen = np.sort(order[: self.private])
-        rest = order[self.private :]
-        x, y = torch.from_numpy(scaled), torch.from_numpy(labels.astype(np.int64))
+        private_index = np.sort(order[: self.private])
+        other_index = order[self.private :]
+        x, y = torch.from_numpy(pixels), torch.from_numpy(labels.astype(np.int64))
         return benchmark.assemble(
             name=self.name,
             class_names=self.classes,
-            private=(x[chosen], y[chosen]),
-            held=benchmark.held_out(x[rest], y[rest], self.public, self.test),
+            private=(x[private_index], y[private_index]),
+            public_test=benchmark.split_public_test(x[other_index], y[other_index], self.public, self.test),
             nominal_size=self.private,
-            unit_id=chosen.astype(str),
+            unit_id=private_index.astype(str),
         )

@@ -21,7 +21,7 @@ from pate_torch.data.tabular import LabeledTable
 from pate_torch.data.units import name_units
 from pate_torch.types import Dataset, EncoderCard
 
-KNOWN = ("name", "sha256", "license", "trained_on", "disjoint")
+ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """What may be declared of whatever made the vectors."""
 
 
@@ -33,8 +33,8 @@ class Embeddings(LabeledTable):
     sensitivity that anybody could state.
 
     Attributes:
-        vectors: .npy [N, D], .safetensors with ``embeddings`` [N, D] (and whole numbers ``id`` [N]), or .parquet with
-            the column of ids and either a column of lists, ``embedding``, or columns of numbers.
+        read_vectors: .npy [N, D], .safetensors with ``embeddings`` [N, D] (and whole numbers ``id`` [N]), or .parquet
+            with the column of ids and either a column of lists, ``embedding``, or columns of numbers.
         ids: A text file of ids, one a line, in the order of the vectors, where their file holds none.
         encoder: What made them, for the statement: {name, sha256, license, trained_on, disjoint}, as far as known.
     """
@@ -51,7 +51,7 @@ class Embeddings(LabeledTable):
         if self.encoder is not None:
             checks.mapping("dataset.encoder", self.encoder)
         for key in self.encoder or ():
-            checks.one_of("dataset.encoder", key, KNOWN)
+            checks.one_of("dataset.encoder", key, ENCODER_KEYS)
         _ = self.card
 
     @property
@@ -72,8 +72,8 @@ class Embeddings(LabeledTable):
 
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         assert self.id is not None
-        file = locations.existing("dataset.vectors", self.vectors, self.root)
-        ids, x = vectors(file, self.id, None if self.ids is None else self._ids())
+        file = locations.resolve_path("dataset.vectors", self.vectors, self.root)
+        ids, x = read_vectors(file, self.id, None if self.ids is None else self._read_ids())
         place = {name: row for row, name in enumerate(ids)}
         if len(place) < len(ids):
             raise checks.error("dataset.vectors", str(file), "has several vectors of one id")
@@ -93,60 +93,62 @@ class Embeddings(LabeledTable):
             content=lambda public: content_ids(x[public]),
         )
 
-    def _ids(self) -> list[str]:
-        file = locations.existing("dataset.ids", self.ids, self.root)
+    def _read_ids(self) -> list[str]:
+        file = locations.resolve_path("dataset.ids", self.ids, self.root)
         try:
             return [texts.to_canonical_text(line) for line in file.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
             raise checks.error("dataset.ids", str(file), "is not UTF-8", "One id a line.") from error
 
 
-def vectors(file: Path, column: str, named: list[str] | None) -> tuple[list[str], Tensor]:
+def read_vectors(file: Path, column: str, declared_ids: list[str] | None) -> tuple[list[str], Tensor]:
     """Ids and vectors [N, D] of a file.
 
     Args:
         file: .npy, .safetensors or .parquet.
         column: Of the ids, in a Parquet file.
-        named: The ids in order, where the file holds none.
+        declared_ids: The ids in order, where the file holds none.
 
     Raises:
         ValueError: It is damaged, its vectors are not rows of one length, or ids are missing.
     """
-    key, what = "dataset.vectors", "must be .npy, .safetensors or .parquet"
-    readers = {".npy": _npy, ".safetensors": _safetensors, ".parquet": _parquet}
+    key, message = "dataset.vectors", "must be .npy, .safetensors or .parquet"
+    readers = {".npy": _read_npy, ".safetensors": _read_safetensors, ".parquet": _read_parquet}
     if file.suffix not in readers:
-        raise checks.error(key, str(file), what)
+        raise checks.error(key, str(file), message)
     try:
-        found, array = readers[file.suffix](file, column)
+        file_ids, array = readers[file.suffix](file, column)
     except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
-        raise checks.error(key, str(file), f"is not readable ({error})", f"It {what}.") from error
-    ids = found if named is None else named
+        raise checks.error(key, str(file), f"is not readable ({error})", f"It {message}.") from error
+    ids = file_ids if declared_ids is None else declared_ids
     if ids is None:
         fix = "Give dataset.ids=<file>, one id a line in their order."
         raise checks.error(key, str(file), "holds no ids to join its vectors by", fix)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        what = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
-        raise checks.error(key, str(file), what)
+        message = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
+        raise checks.error(key, str(file), message)
     if len(ids) != len(array):
-        what = f"has {len(array)} vectors, and there are {len(ids)} ids"
-        raise checks.error(key, str(file), what, "One id for each vector, in their order.")
+        message = f"has {len(array)} vectors, and there are {len(ids)} ids"
+        raise checks.error(key, str(file), message, "One id for each vector, in their order.")
     with np.errstate(over="ignore"):
         return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
-def _npy(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+def _read_npy(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
     return None, np.load(file, allow_pickle=False)
 
 
-def _safetensors(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+def _read_safetensors(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
     tensors = read_tensors(file)
     if "embeddings" not in tensors:
         raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
-    found = tensors.get("id")
-    return None if found is None else [str(value) for value in found.tolist()], tensors["embeddings"].float().numpy()
+    id_tensor = tensors.get("id")
+    return None if id_tensor is None else [str(value) for value in id_tensor.tolist()], tensors[
+        "embeddings"
+    ].float().numpy()
 
 
-def _parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
+def _read_parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray]:
     table = pq.read_table(file)
     ids = None
     if column in table.column_names:

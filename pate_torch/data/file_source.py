@@ -18,7 +18,7 @@ from torch import Tensor
 from pate_torch.core import checks, rng, texts
 from pate_torch.data import locations, roles, units
 from pate_torch.data.roles import PRIVATE, PUBLIC, TEST
-from pate_torch.data.schema import TableSchema, class_name
+from pate_torch.data.schema import TableSchema, normalize_class_name
 from pate_torch.types import (
     CATEGORIES,
     CLASSES,
@@ -207,7 +207,7 @@ class FileSource:
         """
         keys = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
         there = [
-            (part, f"dataset.{key}", locations.existing(f"dataset.{key}", getattr(self, key), self.root))
+            (part, f"dataset.{key}", locations.resolve_path(f"dataset.{key}", getattr(self, key), self.root))
             for part, key in keys.items()
             if getattr(self, key) or part == PRIVATE
         ]
@@ -243,16 +243,16 @@ class FileSource:
         parts = self._parts()
         sizes = [len(part.label) for part in parts.values()]
         if self._way == "position":
-            unit_id = units.positions(sizes[0])
-            role_N = roles.by_position(sizes[0], self.fractions, self.seed)
+            unit_id = units.make_position_ids(sizes[0])
+            role_N = roles.assign_by_position(sizes[0], self.fractions, self.seed)
         else:
             unit_id = np.concatenate([part.unit_id() for part in parts.values()])
-            role_N = roles.by_hash(unit_id, np.repeat(list(parts), sizes), set(parts), self.fractions, self.seed)
+            role_N = roles.assign_by_hash(unit_id, np.repeat(list(parts), sizes), set(parts), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         points = self._points(parts, role_N)
         x = points.x
-        label_N = np.array([class_name(value) for part in parts.values() for value in part.label], dtype=str)
-        class_names = roles.class_list(self.classes, np.unique(label_N[self._public(role_N)]).tolist())
+        label_N = np.array([normalize_class_name(value) for part in parts.values() for value in part.label], dtype=str)
+        class_names = roles.build_class_list(self.classes, np.unique(label_N[self._public(role_N)]).tolist())
         code = {value: index for index, value in enumerate(class_names)}
         y_N = np.array([code.get(value, -1) for value in label_N.tolist()], dtype=np.int64)
         whole_N = np.ones(len(y_N), bool) if points.usable_N is None else points.usable_N
@@ -311,7 +311,7 @@ class FileSource:
             provenance={
                 CLASSES: FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
                 NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
-                **({} if schema is None else {CATEGORIES: roles.origin_of_categories(schema, points.declared)}),
+                **({} if schema is None else {CATEGORIES: roles.get_categories_origin(schema, points.declared)}),
                 **({} if self.nominal_size is None else {NUMBER_OF_RECORDS: FROM_OWNER}),
             },
         )
@@ -319,4 +319,4 @@ class FileSource:
 
 def content_ids(x_N: Tensor) -> list[str]:
     """A hash of each point's own numbers."""
-    return [units.content_id([point.numpy().tobytes()]) for point in x_N]
+    return [units.compute_content_id([point.numpy().tobytes()]) for point in x_N]

@@ -16,11 +16,11 @@ from pate_torch.data import roles, units
 from pate_torch.data.file_source import FileSource, Part, Points, content_ids
 from pate_torch.types import PointNames
 
-RESIZE = "bilinear"
+RESIZE_METHOD = "bilinear"
 """How images get their size: by Pillow, in eight bits a channel."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, as EPS, would start a program
-_PROMISED = (
+_ADJACENCY_TERMS = (
     ("add_remove",),
     "Use partition=add_remove (and labels_only=false): an image's place follows from its path, which names its class.",
 )
@@ -58,7 +58,7 @@ class ImageFolder(FileSource):
                 raise checks.error("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
     def _read(self, part: int, key: str, place: Path) -> Part:
-        files = _images(key, place, unlabeled=part == roles.PUBLIC and bool(self.test_path))
+        files = _list_class_images(key, place, allow_unlabeled=part == roles.PUBLIC and bool(self.test_path))
         relative = [file.relative_to(place) for file in files]
         return Part(
             content=(files, relative),
@@ -68,17 +68,17 @@ class ImageFolder(FileSource):
 
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         files = [file for part in parts.values() for file in part.content[0]]
-        x = read("dataset.path", files, (self.channels, self.size, self.size), RESIZE)
-        return Points(x=x, resize=RESIZE, content=lambda public: content_ids(x[public]))
+        x = read_images("dataset.path", files, (self.channels, self.size, self.size), RESIZE_METHOD)
+        return Points(x=x, resize=RESIZE_METHOD, content=lambda public: content_ids(x[public]))
 
     @property
-    def _unit(self) -> str:
+    def _get_unit_id(self) -> str:
         return "record" if self.group is None else "group:file name"
 
     def _promise(self) -> tuple[tuple[str, ...], str]:
-        return _PROMISED
+        return _ADJACENCY_TERMS
 
-    def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
+    def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
         if self.public_path is None:
             return super()._names(parts, points, public)
@@ -95,7 +95,7 @@ class ImageFolder(FileSource):
         return match.group(1 if match.re.groups else 0)
 
 
-def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
+def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
     """Image files as uint8 [N, channels, height, width].
 
     Args:
@@ -109,40 +109,40 @@ def read(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | No
     """
     channels, height, width = shape
     if resize is not None:
-        checks.one_of("resize", resize, (RESIZE,))
+        checks.one_of("resize", resize, (RESIZE_METHOD,))
     x = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
     mode = "RGB" if channels == 3 else "L"
     for row, file in zip(x, files, strict=True):
         try:
             with Image.open(file, formats=_FORMATS) as image:
-                found, size = image.mode, image.size
-                small = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
+                image_mode, size = image.mode, image.size
+                resized_image = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
         except Exception as error:  # each format's reader has errors of its own for damaged files
             raise checks.error(key, str(file), f"is not a readable image ({error})") from error
-        if found not in _MODES:
+        if image_mode not in _MODES:
             raise checks.error(
                 "image mode",
-                found,
+                image_mode,
                 f"must be one of {', '.join(_MODES)} (file {file})",
                 "Convert the image to eight bits a channel.",
             )
         if resize is None and size != (width, height):
             raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
-        row.copy_(torch.from_numpy(np.array(small)).view(height, width, -1).permute(2, 0, 1))
+        row.copy_(torch.from_numpy(np.array(resized_image)).view(height, width, -1).permute(2, 0, 1))
     return x
 
 
-def image_files(folder: Path) -> list[Path]:
+def list_image_files(folder: Path) -> list[Path]:
     """Image files anywhere below a folder, in the order of their paths."""
     return [file for file in sorted(folder.rglob("*")) if file.suffix.lower() in _SUFFIXES and file.is_file()]
 
 
-def _images(key: str, folder: Path, unlabeled: bool) -> list[Path]:
+def _list_class_images(key: str, folder: Path, allow_unlabeled: bool) -> list[Path]:
     """Image files below class folders (or also right in the folder), in the order of their paths."""
     if not folder.is_dir():
         raise checks.error(key, str(folder), "must be a folder of class folders")
-    files = image_files(folder)
-    if not unlabeled:
+    files = list_image_files(folder)
+    if not allow_unlabeled:
         files = [file for file in files if file.parent != folder]
     if not files:
         raise checks.error(

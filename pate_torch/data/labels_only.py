@@ -44,16 +44,20 @@ class LabelsOnly:
         if private.unit != "record":
             raise checks.error("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
         # Truth about the private features is the private labels: measured on public benchmarks only.
-        known = evaluation.pool_y is not None and data.spec.benchmark
-        pool_y = torch.cat([evaluation.pool_y, private.y]) if known and evaluation.pool_y is not None else None
+        has_pool_labels = evaluation.pool_y is not None and data.spec.benchmark
+        pool_y = (
+            torch.cat([evaluation.pool_y, private.y]) if has_pool_labels and evaluation.pool_y is not None else None
+        )
         name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name
-        replaced = "replace_one" in data.adjacencies
+        allows_replacement = "replace_one" in data.adjacencies
         return dataclasses.replace(
             data,
             spec=dataclasses.replace(data.spec, name=name),
             private=dataclasses.replace(private, unit=LABEL_UNIT),
             pool=PublicPool(torch.cat([data.pool.x, private.x]), data.pool.split),
             evaluation=Evaluation(evaluation.x, evaluation.y, pool_y, evaluation.public),
-            adjacencies=("replace_one",) if replaced else (),
-            advice="Use partition=replace_one: a label is replaced, not removed." if replaced else data.advice,
+            adjacencies=("replace_one",) if allows_replacement else (),
+            advice="Use partition=replace_one: a label is replaced, not removed."
+            if allows_replacement
+            else data.advice,
         )

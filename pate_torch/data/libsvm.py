@@ -16,9 +16,9 @@ from torch import Tensor
 from pate_torch.core import checks, rng
 from pate_torch.data import units
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.data.schema import class_name
+from pate_torch.data.schema import normalize_class_name
 
-_MOST_FEATURES = 2**24
+_MAX_FEATURES = 2**24
 """A random sign is drawn for each: more take minutes."""
 
 
@@ -33,7 +33,7 @@ class Libsvm(FileSource):
         num_features: Declared, or None to read it off the public records; private features beyond are dropped.
         zero_based: Whether indices start at 0; never guessed, since a guess would depend on private records.
         feature_limit: Above so many features, rows are projected by fixed signed hashing.
-        project: Dimensions they are projected to.
+        projected_dim: Dimensions they are projected to.
         standardize: Whether features are centered and scaled by the pool's statistics.
 
     Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206); the 80/2/18 split, LZCW21 section 6.
@@ -44,7 +44,7 @@ class Libsvm(FileSource):
     num_features: int | None = None
     zero_based: bool = False
     feature_limit: int = 4096
-    project: int = 1024
+    projected_dim: int = 1024
     standardize: bool = False
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class Libsvm(FileSource):
         for key in ("zero_based", "standardize"):
             checks.boolean(f"dataset.{key}", getattr(self, key))
         if self.num_features is not None:
-            checks.integer("dataset.num_features", self.num_features, low=1, high=_MOST_FEATURES)
+            checks.integer("dataset.num_features", self.num_features, low=1, high=_MAX_FEATURES)
         checks.integer("dataset.feature_limit", self.feature_limit, low=1)
-        checks.integer("dataset.project", self.project, low=1)
+        checks.integer("dataset.project", self.projected_dim, low=1)
 
     @property
     def _way(self) -> str:
@@ -64,9 +64,9 @@ class Libsvm(FileSource):
 
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         width = max(part.content.shape[1] for part in parts.values())
-        rows = sp.vstack([_widened(part.content, width) for part in parts.values()], format="csr")
+        rows = sp.vstack([_widen(part.content, width) for part in parts.values()], format="csr")
         public_N = self._public(role_N)
-        x = self._dense(rows, public_N)
+        x = self._to_dense(rows, public_N)
         finite_N = x.isfinite().all(1).numpy()
         if not finite_N[public_N].all():
             what = "has public records whose features are not finite numbers"
@@ -90,50 +90,52 @@ class Libsvm(FileSource):
         rows = sp.csr_matrix(rows)
         if len(y) == 0:
             raise checks.error(key, str(place), "has no rows")
-        label = [class_name(value) for value in y.tolist()]
+        label = [normalize_class_name(value) for value in y.tolist()]
         if query and len(query[0]) != len(y):
             raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {place}")
         return Part(
             content=rows,
             label=label,
-            unit_id=lambda: units.name_units("dataset.group", query[0], len(y)) if query else _content_ids(rows, label),
+            unit_id=lambda: (
+                units.name_units("dataset.group", query[0], len(y)) if query else _compute_content_ids(rows, label)
+            ),
         )
 
-    def _dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
+    def _to_dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
         """float32 [N, D], D declared or read off the public side."""
-        used = rows[public_N].indices
-        width = self.num_features or int(used.max(initial=0)) + 1
-        if width > _MOST_FEATURES:
-            fix = f"Set dataset.num_features, at most {_MOST_FEATURES}: features beyond are left out."
+        index = rows[public_N].indices
+        width = self.num_features or int(index.max(initial=0)) + 1
+        if width > _MAX_FEATURES:
+            fix = f"Set dataset.num_features, at most {_MAX_FEATURES}: features beyond are left out."
             raise checks.error("dataset.num_features", None, f"public rows have features up to number {width}", fix)
         with np.errstate(over="ignore"):  # infinite, which is not finite
-            rows = _widened(rows, width)[:, :width].astype(np.float32)
+            rows = _widen(rows, width)[:, :width].astype(np.float32)
         if width > self.feature_limit:
-            rows = rows @ hashing(width, self.project)
+            rows = rows @ make_hashing_matrix(width, self.projected_dim)
         return torch.from_numpy(rows.toarray())
 
 
-def hashing(features: int, dimensions: int) -> sp.csr_matrix:
+def make_hashing_matrix(features: int, dimensions: int) -> sp.csr_matrix:
     """A fixed signed hashing, sparse [features, dimensions]: one entry of +-1 a row. Inner products stay unbiased."""
-    draw = rng.make_numpy_generator(0, "libsvm", "hashing").random((features, 2))
-    bucket = (draw[:, 0] * dimensions).astype(np.int64)
-    sign = np.where(draw[:, 1] < 0.5, -1, 1).astype(np.float32)
+    uniform_N2 = rng.make_numpy_generator(0, "libsvm", "hashing").random((features, 2))
+    bucket = (uniform_N2[:, 0] * dimensions).astype(np.int64)
+    sign = np.where(uniform_N2[:, 1] < 0.5, -1, 1).astype(np.float32)
     return sp.csr_matrix((sign, (np.arange(features), bucket)), shape=(features, dimensions))
 
 
-def _widened(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
+def _widen(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
     """The same rows with at least ``width`` columns."""
     shape = (rows.shape[0], max(width, rows.shape[1]))
     return sp.csr_matrix((rows.data, rows.indices, rows.indptr), shape=shape)
 
 
-def _content_ids(rows: sp.csr_matrix, label: list[str]) -> np.ndarray:
+def _compute_content_ids(rows: sp.csr_matrix, label: list[str]) -> np.ndarray:
     """A hash of every row's own label and entries."""
     index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
     spans = itertools.pairwise(start)
     return np.array(
         [
-            units.content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
+            units.compute_content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
             for name, (a, b) in zip(label, spans, strict=True)
         ]
     )

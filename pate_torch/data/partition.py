@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
-from pate_torch.data.units import keyed_hash
+from pate_torch.data.units import compute_keyed_hash
 from pate_torch.protocols import Partition
 from pate_torch.types import LABEL_UNIT, PrivateData, Shards
 
@@ -44,7 +44,7 @@ class AddRemove:
         if self.capacity is not None:
             checks.integer("partition.capacity", self.capacity, low=1)
 
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+    def make_shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
         """Shards as indices into ``private``.
 
         Raises:
@@ -58,11 +58,11 @@ class AddRemove:
                 "Use partition=replace_one.",
             )
         checks.integer("num_teachers", num_teachers, low=1)
-        word_N2 = keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
+        word_N2 = compute_keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
         shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
         # lexsort is stable: the records of one unit share both words and keep their order in the file.
         order_N = np.lexsort((word_N2[:, 1], shard_N))
-        return _rows(order_N, shard_N[order_N], num_teachers, self.capacity, self.adjacency, private.unit)
+        return _build_shards(order_N, shard_N[order_N], num_teachers, self.capacity, self.adjacency, private.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ReplaceOne:
 
     adjacency: ClassVar[str] = "replace_one"
 
-    def shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+    def make_shards(self, private: PrivateData, num_teachers: int, seed: int) -> Shards:
         """Shards as indices into ``private``.
 
         Raises:
@@ -96,19 +96,21 @@ class ReplaceOne:
         checks.integer("num_teachers", num_teachers, low=1, high=max(count, 1), fix=fix)
         order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
-        return _rows(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
+        return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
 
 
-def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: int) -> Shards:
+def assign_shards(partition: Partition, private: PrivateData, num_teachers: int, seed: int) -> Shards:
     """The shards of a partition, held to what it says: a partition may be a user's own.
 
     Raises:
         ValueError: The shards justify another adjacency or unit, or a unit stands in two of them.
     """
     shards = partition.make_shards(private, num_teachers, seed)
-    said = (partition.adjacency, private.unit)
-    if (shards.adjacency, shards.unit) != said:
-        raise checks.error("partition", type(partition).__name__, f"its shards are not of {said[0]}, unit {said[1]}")
+    expected = (partition.adjacency, private.unit)
+    if (shards.adjacency, shards.unit) != expected:
+        raise checks.error(
+            "partition", type(partition).__name__, f"its shards are not of {expected[0]}, unit {expected[1]}"
+        )
     if shards.adjacency == "add_remove":
         shard_N = torch.arange(shards.num_teachers)[:, None].expand_as(shards.index_KS)[shards.mask_KS].numpy()
         _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
@@ -118,7 +120,7 @@ def deal(partition: Partition, private: PrivateData, num_teachers: int, seed: in
     return shards
 
 
-def _rows(
+def _build_shards(
     order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
 ) -> Shards:
     """Padded rows from record indices sorted by shard (``shard_N`` non-decreasing)."""
@@ -128,8 +130,8 @@ def _rows(
     start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
     rank_N = np.arange(len(order_N)) - start_K[shard_N]
     width = capacity or int(sizes_K.max())
-    kept = rank_N < width
+    fits_N = rank_N < width
     index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
-    index_KS[shard_N[kept], rank_N[kept]] = order_N[kept]
+    index_KS[shard_N[fits_N], rank_N[fits_N]] = order_N[fits_N]
     index = torch.from_numpy(index_KS)
     return Shards(index, index >= 0, adjacency, unit, has_capacity=capacity is not None)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.benchmark import channel_statistics
-from pate_torch.data.schema import TableSchema, class_name, is_number
-from pate_torch.data.units import keyed_hash
+from pate_torch.data.benchmark import compute_channel_statistics
+from pate_torch.data.schema import TableSchema, is_number, normalize_class_name
+from pate_torch.data.units import compute_keyed_hash
 from pate_torch.types import FROM_OWNER, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PUBLIC_POINTS
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
@@ -28,7 +28,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
         )
 
 
-def by_hash(
+def assign_by_hash(
     unit_id: np.ndarray, part_N: np.ndarray, parts: set[int], fractions: Sequence[float], seed: int
 ) -> np.ndarray:
     """A role for every record, int64 [N], from a keyed hash of its unit's id: no other record has a say.
@@ -46,18 +46,20 @@ def by_hash(
     test_from = TEST if TEST in parts else public_from
     source = np.array([PRIVATE, public_from, test_from])
     checks.integer("dataset.seed", seed, low=0)
-    uniform_N = keyed_hash(unit_id.tolist(), seed, "role")[:, 0] / 2.0**64
+    uniform_N = compute_keyed_hash(unit_id.tolist(), seed, "role")[:, 0] / 2.0**64
     role_N = np.empty(len(unit_id), dtype=np.int64)
     for part in parts:
         weights = np.where(source == part, fractions, 0.0)
         edges = np.cumsum(weights) / weights.sum()
-        here = part_N == part
+        in_part_N = part_N == part
         # The last role with any weight takes what rounding leaves above its edge.
-        role_N[here] = np.minimum(np.searchsorted(edges, uniform_N[here], side="right"), np.flatnonzero(weights)[-1])
+        role_N[in_part_N] = np.minimum(
+            np.searchsorted(edges, uniform_N[in_part_N], side="right"), np.flatnonzero(weights)[-1]
+        )
     return role_N
 
 
-def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray:
+def assign_by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray:
     """Roles of a file's positions by a seeded permutation, int64 [count]: floor private, ceil public, rest test.
 
     These roundings give the sizes LZCW21 prints in Table 3 (8,124 records at 80/2/18: 6,499, 163 and 1,462).
@@ -72,12 +74,12 @@ def by_position(count: int, fractions: Sequence[float], seed: int) -> np.ndarray
     return role
 
 
-def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str, ...]:
-    """Declared classes, or those ``seen`` on the public side, sorted (numbers by value); at least two."""
-    found = set(seen) - {""}
-    if declared is None:
-        numeric = all(is_number(name) for name in found)
-        classes = tuple(sorted(found, key=float) if numeric else sorted(found))
+def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:
+    """Declared classes, or those ``public_labels`` on the public side, sorted (numbers by value); at least two."""
+    public_classes = set(public_labels) - {""}
+    if declared_classes is None:
+        numeric = all(is_number(name) for name in public_classes)
+        classes = tuple(sorted(public_classes, key=float) if numeric else sorted(public_classes))
         if len(classes) < 2:
             raise checks.error(
                 "dataset.classes",
@@ -86,10 +88,10 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
                 "List all classes in dataset.classes, or raise the public fraction.",
             )
         return classes
-    classes = tuple(class_name(value) for value in checks.collection("dataset.classes", declared))
+    classes = tuple(normalize_class_name(value) for value in checks.collection("dataset.classes", declared_classes))
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise checks.error("dataset.classes", list(classes), "must list at least two different classes")
-    if unknown := sorted(found - set(classes)):
+    if unknown := sorted(public_classes - set(classes)):
         raise checks.error(
             "dataset.classes",
             list(classes),
@@ -99,7 +101,7 @@ def class_list(declared: Iterable[Any] | None, seen: Iterable[str]) -> tuple[str
     return classes
 
 
-def feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation per feature of public rows [Q, D]; deviation 1 where the pool is constant.
 
     A small deviation there would blow up private records that differ from the pool.
@@ -109,9 +111,9 @@ def feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(x.mean(0).tolist()), tuple(torch.where(std > 1e-8, std, 1.0).tolist())
 
 
-def origin_of_categories(schema: TableSchema, declared: Collection[str]) -> str:
-    """Where the categories of a table come from, for the statement; ``declared``: columns whose were declared."""
-    declared_columns = {column.name in declared for column in schema.columns if column.categories is not None}
+def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -> str:
+    """Where the categories of a table come from, for the statement; ``owner_columns``: columns whose were declared."""
+    declared_columns = {column.name in owner_columns for column in schema.columns if column.categories is not None}
     return {frozenset({True}): FROM_OWNER, frozenset({False, True}): FROM_OWNER_AND_PUBLIC_POINTS}.get(
         frozenset(declared_columns), FROM_PUBLIC_POINTS
     )
@@ -119,12 +121,12 @@ def origin_of_categories(schema: TableSchema, declared: Collection[str]) -> str:
 
 def check_parts(name: str, private: int, public: int, test: int) -> None:
     """Refuse a part without records."""
-    for what, count in (("private", private), ("public", public), ("test", test)):
+    for part, count in (("private", private), ("public", public), ("test", test)):
         if count == 0:
             raise checks.error(
                 "dataset.name",
                 name,
-                f"has no {what} records",
+                f"has no {part} records",
                 "Check dataset.fractions and dataset.classes, and that the files hold labeled records.",
             )
 
@@ -132,13 +134,13 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
 def normalization(pool_x: Tensor, standardize: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Constants of public points; of feature rows, ``standardize`` says which are centered and scaled by theirs."""
     if pool_x.dim() == 4:
-        return channel_statistics(pool_x)
+        return compute_channel_statistics(pool_x)
     if pool_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     width = pool_x.shape[1]
     chosen = [standardize] * width if isinstance(standardize, bool) else list(standardize)
     if not any(chosen):
         return (0.0,) * width, (1.0,) * width
-    mean, std = feature_statistics(pool_x)
+    mean, std = compute_feature_statistics(pool_x)
     kept = list(zip(chosen, mean, std, strict=True))
     return tuple(m if c else 0.0 for c, m, _ in kept), tuple(s if c else 1.0 for c, _, s in kept)

@@ -48,10 +48,10 @@ class Svhn(ImageBenchmark):
         url, file, md5 = datasets.SVHN.split_list[split]
         if self.download:
             datasets.utils.download_url(url, str(where), file, md5)
-        return _matlab(where / file)
+        return _read_matlab(where / file)
 
 
-def _matlab(path: Path) -> tuple[Tensor, Tensor]:
+def _read_matlab(path: Path) -> tuple[Tensor, Tensor]:
     """uint8 [N, 3, 32, 32] and int64 [N] from X [32, 32, 3, N] and y [N, 1], where the file calls the digit 0 ten."""
     if not path.is_file():
         raise FileNotFoundError(f"no {path.name}")  # scipy's own error for it is about file-like objects

@@ -26,12 +26,12 @@ import torch
 from pate_torch.core import checks, texts
 from pate_torch.data import roles, units
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.data.schema import MAX_CATEGORIES, ManyCategories, TableSchema
+from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
 from pate_torch.types import PointNames
 
-_COMPRESSED: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_OPEN = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
-_NOT_READ = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
+_DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPEN_QUOTE_MESSAGE = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
+_UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, list[str]]
 """The columns of a table as text, "" for null. Types guessed per column would let one record change every other's."""
@@ -68,7 +68,7 @@ class TableSource(FileSource):
         return ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
 
     def _table(self, key: str, place: Path) -> Table:
-        return read_text(key, place, self.separator, unit=self._unit_column)
+        return read_table(key, place, self.separator, unit=self._unit_column)
 
     def _needed(self) -> dict[str, str]:
         """Columns that every file must have, by their keys, beside the label."""
@@ -77,20 +77,20 @@ class TableSource(FileSource):
     def _read(self, part: int, key: str, place: Path) -> Part:
         table = self._table(key, place)
         if part == roles.PUBLIC and self.test_path and self.label not in table:
-            table[self.label] = [""] * num_rows(table)
+            table[self.label] = [""] * count_rows(table)
         for name, column in ({"dataset.label": self.label} | self._needed()).items():
-            require_column(name, column, table)
+            check_column(name, column, table)
         return Part(content=table, label=table[self.label], unit_id=lambda: self._unit_ids(table, part))
 
     def _unit_ids(self, table: Table, part: int) -> np.ndarray:
         """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
         key, column = self._unit_column
         if column is not None and part == roles.PRIVATE:
-            require_column(key, column, table)
+            check_column(key, column, table)
         if column is not None and column in table:
             return np.array(table[column], dtype=str)
         rows = zip(*table.values(), strict=True)
-        return np.array([units.content_id(map(str.encode, row)) for row in rows])
+        return np.array([units.compute_content_id(map(str.encode, row)) for row in rows])
 
     def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Public points by their own ids where their file has them, else by content."""
@@ -126,7 +126,7 @@ class LabeledTable(TableSource):
 
     def _table(self, key: str, place: Path) -> Table:
         header, unit = self.columns, self._unit_column
-        return read_text(key, place, self.separator, columns=header, quotes=self.quotes, unit=unit)
+        return read_table(key, place, self.separator, columns=header, quotes=self.quotes, unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +174,7 @@ class Csv(TableSource):
 
     def _parts(self) -> dict[int, Part]:
         parts = super()._parts()
-        needed = set(self._columns(parts[roles.PRIVATE].content))
+        needed = set(self._select_columns(parts[roles.PRIVATE].content))
         for part, key, place in self._files():
             if lacking := sorted(needed - set(parts[part].content)):
                 raise checks.error(key, str(place), f"lacks the feature columns {lacking} of dataset.path")
@@ -183,33 +183,35 @@ class Csv(TableSource):
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         table = {
             name: [value for part in parts.values() for value in part.content[name]]
-            for name in self._columns(parts[roles.PRIVATE].content)
+            for name in self._select_columns(parts[roles.PRIVATE].content)
         }
         public_N = self._public(role_N)
-        schema = self._schema(_rows_of(table, np.flatnonzero(public_N)))
+        schema = self._build_schema(_select_rows(table, np.flatnonzero(public_N)))
         x = schema.encode(table, unknown="zeros", missing="nan")
         finite_ND = np.isfinite(x)
         if not finite_ND[public_N].all() and self.missing == "error":
-            bad = [schema.feature_names[place] for place in schema.numeric if not finite_ND[public_N, place].all()]
+            bad = [
+                schema.feature_names[place] for place in schema.numeric_indices if not finite_ND[public_N, place].all()
+            ]
             raise checks.error(
                 "dataset.missing",
                 self.missing,
                 f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad)}",
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
-        shown = _rows_of(table, np.flatnonzero(self._shown(role_N)))
+        shown = _select_rows(table, np.flatnonzero(self._shown(role_N)))
         return Points(
             x=torch.from_numpy(x),
             usable_N=finite_ND.all(1),
             why="with missing numbers",
-            standardize=np.isin(np.arange(x.shape[1]), schema.numeric).tolist(),
-            schema=schema.withheld(shown, self.categories or ()),
+            standardize=np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
+            schema=schema.withhold_categories(shown, self.categories or ()),
             declared=self.categories or (),
             # Of features alone, never of an id, a group or a label of the private file.
-            content=lambda public: schema.content_ids(_rows_of(table, public)),
+            content=lambda public: schema.compute_content_ids(_select_rows(table, public)),
         )
 
-    def _columns(self, table: Table) -> list[str]:
+    def _select_columns(self, table: Table) -> list[str]:
         special = {self.label, self.group, self.id, *self.ignore}
         for key, names in (
             ("features", self.features or ()),
@@ -217,7 +219,7 @@ class Csv(TableSource):
             ("categories", self.categories or ()),
         ):
             for name in names:
-                require_column(f"dataset.{key}", name, table)
+                check_column(f"dataset.{key}", name, table)
         columns = [name for name in (self.features or table) if name not in special]
         if not columns:
             raise checks.error(
@@ -225,42 +227,42 @@ class Csv(TableSource):
             )
         return columns
 
-    def _schema(self, public: Table) -> TableSchema:
+    def _build_schema(self, public: Table) -> TableSchema:
         """The schema, declared or as the public side shows it.
 
         Args:
             public: The feature columns of public records.
         """
-        declared = {name: values for name, values in (self.categories or {}).items() if name in public}
+        declared_categories = {name: values for name, values in (self.categories or {}).items() if name in public}
         try:
-            return TableSchema.of(public, categories=declared, max_categories=self.max_categories)
-        except ManyCategories as many:
-            named = "" if self.group or self.id else f": is it the unit? dataset.group={many.column}"
+            return TableSchema.from_public(public, categories=declared_categories, max_categories=self.max_categories)
+        except TooManyCategoriesError as error:
+            hint = "" if self.group or self.id else f": is it the unit? dataset.group={error.column}"
             raise checks.error(
                 "dataset.max_categories",
                 self.max_categories,
-                f"column {many.column!r} has {many.count} different public values{named}",
-                f"Or leave it out (dataset.ignore=[{many.column}]), list its values in dataset.categories or raise the "
+                f"column {error.column!r} has {error.count} different public values{hint}",
+                f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the "
                 "limit.",
             ) from None
 
 
-def _rows_of(table: Table, rows: np.ndarray) -> Table:
+def _select_rows(table: Table, rows: np.ndarray) -> Table:
     return {name: [column[row] for row in rows.tolist()] for name, column in table.items()}
 
 
-def num_rows(table: Table) -> int:
+def count_rows(table: Table) -> int:
     """Rows of a table."""
     return len(next(iter(table.values())))
 
 
-def require_column(key: str, column: str, table: Table) -> None:
+def check_column(key: str, column: str, table: Table) -> None:
     """Raise ValueError, with the columns that there are, for one that is not."""
     if column not in table:
         checks.one_of(key, column, list(table))
 
 
-def read_text(
+def read_table(
     key: str,
     file: Path,
     separator: str,
@@ -283,11 +285,11 @@ def read_text(
         ValueError: One that is damaged, or whose rows do not fit its header; ids that name no units.
     """
     try:
-        parquet = file.suffix in (".parquet", ".pq")
-        table = _parquet(file, unit[1]) if parquet else _csv(file, separator, columns, quotes)
+        is_parquet = file.suffix in (".parquet", ".pq")
+        table = _read_parquet(file, unit[1]) if is_parquet else _read_csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
-        why = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
-        raise checks.error(key, str(file), why, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
+        message = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
+        raise checks.error(key, str(file), message, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         raise checks.error(
             key,
@@ -295,38 +297,38 @@ def read_text(
             f"is not a readable CSV or Parquet file ({error})",
             "A CSV file has a header line; set dataset.separator if it is not a comma.",
         ) from error
-    if not table or not num_rows(table):
+    if not table or not count_rows(table):
         raise checks.error(key, str(file), "has no rows")
     if unit[1] in table:
-        table[unit[1]] = units.name_units(unit[0], table[unit[1]], num_rows(table)).tolist()
+        table[unit[1]] = units.name_units(unit[0], table[unit[1]], count_rows(table)).tolist()
     return table
 
 
-def _csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Table:
-    with _opened(file) as lines, _no_collection():
-        rows = _rows(lines, separator, quotes)
-        names = _names(next(rows, []) if columns is None else list(columns))
+def _read_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Table:
+    with _open_text(file) as lines, _pause_garbage_collection():
+        rows = _iterate_rows(lines, separator, quotes)
+        names = _check_header(next(rows, []) if columns is None else list(columns))
         values = list(zip(*rows, strict=True)) or [()] * len(names)
     if len(values) != len(names):
         raise ValueError(f"its rows have {len(values)} fields, and {len(names)} columns are named")
     return {name: list(column) for name, column in zip(names, values, strict=True)}
 
 
-def _rows(lines: Iterable[str], separator: str, quotes: bool) -> Iterator[list[str]]:
+def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool) -> Iterator[list[str]]:
     """The header and every row, each on a line of its own and as long as the header.
 
     A quote left open takes what follows for its own, up to the next: fields, and whole rows, would go unseen.
     """
     if quotes:
-        reader = csv.reader(_balanced(lines), delimiter=separator, strict=True)
+        reader = csv.reader(_iterate_balanced_lines(lines), delimiter=separator, strict=True)
     else:
         reader = csv.reader(lines, delimiter=separator, strict=True, quoting=csv.QUOTE_NONE)
-    width, before = 0, 0
+    width, last_line = 0, 0
     try:
         for row in reader:
-            line, before = before + 1, reader.line_num
-            if before > line:
-                raise ValueError(f"line {line}: {_OPEN}")
+            line, last_line = last_line + 1, reader.line_num
+            if last_line > line:
+                raise ValueError(f"line {line}: {_OPEN_QUOTE_MESSAGE}")
             if not row:
                 continue
             width = width or len(row)
@@ -337,54 +339,54 @@ def _rows(lines: Iterable[str], separator: str, quotes: bool) -> Iterator[list[s
         raise ValueError(f"line {reader.line_num}: {error}") from error
 
 
-def _balanced(lines: Iterable[str]) -> Iterator[str]:
+def _iterate_balanced_lines(lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if '"' in line and line.count('"') % 2:
-            raise ValueError(f"line {number}: {_OPEN}")
+            raise ValueError(f"line {number}: {_OPEN_QUOTE_MESSAGE}")
         yield line
 
 
-def _names(header: list[str]) -> list[str]:
+def _check_header(header: list[str]) -> list[str]:
     """The names of the columns, every one with a name of its own."""
     for place, name in enumerate(header, start=1):
         if not name.strip():
             raise ValueError(f"column {place} of the header has no name (pandas writes none with index=False)")
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
-        raise ValueError(f"the header names column {twice[0]!r} more than once")
+    if duplicates := [name for name, count in Counter(header).items() if count > 1]:
+        raise ValueError(f"the header names column {duplicates[0]!r} more than once")
     return header
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """A million rows are as many lists, which Python would search for cycles over and over: four times the time."""
-    collecting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
-def _opened(file: Path) -> IO[str]:
-    if file.suffix in _NOT_READ:
-        raise ValueError(f"{file.suffix} is not read: pack it as {', '.join(_COMPRESSED)}, or not at all")
+def _open_text(file: Path) -> IO[str]:
+    if file.suffix in _UNSUPPORTED_SUFFIXES:
+        raise ValueError(f"{file.suffix} is not read: pack it as {', '.join(_DECOMPRESSORS)}, or not at all")
     # Universal newlines, so that a line is a line on every system; a mark of byte order is no name's part.
-    unpack = _COMPRESSED.get(file.suffix, open)
+    unpack = _DECOMPRESSORS.get(file.suffix, open)
     return io.TextIOWrapper(unpack(file, "rb"), encoding="utf-8-sig")
 
 
-def _parquet(file: Path, unit: str | None) -> Table:
+def _read_parquet(file: Path, unit: str | None) -> Table:
     """The columns as text; that of unit ids as it is, since its type decides whether they name units."""
     table = pq.read_table(file)
     # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
-    kept = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
-    names = _names([table.column_names[i] for i in kept])
-    pairs = zip(names, kept, strict=True)
-    return {name: table.column(i).to_pylist() if name == unit else _text(table, i) for name, i in pairs}
+    column_indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    names = _check_header([table.column_names[i] for i in column_indices])
+    pairs = zip(names, column_indices, strict=True)
+    return {name: table.column(i).to_pylist() if name == unit else _to_texts(table, i) for name, i in pairs}
 
 
-def _text(table: pa.Table, place: int) -> list[str]:
+def _to_texts(table: pa.Table, place: int) -> list[str]:
     column = table.column(place)
     try:
         if pa.types.is_dictionary(column.type):

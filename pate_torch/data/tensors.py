@@ -77,15 +77,17 @@ class Tensors:
         classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
         if len(classes) < 2:
             raise checks.error("class_names", names, "must list at least two classes")
-        private, dropped = records(self.x, self.y, self.unit_id, self.unit, len(classes))
-        x, pool_x, test_x = private.x, points("pool_x", self.pool_x), points("test_x", self.test_x)
-        for key, other in (("pool_x", pool_x), ("test_x", test_x)):
-            if other.shape[1:] != x.shape[1:] or other.dtype != x.dtype:
-                raise checks.error(key, tuple(other.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
-        test_y = labels("test_y", self.test_y, len(test_x), len(classes))
-        pool_y = None if self.pool_y is None else labels("pool_y", self.pool_y, len(pool_x), len(classes))
+        private, drop_counts = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
+        x, pool_x, test_x = private.x, parse_points("pool_x", self.pool_x), parse_points("test_x", self.test_x)
+        for key, part_x in (("pool_x", pool_x), ("test_x", test_x)):
+            if part_x.shape[1:] != x.shape[1:] or part_x.dtype != x.dtype:
+                raise checks.error(key, tuple(part_x.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
+        test_y = parse_labels("test_y", self.test_y, len(test_x), len(classes))
+        pool_y = None if self.pool_y is None else parse_labels("pool_y", self.pool_y, len(pool_x), len(classes))
         given = None if self.mean is None or self.std is None else (self.mean, self.std)
-        mean, std = statistics(pool_x) if given is None else (tuple(map(float, constants)) for constants in given)
+        mean, std = (
+            compute_statistics(pool_x) if given is None else (tuple(map(float, constants)) for constants in given)
+        )
         return Dataset(
             spec=DataSpec(
                 name=self.name,
@@ -100,7 +102,7 @@ class Tensors:
             private=private,
             pool=PublicPool(pool_x),
             evaluation=Evaluation(test_x, test_y, pool_y),
-            num_dropped_by_reason=dropped,
+            num_dropped_by_reason=drop_counts,
             provenance={
                 CLASSES: FROM_OWNER,
                 NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if self.mean is None else FROM_OWNER,
@@ -108,13 +110,17 @@ class Tensors:
         )
 
 
-def statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of public points, per channel or feature."""
-    return benchmark.channel_statistics(public_x) if public_x.dim() == 4 else roles.feature_statistics(public_x)
+    return (
+        benchmark.compute_channel_statistics(public_x)
+        if public_x.dim() == 4
+        else roles.compute_feature_statistics(public_x)
+    )
 
 
-def records(
-    x: Tensor | np.ndarray, y: Tensor | np.ndarray, unit_id: Any, unit: str, classes: int
+def build_private_data(
+    x: Tensor | np.ndarray, y: Tensor | np.ndarray, unit_id: Any, unit: str, num_classes: int
 ) -> tuple[PrivateData, dict[str, int]]:
     """PRIVATE. Records as data sets hold them, and how many cannot be used, by the reason; these are marked and filled.
 
@@ -123,20 +129,22 @@ def records(
         y: Labels; one that is no integer in 0..classes-1 cannot be used, and stops nobody's run.
         unit_id: Ids of their units; None names a record by a hash of its content.
         unit: "record" or "group:<what>".
-        classes: How many there are.
+        num_classes: How many there are.
 
     Raises:
         ValueError: Another shape or type; no record can be used; groups without ids, each record would be one.
     """
-    x, y = points("x", x, finite=False), torch.as_tensor(y).detach().cpu()
+    x, y = parse_points("x", x, require_finite=False), torch.as_tensor(y).detach().cpu()
     if y.dim() != 1 or len(y) != len(x) or y.dtype in (torch.bool, torch.complex64, torch.complex128):
         raise checks.error("y", y.dtype, "must be integers, one for each point")
     finite_N = x.flatten(1).isfinite().all(1)
-    known_N = (y >= 0) & (y < classes) & (y == y.to(torch.int64))  # one NaN makes all of them floating-point numbers
-    usable_N = finite_N & known_N
+    valid_label_N = (
+        (y >= 0) & (y < num_classes) & (y == y.to(torch.int64))
+    )  # one NaN makes all of them floating-point numbers
+    usable_N = finite_N & valid_label_N
     if not bool(usable_N.any()):
         raise checks.error(
-            "y", y.dtype, f"has no integer in 0..{classes - 1} beside a finite point", "List all classes."
+            "y", y.dtype, f"has no integer in 0..{num_classes - 1} beside a finite point", "List all classes."
         )
     # A fixed public filler in the record's own place: a valid record, as far from the old one as any other.
     x = torch.where(finite_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x[:1]))
@@ -145,14 +153,19 @@ def records(
         names = units.name_units("unit_id", unit_id, len(y))
     elif unit == "record":
         pairs = zip(x.numpy(), y.tolist(), strict=True)
-        names = np.array([units.content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
+        names = np.array([units.compute_content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
     else:
         raise checks.error("unit_id", None, f"must name the unit of every record where it is {unit}")
-    lost = {"of no known class": int((~known_N).sum()), "with numbers that are not finite": int((~finite_N).sum())}
-    return PrivateData(x, y, names, unit, usable_N=usable_N), {why: count for why, count in lost.items() if count}
+    dropped = {
+        "of no known class": int((~valid_label_N).sum()),
+        "with numbers that are not finite": int((~finite_N).sum()),
+    }
+    return PrivateData(x, y, names, unit, usable_N=usable_N), {
+        reason: count for reason, count in dropped.items() if count
+    }
 
 
-def points(key: str, value: Tensor | np.ndarray, *, finite: bool = True) -> Tensor:
+def parse_points(key: str, value: Tensor | np.ndarray, *, require_finite: bool = True) -> Tensor:
     """Images or rows in the form that data sets hold them.
 
     Raises:
@@ -164,17 +177,17 @@ def points(key: str, value: Tensor | np.ndarray, *, finite: bool = True) -> Tens
     x = torch.as_tensor(value).detach().cpu()
     if x.dim() == 2 and x.dtype.is_floating_point:
         x = x.to(torch.float32)
-        if finite and not bool(x.isfinite().all()):
+        if require_finite and not bool(x.isfinite().all()):
             raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
-        given = f"{('*', *x.shape[1:])} {x.dtype}"
-        raise checks.error(key, given, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        found_type = f"{('*', *x.shape[1:])} {x.dtype}"
+        raise checks.error(key, found_type, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
         raise checks.error(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()
 
 
-def labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
+def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tensor:
     """Labels as int64 [count].
 
     Raises:
@@ -183,6 +196,6 @@ def labels(key: str, value: Tensor, count: int, classes: int) -> Tensor:
     y = torch.as_tensor(value).detach().cpu()
     if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
         raise checks.error(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")
-    if int(y.min()) < 0 or int(y.max()) >= classes:
-        raise checks.error(key, "labels", f"must lie in 0..{classes - 1}", "class_names must list every class.")
+    if int(y.min()) < 0 or int(y.max()) >= num_classes:
+        raise checks.error(key, "labels", f"must lie in 0..{num_classes - 1}", "class_names must list every class.")
     return y.long()

@@ -9,7 +9,7 @@ import numpy as np
 from pate_torch.core import checks, texts
 from pate_torch.data.file_source import Part, Points
 from pate_torch.data.tabular import LabeledTable
-from pate_torch.data.units import content_id
+from pate_torch.data.units import compute_content_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,5 +55,5 @@ class Text(LabeledTable):
             usable_N=has_N,
             why="without a text",
             text=self.column,
-            content=lambda public: [content_id([text.encode()]) for text in texts.decode_texts(x[public])],
+            content=lambda public: [compute_content_id([text.encode()]) for text in texts.decode_texts(x[public])],
         )

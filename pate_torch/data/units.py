@@ -18,14 +18,14 @@ import torch
 from pate_torch.core import checks, rng, texts
 from pate_torch.types import Dataset, PrivateData
 
-_KINDS: Final = {
+_ID_KINDS: Final = {
     "boolean": (bool, np.bool_),
     "integer": (int, np.integer),
     "text": (str,),
     "date": (datetime.date, np.datetime64),
 }
 """Types whose values are spelled in one way. A boolean is an integer of Python's, so it comes first."""
-_MISSING: Final = {"", "nan", "None", "NaT", "<NA>"}
+_MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 """The names of missing values: the last four are what ``str`` makes of them."""
 
 
@@ -44,51 +44,51 @@ def name_units(key: str, column: Any, count: int) -> np.ndarray:
         ValueError: Another length or type, several types, or a missing id.
     """
     kind = type(column).__name__
-    flat = not hasattr(column, "ndim") or column.ndim == 1
-    if isinstance(column, str) or not hasattr(column, "__len__") or not flat or len(column) != count:
+    is_flat = not hasattr(column, "ndim") or column.ndim == 1
+    if isinstance(column, str) or not hasattr(column, "__len__") or not is_flat or len(column) != count:
         raise checks.error(key, kind, "must be one list, array or Series with one id for each record")
-    plain = isinstance(column, torch.Tensor) or (isinstance(column, np.ndarray) and column.dtype.kind == "U")
-    values = column.tolist() if plain else list(column)
+    is_native = isinstance(column, torch.Tensor) or (isinstance(column, np.ndarray) and column.dtype.kind == "U")
+    values = column.tolist() if is_native else list(column)
     types = set(map(type, values))
-    kinds = {_kind(of) for of in types}
+    kinds = {_get_kind(value_type) for value_type in types}
     # Equal values of one type are spelled alike; of two types they may not be.
-    spelled = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
-    names = [texts.to_canonical_text(value) if spelled is None else spelled[value] for value in values]
-    if not _MISSING.isdisjoint(names):
+    name_by_value = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
+    names = [texts.to_canonical_text(value) if name_by_value is None else name_by_value[value] for value in values]
+    if not _MISSING_NAMES.isdisjoint(names):
         fix = "Fill them in, or leave out these records, and read the column with dtype=str or, with pandas, as Int64."
         raise checks.error(key, kind, "has missing ids, and every record needs the name of its privacy unit", fix)
     if "" in kinds or len(kinds) > 1:
-        what = "must hold ids of one type: texts, integers, booleans or dates. Floating-point numbers name no units"
+        message = "must hold ids of one type: texts, integers, booleans or dates. Floating-point numbers name no units"
         fix = "Give the ids as texts, or read their column anew with dtype=str or, with pandas, as Int64."
-        raise checks.error(key, kind, what, fix)
+        raise checks.error(key, kind, message, fix)
     return np.array(names, dtype=str)
 
 
-def keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
+def compute_keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
     """BLAKE2b of every id under a key of (seed, purpose): uint64 [N, 2], two independent words each."""
     key = rng.derive_seed(seed, *purpose).to_bytes(8, "big")
-    keyed = hashlib.blake2b(key=key, digest_size=16)
+    keyed_state = hashlib.blake2b(key=key, digest_size=16)
     digests = bytearray()
     for name in unit_id:
-        state = keyed.copy()  # a third faster than keying anew: the key's block is compressed once
+        state = keyed_state.copy()  # a third faster than keying anew: the key's block is compressed once
         state.update(name.encode(errors="surrogatepass"))
         digests += state.digest()
     return np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def _kind(of: type) -> str:
+def _get_kind(value_type: type) -> str:
     """Which kind of ids a type's values are; "": no kind."""
-    if issubclass(of, np.timedelta64):  # an integer to NumPy, and spelled by its column's unit
+    if issubclass(value_type, np.timedelta64):  # an integer to NumPy, and spelled by its column's unit
         return ""
-    return next((kind for kind, types in _KINDS.items() if issubclass(of, types)), "")
+    return next((kind for kind, types in _ID_KINDS.items() if issubclass(value_type, types)), "")
 
 
-def positions(count: int) -> np.ndarray:
+def make_position_ids(count: int) -> np.ndarray:
     """Unit ids of a benchmark: the position in the original file, as a string, str [count]."""
     return np.arange(count).astype(str)
 
 
-def content_id(parts: Iterable[bytes]) -> str:
+def compute_content_id(parts: Iterable[bytes]) -> str:
     """An id made of a record's own content, so that removing a record renames nobody. Equal records share it.
 
     Unkeyed, hence as private as the record: it stays in the private store.
@@ -100,12 +100,12 @@ def content_id(parts: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-def unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
+def get_unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
     """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one its position.
 
     There records are single and an id may be made of what is replaced: equal ids are then as many units.
     """
-    return private.unit_id if adjacency == "add_remove" else positions(len(private))
+    return private.unit_id if adjacency == "add_remove" else make_position_ids(len(private))
 
 
 def hold_out(
@@ -113,20 +113,20 @@ def hold_out(
 ) -> tuple[PrivateData, PrivateData]:
     """PRIVATE. (The rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
 
-    By the hash of a unit's name (``unit_names``).
+    By the hash of a unit's name (``get_unit_names``).
     """
-    held = keyed_hash(unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
-    return take(private, np.flatnonzero(~held)), take(private, np.flatnonzero(held))
+    held_out_N = compute_keyed_hash(get_unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
+    return select(private, np.flatnonzero(~held_out_N)), select(private, np.flatnonzero(held_out_N))
 
 
-def take(private: PrivateData, index: np.ndarray) -> PrivateData:
+def select(private: PrivateData, index: np.ndarray) -> PrivateData:
     """PRIVATE. Some of the records, by integer indices."""
     rows = torch.from_numpy(index)
     usable_N = None if private.usable_N is None else private.usable_N[rows]
     return PrivateData(private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N)
 
 
-def leave_out_unusable(data: Dataset, adjacency: str) -> Dataset:
+def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
     """PRIVATE. The data without the records of no use, which whoever made ``data`` has marked and filled.
 
     Under replace_one the filler stays, so that no other record moves: neighbors differ in one record, and the filler is
@@ -137,11 +137,13 @@ def leave_out_unusable(data: Dataset, adjacency: str) -> Dataset:
         return data
     if adjacency == "replace_one":
         return replace(data, private=replace(private, usable_N=None))
-    kept = private.usable_N
-    origin = None if private.origin is None else private.origin[kept]
-    return replace(data, private=replace(take(private, np.flatnonzero(kept.numpy())), origin=origin, usable_N=None))
+    usable_N = private.usable_N
+    origin = None if private.origin is None else private.origin[usable_N]
+    return replace(
+        data, private=replace(select(private, np.flatnonzero(usable_N.numpy())), origin=origin, usable_N=None)
+    )
 
 
-def one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:
+def select_one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:
     """PRIVATE. The first record of every unit; under replace_one every record."""
-    return take(private, np.unique(unit_names(private, adjacency), return_index=True)[1])
+    return select(private, np.unique(get_unit_names(private, adjacency), return_index=True)[1])

@@ -52,15 +52,15 @@ class Affine:
 
     def draw(self, count: int, image_shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw ``count`` maps from output to input coordinates, float32 [count, 2, 3]."""
-        draw = functools.partial(torch.rand, generator=generator, device=generator.device)
-        u = draw(count, 6)
-        signed = 2 * u - 1
-        angle = signed[:, 0] * math.radians(self.rotate)
-        shear = torch.tan(signed[:, 1] * math.radians(self.shear))
-        zoom_x, zoom_y = 1 + signed[:, 2] * self.scale, 1 + signed[:, 3] * self.scale
+        draw_uniform = functools.partial(torch.rand, generator=generator, device=generator.device)
+        u = draw_uniform(count, 6)
+        signed_u = 2 * u - 1
+        angle = signed_u[:, 0] * math.radians(self.rotate)
+        shear = torch.tan(signed_u[:, 1] * math.radians(self.shear))
+        zoom_x, zoom_y = 1 + signed_u[:, 2] * self.scale, 1 + signed_u[:, 3] * self.scale
         if self.flip:
             zoom_x = zoom_x * torch.where(u[:, 4] < 0.5, -1.0, 1.0)
-        extra = draw(count, 2) * 2 - 1
+        extra = draw_uniform(count, 2) * 2 - 1
         height, width = image_shape[-2:]
         shift_x, shift_y = extra[:, 0] * 2 * self.shift / width, extra[:, 1] * 2 * self.shift / height
         cos, sin = angle.cos(), angle.sin()
@@ -75,7 +75,7 @@ def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
 
 
-def as_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
+def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
     """An ``Affine`` from a configuration's mapping; None stays None.
 
     Raises:
@@ -114,16 +114,16 @@ class View:
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         """Distort raw points [B, ...] (uint8 images or rows) to normalized floats; the generator is of their device."""
-        return self._images(x, spec, generator) if spec.is_image else self._rows(x, spec, generator)
+        return self._distort_images(x, spec, generator) if spec.is_image else self._distort_rows(x, spec, generator)
 
-    def _images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
+    def _distort_images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         x = x.float() / 255 if x.dtype == torch.uint8 else x
         count, _, height, width = x.shape
         if self.affine is not None or self.elastic:
             affine = self.affine or Affine()
             grid = F.affine_grid(affine.draw(count, x.shape, generator), list(x.shape), align_corners=False)
             if self.elastic:
-                grid = grid + self._displacement(count, height, width, generator)
+                grid = grid + self._draw_displacement(count, height, width, generator)
             x = F.grid_sample(x, grid, padding_mode=affine.padding, align_corners=False)
         if self.jitter:
             contrast = torch.rand(count, 1, 1, 1, generator=generator, device=generator.device)
@@ -132,16 +132,16 @@ class View:
         if self.cutout:
             # Erased to the mean color (0 after normalization), not to the background: a black square on a black
             # image would hide itself and leave nothing to be invariant to.
-            x = x.masked_fill(self._square(count, height, width, generator), 0.0)
+            x = x.masked_fill(self._draw_square(count, height, width, generator), 0.0)
         return x
 
-    def _displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+    def _draw_displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """A smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
         coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
         field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
-        return field.permute(0, 2, 3, 1) * _pixels(self.elastic, height, width, generator.device)
+        return field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
 
-    def _square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
+    def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
         """Bool [B, 1, H, W], True inside a square of random place and of up to ``cutout`` of the height."""
         u = torch.rand(count, 3, generator=generator, device=generator.device)
         side = u[:, 0] * self.cutout * height
@@ -150,7 +150,7 @@ class View:
         inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
         return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
-    def _rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
+    def _distort_rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         x = spec.normalize(x)
         if self.mask:
             x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
@@ -160,26 +160,26 @@ class View:
 
 
 @functools.lru_cache(maxsize=32)  # copied to a device once
-def _pixels(count: float, height: int, width: int, device: torch.device) -> Tensor:
+def _pixels_to_grid(count: float, height: int, width: int, device: torch.device) -> Tensor:
     """So many pixels in grid coordinates, (x, y)."""
     return (count * torch.tensor([2 / width, 2 / height])).to(device)
 
 
-def weak_view(spec: DataSpec, augment: Affine | None) -> View:
+def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
     """The weak view, which a label surely survives: the data set's recommended ranges, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 
-def strong_view(spec: DataSpec, augment: Affine | None) -> View:
+def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
     """The strong view of consistency training: wider ranges and cutout, or a quarter of a row's features masked."""
     if not spec.is_image:
         return View(mask=0.25, jitter=0.1)
     side = min(spec.input_shape[-2:])
     elastic = 0.0 if augment is None else 0.03 * side
-    return View(affine=widened(augment), elastic=elastic, cutout=0.5, jitter=0.3)
+    return View(affine=widen_affine(augment), elastic=elastic, cutout=0.5, jitter=0.3)
 
 
-def widened(augment: Affine | None, factor: float = 1.5) -> Affine | None:
+def widen_affine(augment: Affine | None, factor: float = 1.5) -> Affine | None:
     """The same distortion with larger ranges; flips and padding as they are."""
     if augment is None:
         return None

@@ -30,9 +30,9 @@ from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import run_in_parallel
 from pate_torch.core.progress import Stages
-from pate_torch.features.augmentation import Affine, as_affine, strong_view
-from pate_torch.features.neighbors import placed
-from pate_torch.networks import ConcatFeatures, last_linear, remove_head
+from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
+from pate_torch.features.neighbors import to_graph_device
+from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.protocols import FeatureRecipe, Progress, do_nothing
 from pate_torch.types import Dataset, DataSpec
 
@@ -50,7 +50,7 @@ class ContrastiveFeatures:
         batch_size: Points a step; each gives two copies.
         temperature: Temperature of the contrastive loss.
         projection: Width of the throw-away layers between the features and the loss.
-        augment: Geometric ranges, widened by ``strong_view``; None: only cutout and contrast.
+        augment: Geometric ranges, widened by ``make_strong_view``; None: only cutout and contrast.
         precision: As for students.
         encoders: How many are learnt, each from draws of its own; their features are concatenated. A network that
             starts from the recipe starts from one of them.
@@ -80,15 +80,15 @@ class ContrastiveFeatures:
         checks.one_of("features.precision", self.precision, PRECISIONS)
         checks.one_of("features.network", self.network, networks.NETWORKS)
         checks.mapping("features.network_options", self.network_options)
-        as_affine(self.augment, "features.augment")
+        parse_affine(self.augment, "features.augment")
 
     @property
     def design(self) -> dict[str, Any]:
         """Name and options of the network whose lower part the encoder is."""
-        alone = {"name": self.network, "options": dict(self.network_options)}
+        single_design = {"name": self.network, "options": dict(self.network_options)}
         if self.encoders == 1:
-            return alone
-        return {"name": "voting", "options": {"members": self.encoders, "of": alone}}
+            return single_design
+        return {"name": "voting", "options": {"members": self.encoders, "of": single_design}}
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
@@ -116,31 +116,33 @@ class ContrastiveFeatures:
             progress: Called with (done, total) steps.
         """
         if self.encoders > 1:
-            return self._several(x_P, spec, seed, torch.device(device), progress)
-        key = self._key(x_P, spec, seed, device)
-        learnt = _LEARNT.get(key)
-        if learnt is None:
-            learnt = _LEARNT[key] = self._train(x_P.to(device), spec, seed, progress)
-            while len(_LEARNT) > _KEPT:
-                _LEARNT.popitem(last=False)
-        return copy.deepcopy(learnt)
+            return self._learn_several(x_P, spec, seed, torch.device(device), progress)
+        key = self._make_cache_key(x_P, spec, seed, device)
+        encoder = _ENCODER_CACHE.get(key)
+        if encoder is None:
+            encoder = _ENCODER_CACHE[key] = self._train(x_P.to(device), spec, seed, progress)
+            while len(_ENCODER_CACHE) > _MAX_CACHED_ENCODERS:
+                _ENCODER_CACHE.popitem(last=False)
+        return copy.deepcopy(encoder)
 
     @property
-    def alone(self) -> ContrastiveFeatures:
+    def single_encoder(self) -> ContrastiveFeatures:
         """The recipe of one encoder, from which a network can start. Student k of several starts from encoder k."""
         return replace(self, encoders=1)
 
-    def _several(
+    def _learn_several(
         self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress
     ) -> ConcatFeatures:
         def learn(k: int, progress: Progress) -> nn.Module:
-            return self.alone.learn(x_P, spec, seed=rng.derive_member_seed(seed, k), device=device, progress=progress)
+            return self.single_encoder.learn(
+                x_P, spec, seed=rng.derive_member_seed(seed, k), device=device, progress=progress
+            )
 
         return ConcatFeatures(
             run_in_parallel([functools.partial(learn, k) for k in range(self.encoders)], device, progress)
         )
 
-    def features(
+    def compute_features(
         self,
         x_P: Tensor,
         spec: DataSpec,
@@ -158,20 +160,20 @@ class ContrastiveFeatures:
         encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
-        _orthogonal(head, rng.make_torch_generator(seed, "representation", "projection"))
+        _initialize_orthogonal(head, rng.make_torch_generator(seed, "representation", "projection"))
         head.to(x_P.device)
-        draws = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
-        view = strong_view(spec, as_affine(self.augment))
+        generator = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
+        view = make_strong_view(spec, parse_affine(self.augment))
         size = min(self.batch_size, len(x_P))
         params = [*encoder.parameters(), *head.parameters()]
         optimizer = Adam(params, self.weight_decay)
         for step in range(self.steps if len(x_P) > 1 else 0):
             encoder.train()
-            x = x_P[torch.randperm(len(x_P), generator=draws, device=draws.device)[:size]]
-            pair = torch.cat([view(x, spec, draws), view(x, spec, draws)])
-            with mixed(self.precision, x_P.device):
+            x = x_P[torch.randperm(len(x_P), generator=generator, device=generator.device)[:size]]
+            pair = torch.cat([view(x, spec, generator), view(x, spec, generator)])
+            with autocast(self.precision, x_P.device):
                 z = head(encoder(pair))
-            loss = contrast(z, self.temperature)
+            loss = compute_contrastive_loss(z, self.temperature)
             loss.backward()
             optimizer.step(self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps)))
             for parameter in params:
@@ -179,7 +181,7 @@ class ContrastiveFeatures:
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
-    def _key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
+    def _make_cache_key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
         return (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
 
 
@@ -198,10 +200,10 @@ def learn_features(
 ) -> Tensor | None:
     """Unit-length features of the public points, float32 [P, D], where they are compared; None without a recipe."""
     encoder = learn_encoder(recipe, data, seed, device, stages)
-    return None if encoder is None else placed(encode(encoder, data.pool.x, data.spec), device)
+    return None if encoder is None else to_graph_device(encode(encoder, data.pool.x, data.spec), device)
 
 
-def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
+def _initialize_orthogonal(head: nn.Module, generator: torch.Generator) -> None:
     """Orthogonal weights, zero biases. ``networks.initialize`` would start the last layer, here the output, at zero."""
     for parameter in head.parameters():
         if parameter.dim() > 1:
@@ -210,20 +212,20 @@ def _orthogonal(head: nn.Module, generator: torch.Generator) -> None:
             nn.init.zeros_(parameter)
 
 
-def mixed(precision: str, device: torch.device) -> Any:
+def autocast(precision: str, device: torch.device) -> Any:
     """A context for the forward pass at that precision: bfloat16, float32, or auto, whichever is fast on the device."""
     if precision == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
-        precision = "bfloat16" if fast and device.type in ("cpu", "cuda") else "float32"
+        is_fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
+        precision = "bfloat16" if is_fast and device.type in ("cpu", "cuda") else "float32"
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-_KEPT = 8
+_MAX_CACHED_ENCODERS = 8
 """Encoders of one run: for the questions, for the student, and where there are several of these."""
-_LEARNT: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
+_ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
-def contrast(z_2BD: Tensor, temperature: float) -> Tensor:
+def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
     """Mean cross-entropy of finding a row's other copy, B rows below or above it, among all other rows."""
     z = F.normalize(z_2BD.float(), dim=1)
     similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
@@ -231,14 +233,16 @@ def contrast(z_2BD: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(similarity, partner)
 
 
-def transfer(encoder: nn.Module, network: nn.Module) -> None:
+def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
     """Copy the encoder's weights into a network of the same design; its classifier keeps its own."""
-    head = last_linear(network)
+    head = get_last_linear(network)
     trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
-    learnt = encoder.state_dict()
-    if {name: value.shape for name, value in trunk.items()} != {name: value.shape for name, value in learnt.items()}:
+    encoder_state = encoder.state_dict()
+    if {name: value.shape for name, value in trunk.items()} != {
+        name: value.shape for name, value in encoder_state.items()
+    }:
         raise ValueError("features.network: must be the student's network with the same network_options")
-    network.load_state_dict(learnt, strict=False)
+    network.load_state_dict(encoder_state, strict=False)
 
 
 @torch.no_grad()
@@ -250,19 +254,19 @@ def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -
 @torch.no_grad()
 def embed(encoder: nn.Module, x_B: Tensor, spec: DataSpec) -> Tensor:
     """Unit-length features of raw points, float32 [B, D], where the encoder is."""
-    x_B = spec.normalize(to_device(x_B, _device(encoder)))
+    x_B = spec.normalize(to_device(x_B, _get_device(encoder)))
     return F.normalize(encoder.eval()(x_B).float().flatten(1), dim=1)
 
 
-def mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
+def append_mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
     """The encoder followed by one mean-shift step among the raw public points (``networks.MeanShift``); 0: alone."""
     if neighbors == 0:
         return encoder
     feature_PD = encode(encoder, x_P, spec)
-    moved = networks.MeanShift(len(feature_PD), feature_PD.shape[1], neighbors)
-    moved.place_PD.copy_(feature_PD)
-    return nn.Sequential(encoder, networks.L2Normalize(), moved.to(_device(encoder)))
+    shift = networks.MeanShift(len(feature_PD), feature_PD.shape[1], neighbors)
+    shift.place_PD.copy_(feature_PD)
+    return nn.Sequential(encoder, networks.L2Normalize(), shift.to(_get_device(encoder)))
 
 
-def _device(encoder: nn.Module) -> torch.device:
+def _get_device(encoder: nn.Module) -> torch.device:
     return next((value.device for value in chain(encoder.parameters(), encoder.buffers())), torch.device("cpu"))

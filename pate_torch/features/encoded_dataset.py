@@ -19,12 +19,12 @@ from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.protocols import DatasetSource, PointEncoder
 from pate_torch.types import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, EncoderCard, PublicPool
 
-ENCODER = "encoder"
+ENCODER_FOLDER = "encoder"
 """The folder of the encoder's files in a release."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Encoded:
+class EncodedDataset:
     """A data set whose points are features of another's, each of its own point alone: units and roles are the other's.
 
     Features are centered by the mean of the public points' and divided by their common deviation, so that angles
@@ -61,16 +61,16 @@ class Encoded:
         Raises:
             ValueError: The encoder cannot take its points.
         """
-        return self.encoded(self.source.load(), Stages(quiet=True) if stages is None else stages)
+        return self.encode(self.source.load(), Stages(quiet=True) if stages is None else stages)
 
-    def encoded(self, data: Dataset, stages: Stages) -> Dataset:
+    def encode(self, data: Dataset, stages: Stages) -> Dataset:
         """What the encoder makes of ``data``, which the source loaded."""
         card = self.encoder.make_card(data.spec)
         sides = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
-        made = encode_sides(
+        feature_by_side = encode_sides(
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
         )
-        x_PD = made["public"]
+        x_PD = feature_by_side["public"]
         mean_D, std = x_PD.double().mean(0), x_PD.double().std(0, correction=0).square().mean().sqrt()
         spec = replace(
             data.spec,
@@ -86,9 +86,9 @@ class Encoded:
         return replace(
             data,
             spec=spec,
-            private=replace(private, x=made["private"], origin=private.x),
+            private=replace(private, x=feature_by_side["private"], origin=private.x),
             pool=PublicPool(x_PD, data.pool.split, data.pool.names),
-            evaluation=replace(test, x=made["test"]),
+            evaluation=replace(test, x=feature_by_side["test"]),
             provenance={**data.provenance, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS},
         )
 
@@ -129,47 +129,47 @@ def encode_sides(
     """
     card, x_P = encoder.make_card(points), sides["public"]
     if not card.disjoint:
-        stages.print_message(overlap(card))
-    shown = {"public": "the public points", "private": "the private records", "test": "the test records"}
-    check = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))
+        stages.print_message(format_overlap_warning(card))
+    side_names = {"public": "the public points", "private": "the private records", "test": "the test records"}
+    check_independence = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))
 
     def encode(side: str) -> Tensor:
-        check()
-        which = f"{shown[side]} of {name}"
-        progress, began = stages(f"Encoding {which}"), time.monotonic()
-        found = encoder.encode(sides[side], points, device=device, progress=progress)
-        each = 1000 * (time.monotonic() - began) / max(1, len(sides[side]))
-        stages.print_message(f"Encoded {which} by {encoder.name}: {each:.2g} ms each.")
-        return found
+        check_independence()
+        subject = f"{side_names[side]} of {name}"
+        progress, start = stages(f"Encoding {subject}"), time.monotonic()
+        feature_ND = encoder.encode(sides[side], points, device=device, progress=progress)
+        ms_per_point = 1000 * (time.monotonic() - start) / max(1, len(sides[side]))
+        stages.print_message(f"Encoded {subject} by {encoder.name}: {ms_per_point:.2g} ms each.")
+        return feature_ND
 
-    made_of = {
+    key_facts = {
         "encoder": card.identity,
         "points": points.to_dict(),
         "code": encoder.architecture,
         "device": device.type,
     }
-    cache = EncodingCache(root=root, most=int(encoder.cache_gb * 1e9), say=stages.print_message)
-    made = {
-        side: cache.encoded(f"{name}-{side}", made_of, x_N, functools.partial(encode, side))
+    cache = EncodingCache(root=root, max_bytes=int(encoder.cache_gb * 1e9), notify=stages.print_message)
+    feature_by_side = {
+        side: cache.get_or_encode(f"{name}-{side}", key_facts, x_N, functools.partial(encode, side))
         for side, x_N in sides.items()
     }
-    if not bool(made["public"].isfinite().all()):
+    if not bool(feature_by_side["public"].isfinite().all()):
         raise checks.error("features.name", card.name, "gives numbers that are not finite, of public points")
-    return {side: x_ND if side == "public" else finite_features(x_ND) for side, x_ND in made.items()}
+    return {side: x_ND if side == "public" else replace_non_finite(x_ND) for side, x_ND in feature_by_side.items()}
 
 
-def finite_features(x_ND: Tensor) -> Tensor:
+def replace_non_finite(x_ND: Tensor) -> Tensor:
     """Features with zeros in place of numbers that are not finite."""
     return x_ND.nan_to_num(0, 0, 0)
 
 
-def overlap(card: EncoderCard) -> str:
+def format_overlap_warning(card: EncoderCard) -> str:
     """What is said of an encoder that may know private records already."""
     if card.trained_on is None:
-        told = "Nobody declares what it was trained on (features.trained_on)"
+        origin = "Nobody declares what it was trained on (features.trained_on)"
     else:
-        told = f"It was trained on {card.trained_on}"
+        origin = f"It was trained on {card.trained_on}"
     return (
-        f"Encoder {card.name}: {told}. What it learned of a private record there, no epsilon covers; if you know that "
+        f"Encoder {card.name}: {origin}. What it learned of a private record there, no epsilon covers; if you know that "
         "none was among it, say features.disjoint=true (in Python, Encoder(disjoint=True))."
     )

@@ -7,8 +7,9 @@ What it gives is what a run works on: teachers, voters and students see features
 published says which encoder it needs, by hash. Everything here is public but the points.
 
 Guarantee: a point's features are a function of that point, the encoder and nothing else, bit for bit: batches are of
-one shape, and a point's place in its batch follows from its content (``map_independently``). With ``batch_size=1``, the
-default, a point is alone in its batch. So one unit more or less changes the features of no other, and no sensitivity.
+one shape, and a point's place in its batch follows from its content (``map_batch_invariant``). With ``batch_size=1``,
+the default, a point is alone in its batch. So one unit more or less changes the features of no other, and no
+sensitivity.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
-from pate_torch.features.batch_invariant import map_independently
+from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.runtimes import (
     Points,
     Runtime,
     Tokens,
+    import_optional,
     load_weights,
-    needed,
-    onnx_runtime,
-    static_runtime,
-    torch_runtime,
+    make_onnx_runtime,
+    make_static_runtime,
+    make_torch_runtime,
 )
 from pate_torch.networks import remove_head
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec, EncoderCard
 
-POOLING = ("mean", "first")
+POOLINGS = ("mean", "first")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,7 +106,7 @@ class Encoder:
         checks.integer("features.batch_size", self.batch_size, low=1)
         if self.special_tokens is not None:
             checks.boolean("features.special_tokens", self.special_tokens)
-        checks.one_of("features.pooling", self.pooling, POOLING)
+        checks.one_of("features.pooling", self.pooling, POOLINGS)
         checks.non_negative("features.cache_gb", self.cache_gb)
         for key in ("headless", "publish"):
             checks.boolean(f"features.{key}", getattr(self, key))
@@ -132,30 +133,32 @@ class Encoder:
             return "onnx"
         if self.tokenizer is not None:
             return "static"
-        what = "needs features.module, the network that they are of, or features.tokenizer"
-        raise checks.error("features.weights", self.weights, what, "A file that needs neither ends in .onnx.")
+        message = "needs features.module, the network that they are of, or features.tokenizer"
+        raise checks.error("features.weights", self.weights, message, "A file that needs neither ends in .onnx.")
 
     @functools.cached_property
     def files(self) -> dict[str, Path]:
         """Where the weights and the tokenizer lie, of those that are files."""
-        given = {"weights": self.weights, "tokenizer": self.tokenizer}
-        return {key: located(f"features.{key}", value) for key, value in given.items() if value is not None}
+        location_by_key = {"weights": self.weights, "tokenizer": self.tokenizer}
+        return {
+            key: resolve_file(f"features.{key}", value) for key, value in location_by_key.items() if value is not None
+        }
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of each; of a module that brings its own weights, of its tensors."""
-        found = {key: compute_file_digest(path) for key, path in self.files.items()}
-        if "weights" not in found:
+        digest_by_key = {key: compute_file_digest(path) for key, path in self.files.items()}
+        if "weights" not in digest_by_key:
             assert self.module is not None
-            found["weights"] = _digest(self.module)
-        return found
+            digest_by_key["weights"] = _compute_digest(self.module)
+        return digest_by_key
 
-    def published(self) -> dict[str, Path]:
+    def get_published_files(self) -> dict[str, Path]:
         """The files that are put beside the student, by the names that they get there."""
-        names = {"weights": self.files["weights"].name if "weights" in self.files else "", "tokenizer": TOKENIZER}
+        names = {"weights": self.files["weights"].name if "weights" in self.files else "", "tokenizer": TOKENIZER_FILE}
         return {names[key]: path for key, path in self.files.items()} if self.publish else {}
 
-    def card(self, points: DataSpec) -> EncoderCard:
+    def make_card(self, points: DataSpec) -> EncoderCard:
         """What the release says of it. points: what it takes.
 
         Raises:
@@ -171,8 +174,8 @@ class Encoder:
         kind = self.kind
         options: dict[str, Any] = {"batch_size": self.batch_size}
         if points.kind == "text":
-            marks = kind != "static" if self.special_tokens is None else self.special_tokens
-            options |= {"max_length": self.max_length, "special_tokens": marks, "pooling": self.pooling}
+            special_tokens = kind != "static" if self.special_tokens is None else self.special_tokens
+            options |= {"max_length": self.max_length, "special_tokens": special_tokens, "pooling": self.pooling}
         if points.is_image:
             mean, std = (None if v is None else list(map(float, v)) for v in (self.mean, self.std))
             options |= {"size": self.size, "mean": mean, "std": std}
@@ -194,11 +197,11 @@ class Encoder:
         )
 
     @classmethod
-    def of(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
+    def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
         """The encoder that a student names, of files that are here: a module's code is not, and must be given.
 
         Args:
-            card: The student's.
+            make_card: The student's.
             files: weights, tokenizer.
 
         Raises:
@@ -212,13 +215,13 @@ class Encoder:
         return cls(name=card.name, **files, **card.options)  # type: ignore[arg-type]
 
     @staticmethod
-    def names(card: EncoderCard, folder: Path) -> dict[str, str]:
+    def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
         """The files of a published encoder."""
         if card.file is not None and card.file != Path(card.file).name:
             raise checks.error(
                 "encoder.file", card.file, "must be the plain name of a file in the folder of the encoder"
             )
-        names = {"weights": card.file, "tokenizer": TOKENIZER if card.tokenizer_sha256 else None}
+        names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
     @property
@@ -249,101 +252,101 @@ class Encoder:
             ValueError: It cannot take them.
         """
         if points is None:
-            points = TEXTS
-        x = self.read(x, points)
-        run = self.runner(points, device)
+            points = TEXT_SPEC
+        x = self.to_tensor(x, points)
+        runner = self.make_runner(points, device)
 
-        def say(batches: Iterator[Tensor]) -> Tensor:
-            return torch.stack([run(x_B) for x_B in batches]).cpu()  # a GPU is waited for once
+        def encode_batches(batches: Iterator[Tensor]) -> Tensor:
+            return torch.stack([runner(x_B) for x_B in batches]).cpu()  # a GPU is waited for once
 
-        return map_independently(say, x, progress, self.batch_size)
+        return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
-    def read(self, x: Any, points: DataSpec) -> Tensor:
+    def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
         """Points as a tensor: texts as a list or a column of a table, tables by their schema, others as they are.
 
         Raises:
             ValueError: They are none of these, or of another shape.
         """
-        table = isinstance(x, Mapping) or hasattr(x, "columns")
+        is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         if points.kind == "text" and not isinstance(x, Tensor):
-            if table:
+            if is_table:
                 checks.one_of("text", points.text, [str(name) for name in x])
                 x = x[points.text]
             if isinstance(x, str):
                 raise checks.error("texts", "one text", "must be a list of texts")
             return texts.encode_texts("texts", list(x), points.input_shape[0])
-        if table and points.schema is not None:
+        if is_table and points.schema is not None:
             return torch.from_numpy(points.schema.encode(x))
         x = torch.as_tensor(x)
         if tuple(x.shape[1:]) != tuple(points.input_shape):
-            want = ", ".join(map(str, points.input_shape))
-            raise checks.error("points", tuple(x.shape), f"must be {points.kind} of shape (N, {want})")
+            expected_shape = ", ".join(map(str, points.input_shape))
+            raise checks.error("points", tuple(x.shape), f"must be {points.kind} of shape (N, {expected_shape})")
         return x
 
-    def runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
+    def make_runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
         """From a batch of raw points to features.
 
         Raises:
             ValueError: The weights do not fit, or it cannot take points of this shape.
         """
-        card = self.card(points)
-        run = self._runtime(card, device)
-        ready = self._tokenizer(card) if points.kind == "text" else functools.partial(self._normalized, points)
+        card = self.make_card(points)
+        run = self._make_runtime(card, device)
+        preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
         dtype = torch.uint8 if points.is_image or points.kind == "text" else torch.float32
         blank = torch.zeros(self.batch_size, *points.input_shape, dtype=dtype)
         try:
-            run(ready(blank))
+            run(preprocess(blank))
         except Exception as error:  # whatever a module of the user's raises
-            why = " ".join(str(error).split())[:200]
-            what = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({why})"
-            raise checks.error("features.name", self.name, what, "Give it points as it was trained on.") from error
-        return lambda x_B: run(ready(x_B))
+            reason = " ".join(str(error).split())[:200]
+            message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
+            raise checks.error("features.name", self.name, message, "Give it points as it was trained on.") from error
+        return lambda x_B: run(preprocess(x_B))
 
-    def refuse_company(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
         """Raise ValueError where a public point is not encoded the same twice, or not the same in company.
 
         Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it; a
         module with a state lets it see those before it. A sample is tried in two orders, and alone.
         """
-        run, size = self.runner(points, device), self.batch_size
-        count = size * math.ceil(_TRIED / size)
+        run, size = self.make_runner(points, device), self.batch_size
+        count = size * math.ceil(_NUM_CHECKED_POINTS / size)
         x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a sample, some of it twice where there are few
 
         def encode(x_S: Tensor) -> Tensor:
             return torch.cat([run(x_B.clone()).cpu() for x_B in x_S.split(size)])
 
-        together = encode(x_S)
-        if not bool(together.isfinite().all()):
+        feature_SD = encode(x_S)
+        if not bool(feature_SD.isfinite().all()):
             raise checks.error("features.name", self.name, "gives numbers that are not finite, of public points")
-        if not torch.equal(encode(x_S), together):
+        if not torch.equal(encode(x_S), feature_SD):
             raise checks.error("features.name", self.name, "gives other features of the same point the second time")
-        what = "lets points see each other: one has other features beside others than alone"
-        wrong = checks.error("features.batch_size", size, what, "Use features.batch_size=1.")
-        if not torch.equal(encode(x_S.flip(0)).flip(0), together):  # after other points, beside others
-            raise wrong
+        message = "lets points see each other: one has other features beside others than alone"
+        dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
+        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, beside others
+            raise dependence_error
         for place in range(size if size > 1 else 0):
-            alone = torch.zeros_like(x_S[:size])
-            alone[place] = x_S[place]
-            if not torch.equal(run(alone)[place].cpu(), together[place]):
-                raise wrong
+            single_x = torch.zeros_like(x_S[:size])
+            single_x[place] = x_S[place]
+            if not torch.equal(run(single_x)[place].cpu(), feature_SD[place]):
+                raise dependence_error
 
     # ---- parts -----------------------------------------------------------------------------------------------------
 
-    def _runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
+    def _make_runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
         weights = self.files.get("weights")
         if card.kind == "static":
             assert weights is not None
-            return static_runtime(weights)[0]
+            return make_static_runtime(weights)[0]
         if card.kind == "onnx":
             assert weights is not None
-            return onnx_runtime(weights, self.pooling)
+            return make_onnx_runtime(weights, self.pooling)
         module = copy.deepcopy(self.module)
         assert module is not None
         if weights is not None:
             load_weights(module, weights)
-        return torch_runtime(remove_head(module) if self.headless else module, None, self.pooling, device)
+        return make_torch_runtime(remove_head(module) if self.headless else module, None, self.pooling, device)
 
-    def _normalized(self, points: DataSpec, x_B: Tensor) -> Tensor:
+    def _normalize(self, points: DataSpec, x_B: Tensor) -> Tensor:
         if not points.is_image:
             return points.normalize(x_B)
         z = points.normalize(x_B) if self.mean is None else x_B.float() / 255
@@ -354,65 +357,68 @@ class Encoder:
             z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # grey ones as three alike
         return z
 
-    def _tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
+    def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
         path = self.files["tokenizer"]
-        tokenizers = needed("tokenizers", "text", "features.tokenizer", str(path))
+        tokenizers = import_optional("tokenizers", "text", "features.tokenizer", str(path))
         try:
-            made = tokenizers.Tokenizer.from_file(str(path))
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package has no errors of its own
             raise checks.error(
                 "features.tokenizer", str(path), f"is not a readable tokenizer.json ({error})"
             ) from error
-        fill = (made.padding or {}).get("pad_id", 0)
-        made.no_padding()
-        made.enable_truncation(self.max_length)
-        marks = bool(card.options["special_tokens"])
+        pad_id = (tokenizer.padding or {}).get("pad_id", 0)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length)
+        add_special_tokens = bool(card.options["special_tokens"])
 
         def tokenize(x_B: Tensor) -> Tokens:
             try:
-                said = [made.encode(text, add_special_tokens=marks).ids for text in texts.decode_texts(x_B)]
+                token_ids = [
+                    tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+                    for text in texts.decode_texts(x_B)
+                ]
             except Exception as error:  # such as a tokenizer without the mark for unknown characters; not the text
-                what = "cannot read every text: it has no token for what it does not know"
-                raise checks.error("features.tokenizer", str(path), what) from error
+                message = "cannot read every text: it has no token for what it does not know"
+                raise checks.error("features.tokenizer", str(path), message) from error
             # Alone a text is as long as it is; in company all are of one length, which is public.
-            length = max(1, len(said[0])) if self.batch_size == 1 else self.max_length
-            ids_BL = torch.tensor([ids + [fill] * (length - len(ids)) for ids in said], dtype=torch.int64)
-            count_B = torch.tensor([len(ids) for ids in said])
+            length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length
+            ids_BL = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids in token_ids], dtype=torch.int64)
+            count_B = torch.tensor([len(ids) for ids in token_ids])
             return Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
 
         return tokenize
 
 
-TOKENIZER = "tokenizer.json"
-_TRIED = 16
+TOKENIZER_FILE = "tokenizer.json"
+_NUM_CHECKED_POINTS = 16
 """Public points that an encoder is tried on."""
-TEXTS = DataSpec(
+TEXT_SPEC = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )
 """Texts that belong to no data set."""
 
 
-def located(key: str, given: str) -> Path:
+def resolve_file(key: str, location: str) -> Path:
     """A file, or "package:path" for one in an installed package (found without running its code).
 
     Raises:
         ValueError: There is none.
     """
-    path = Path(checks.nonempty_string(key, given)).expanduser()
+    path = Path(checks.nonempty_string(key, location)).expanduser()
     if path.is_file():
         return path
-    package, colon, inside = str(given).partition(":")
+    package, colon, inner_path = str(location).partition(":")
     if colon and package.isidentifier():
-        found = importlib.util.find_spec(package)
-        for folder in (found.submodule_search_locations or ()) if found is not None else ():
-            if (Path(folder) / inside).is_file():
-                return Path(folder) / inside
-        why = f"has no file {inside}" if found is not None else "is not installed"
-        raise checks.error(key, given, f"the package {package} {why}", f"pip install {package}.")
-    raise checks.error(key, given, "must be a file that is there", f"Looked for {path.absolute()}.")
+        module_spec = importlib.util.find_spec(package)
+        for folder in (module_spec.submodule_search_locations or ()) if module_spec is not None else ():
+            if (Path(folder) / inner_path).is_file():
+                return Path(folder) / inner_path
+        reason = f"has no file {inner_path}" if module_spec is not None else "is not installed"
+        raise checks.error(key, location, f"the package {package} {reason}", f"pip install {package}.")
+    raise checks.error(key, location, "must be a file that is there", f"Looked for {path.absolute()}.")
 
 
-def _digest(module: nn.Module) -> str:
+def _compute_digest(module: nn.Module) -> str:
     """SHA-256 of a module's tensors, with their names."""
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

@@ -36,45 +36,47 @@ class EncodingCache:
 
     Attributes:
         root: Where teachers and ledger lie.
-        most: Bytes that the files may take; 0: nothing is kept.
-        say: Told who else is encoding the same points.
+        max_bytes: Bytes that the files may take; 0: nothing is kept.
+        notify: Told who else is encoding the same points.
     """
 
     root: Path
-    most: int
-    say: Callable[[str], object]
+    max_bytes: int
+    notify: Callable[[str], object]
 
     @property
     def folder(self) -> Path:
         """PRIVATE. Where they lie."""
         return self.root / FOLDER
 
-    def encoded(self, name: str, made_of: Mapping[str, Any], x_N: Tensor, encode: Callable[[], Tensor]) -> Tensor:
+    def get_or_encode(
+        self, name: str, key_facts: Mapping[str, Any], x_N: Tensor, encode: Callable[[], Tensor]
+    ) -> Tensor:
         """PRIVATE. The features of these points: those that are here, or else what ``encode`` makes.
 
         Args:
             name: Beginning of the file's name.
-            made_of: What decides the features beside the points: plain data.
+            key_facts: What decides the features beside the points: plain data.
             x_N: The points.
             encode: Makes them.
         """
-        if not self.most:
+        if not self.max_bytes:
             return encode()
-        plain = json.dumps([made_of, compute_tensor_digest(x_N)], sort_keys=True)
-        key = hashlib.sha256(plain.encode()).hexdigest()[:32]
+        key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
+        key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
         file = create_private_folder(self.folder, README) / f"{name}-{key}.safetensors"
 
-        def busy(who: str) -> None:
-            self.say(f"Waiting for {who}, which encodes the same points.")
+        def report_busy(holder: str) -> None:
+            self.notify(f"Waiting for {holder}, which encodes the same points.")
 
-        with locks.hold(file.with_suffix(".lock"), "paths.root", on_wait=busy):
-            found = self._found(file)
-            if found is None:
-                found = encode()
-                self._keep(file, found)
-        return found
+        with locks.hold(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
+            feature_ND = self._load(file)
+            if feature_ND is None:
+                feature_ND = encode()
+                self._save(file, feature_ND)
+        return feature_ND
 
-    def _found(self, file: Path) -> Tensor | None:
+    def _load(self, file: Path) -> Tensor | None:
         if not file.exists():
             return None
         try:
@@ -85,15 +87,15 @@ class EncodingCache:
         os.utime(file)  # used now
         return x_ND
 
-    def _keep(self, file: Path, x_ND: Tensor) -> None:
+    def _save(self, file: Path, x_ND: Tensor) -> None:
         size = x_ND.numel() * x_ND.element_size()
-        if size > self.most:
-            self.say(f"Encoded points are not kept: they take {size / 1e9:.2g} GB, more than features.cache_gb.")
+        if size > self.max_bytes:
+            self.notify(f"Encoded points are not kept: they take {size / 1e9:.2g} GB, more than features.cache_gb.")
             return
-        held = sorted(self.folder.glob("*.safetensors"), key=lambda kept: kept.stat().st_mtime)
-        total = size + sum(kept.stat().st_size for kept in held)
-        for oldest in held:
-            if total <= self.most:
+        cached_files = sorted(self.folder.glob("*.safetensors"), key=lambda cached_file: cached_file.stat().st_mtime)
+        total = size + sum(cached_file.stat().st_size for cached_file in cached_files)
+        for oldest in cached_files:
+            if total <= self.max_bytes:
                 break
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)

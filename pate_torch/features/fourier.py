@@ -23,7 +23,7 @@ from pate_torch.networks import Fourier, remove_head
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec
 
-_COMPARED = 500
+_NUM_COMPARED_POINTS = 500
 """Public points whose distances are taken."""
 
 
@@ -67,18 +67,20 @@ class FourierFeatures:
             device: Device of the encoder.
             progress: Called with (done, total).
         """
-        draw = make_torch_generator(seed, "representation", "fourier")
+        generator = make_torch_generator(seed, "representation", "fourier")
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)
-        distance = self.width * _median_distance(z_PD[torch.randperm(len(z_PD), generator=draw)[:_COMPARED]])
-        module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=draw) / distance)
-        module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=draw) * 2 * math.pi)
+        distance = self.width * _compute_median_distance(
+            z_PD[torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]]
+        )
+        module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / distance)
+        module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=generator) * 2 * math.pi)
         progress(1, 1)
         return network.to(device).eval()
 
 
-def _median_distance(z_PD: Tensor) -> float:
+def _compute_median_distance(z_PD: Tensor) -> float:
     """Of all pairs that differ; 1 where none do."""
     distance = torch.pdist(z_PD.double())
     distance = distance[distance > 0]

@@ -19,19 +19,19 @@ from pate_torch.core import checks
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.types import DataSpec
 
-_ON_CPU, _ON_GPU = 1 << 21, 1 << 26
+_CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
 """Entries of one block: as many as a core's cache holds, or as keep a GPU busy (256 MB)."""
-_GROUP = 16  # columns that share a minimum, in a search for a row's least
+_GROUP_COLUMNS = 16  # columns that share a minimum, in a search for a row's least
 
 
-def blocks(x_PD: Tensor, width: int) -> list[slice]:
+def split_blocks(x_PD: Tensor, width: int) -> list[slice]:
     """The rows in blocks, the first the largest, that with ``width`` numbers a row suit the device they are on."""
-    rows = max(1, (_ON_CPU if x_PD.device.type == "cpu" else _ON_GPU) // max(1, width))
+    rows = max(1, (_CPU_BLOCK_ENTRIES if x_PD.device.type == "cpu" else _GPU_BLOCK_ENTRIES) // max(1, width))
     return [slice(start, min(start + rows, len(x_PD))) for start in range(0, len(x_PD), rows)]
 
 
 @single_thread_mode()  # several would round otherwise
-def principal(x_PD: Tensor, width: int) -> Tensor:
+def project_principal(x_PD: Tensor, width: int) -> Tensor:
     """Centered points on their leading principal axes; only centered where they have no more axes than ``width``."""
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
@@ -43,12 +43,12 @@ def principal(x_PD: Tensor, width: int) -> Tensor:
     return vectors[:, -width:] * values[-width:].clamp(min=0).sqrt()
 
 
-def coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
+def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
     """Raw points as rows to compare where no features are learnt: normalized, on at most ``width`` axes, on the CPU."""
-    return principal(spec.normalize(x_P.cpu()).flatten(1), width)
+    return project_principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
-def placed(x_PD: Tensor, device: torch.device) -> Tensor:
+def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:
     """The points on the device that their geometry is worked out on: the run's own, where it has the operations."""
     return x_PD.to("cpu" if device.type == "mps" else device)
 
@@ -73,21 +73,21 @@ class Graph:
         # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
         if self.device.type == "cpu":
             return torch.from_numpy(self.weight_PP @ value_PC.numpy())
-        return self.by_segments(value_PC)
+        return self.multiply_by_segments(value_PC)
 
     @property
     def device(self) -> torch.device:
         """Where products are taken."""
         return self.spacing_P.device
 
-    def by_segments(self, value_PC: Tensor) -> Tensor:
+    def multiply_by_segments(self, value_PC: Tensor) -> Tensor:
         """The product on a GPU: each row's edges added one after the other (atomic additions have no order)."""
         to_E, weight_E1, degree_P = self._edges
         first_P, edges = self.weight_PP.indptr, len(to_E) // len(self)  # of all rows; and of one, on average
         parts = []
-        for rows in blocks(value_PC, edges * value_PC.shape[1]):
-            here = slice(int(first_P[rows.start]), int(first_P[rows.stop]))
-            term_EC = weight_E1[here] * value_PC[to_E[here]]
+        for rows in split_blocks(value_PC, edges * value_PC.shape[1]):
+            segment = slice(int(first_P[rows.start]), int(first_P[rows.stop]))
+            term_EC = weight_E1[segment] * value_PC[to_E[segment]]
             parts.append(torch.segment_reduce(term_EC, "sum", lengths=degree_P[rows], unsafe=True))
         return torch.cat(parts)
 
@@ -100,66 +100,73 @@ class Graph:
         return to_E, weight_E1, degree_P
 
 
-def neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
+def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32.
 
     s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
     are connected alike. Memory is P x neighbors, plus one block of distances. The graph works where the points are.
     """
     checks.integer("neighbors", neighbors, low=1)
-    count, near = len(x_PD), min(neighbors, len(x_PD) - 1)
-    if near < 1:
+    count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
+    if num_near < 1:
         raise ValueError(f"graph: needs at least two points, the pool has {count}")
-    squared_PK, to_PK = (part.cpu() for part in nearest(x_PD.float(), near))
+    squared_PK, to_PK = (part.cpu() for part in find_nearest(x_PD.float(), num_near))
     distance_PK = squared_PK.sqrt()
-    reach_P = distance_PK[:, -1].clamp(min=1e-6)
-    weight_PK = torch.exp(-squared_PK / (reach_P[:, None] * reach_P[to_PK]))
-    first_P = np.arange(0, count * near + 1, near)
+    scale_P = distance_PK[:, -1].clamp(min=1e-6)
+    weight_PK = torch.exp(-squared_PK / (scale_P[:, None] * scale_P[to_PK]))
+    first_P = np.arange(0, count * num_near + 1, num_near)
     directed = csr_array((weight_PK.flatten().numpy(), to_PK.flatten().numpy(), first_P), shape=(count, count))
     directed.sort_indices()
-    joined = (directed + directed.T).tocoo()
-    degree_P = joined.sum(1).clip(min=1e-12)
-    joined.data /= np.sqrt(degree_P[joined.row] * degree_P[joined.col])
-    return Graph(joined.tocsr(), distance_PK.mean(1).to(x_PD.device))
+    symmetric = (directed + directed.T).tocoo()
+    degree_P = symmetric.sum(1).clip(min=1e-12)
+    symmetric.data /= np.sqrt(degree_P[symmetric.row] * degree_P[symmetric.col])
+    return Graph(symmetric.tocsr(), distance_PK.mean(1).to(x_PD.device))
 
 
-def nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` nearest other points of each, on the points' device: their squared distances and places, [P, K].
 
     One product and one selection for each block: twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
     norm_P = x_PD.square().sum(1)
-    parts, every = [], blocks(x_PD, len(x_PD))
-    room_BP = x_PD.new_empty(every[0].stop, len(x_PD))  # once: fresh memory for each block would cost a fifth more
-    for rows in every:
-        squared_BP = torch.add(norm_P, norm_P[rows, None], out=room_BP[: rows.stop - rows.start])
+    parts, row_blocks = [], split_blocks(x_PD, len(x_PD))
+    buffer_BP = x_PD.new_empty(
+        row_blocks[0].stop, len(x_PD)
+    )  # once: fresh memory for each block would cost a fifth more
+    for rows in row_blocks:
+        squared_BP = torch.add(norm_P, norm_P[rows, None], out=buffer_BP[: rows.stop - rows.start])
         squared_BP.addmm_(x_PD[rows], x_PD.T, alpha=-2)
         squared_BP.diagonal(rows.start).fill_(torch.inf)
-        parts.append(_smallest(squared_BP, count))
+        parts.append(_select_smallest(squared_BP, count))
     return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([places for _, places in parts])
 
 
-def _smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The ``count`` least of each row, increasing, and their places, [B, count].
 
     A row is dealt to groups. The groups of the ``count`` least minima hold ``count`` numbers that no number of another
     group falls below, so one pass for the minima leaves a few groups to sort.
     """
-    groups = value_BP.shape[1] // _GROUP
+    groups = value_BP.shape[1] // _GROUP_COLUMNS
     if groups <= count:
-        least = value_BP.topk(count, dim=1, largest=False)
-        return least.values, least.indices
+        smallest = value_BP.topk(count, dim=1, largest=False)
+        return smallest.values, smallest.indices
     places_P = torch.arange(value_BP.shape[1], device=value_BP.device)
-    dealt_GM, rest_R = places_P[: groups * _GROUP].view(_GROUP, groups).T, places_P[groups * _GROUP :]
-    minimum_BG = value_BP[:, : groups * _GROUP].unflatten(1, (_GROUP, groups)).amin(1)
+    place_GM, place_R = (
+        places_P[: groups * _GROUP_COLUMNS].view(_GROUP_COLUMNS, groups).T,
+        places_P[groups * _GROUP_COLUMNS :],
+    )
+    minimum_BG = value_BP[:, : groups * _GROUP_COLUMNS].unflatten(1, (_GROUP_COLUMNS, groups)).amin(1)
     group_BK = minimum_BG.topk(count, dim=1, largest=False, sorted=False).indices
-    place_BR = torch.cat([dealt_GM[group_BK].flatten(1), rest_R.expand(len(value_BP), -1)], 1)
-    least = value_BP.gather(1, place_BR).topk(count, dim=1, largest=False)
-    return least.values, place_BR.gather(1, least.indices)
+    place_BR = torch.cat([place_GM[group_BK].flatten(1), place_R.expand(len(value_BP), -1)], 1)
+    smallest = value_BP.gather(1, place_BR).topk(count, dim=1, largest=False)
+    return smallest.values, place_BR.gather(1, smallest.indices)
 
 
 @single_thread_mode()  # several would round otherwise
-def leading(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> tuple[Tensor, Tensor]:
+def compute_eigenvectors(
+    graph: Graph, width: int, generator: torch.Generator, iterations: int = 60
+) -> tuple[Tensor, Tensor]:
     """The largest eigenvalues and their vectors by subspace iteration.
 
     The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions. ARPACK is
@@ -178,12 +185,12 @@ def leading(graph: Graph, width: int, generator: torch.Generator, iterations: in
     return values[-width:], (basis @ vectors)[:, -width:]
 
 
-def spectral(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
+def compute_spectral_embedding(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
     """Unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
-    return F.normalize(leading(graph, width, generator, iterations)[1], dim=1)
+    return F.normalize(compute_eigenvectors(graph, width, generator, iterations)[1], dim=1)
 
 
-def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
+def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
     """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 
     Args:
@@ -193,13 +200,13 @@ def spread(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int 
         iterations: Number of updates.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
-    carried_PC = seeds_PC
+    mass_PC = seeds_PC
     for _ in range(iterations):
-        carried_PC = alpha * (graph @ carried_PC) + (1 - alpha) * seeds_PC
-    return carried_PC
+        mass_PC = alpha * (graph @ mass_PC) + (1 - alpha) * seeds_PC
+    return mass_PC
 
 
-def balanced(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
+def sinkhorn_balance(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
     """Rows scaled to probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
     for _ in range(iterations):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, read_tensors
 
-PICKLES = {".pt", ".pth", ".bin", ".ckpt"}
+PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
 
 
 class Tokens(NamedTuple):
@@ -30,7 +30,7 @@ Runtime = Callable[[Points], Tensor]
 """From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
 
 
-def torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
+def make_torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
     """A module in evaluation mode, with the weights of a safetensors file.
 
     Raises:
@@ -42,11 +42,11 @@ def torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device:
 
     @torch.no_grad()
     def run(points: Points) -> Tensor:
-        given = points if isinstance(points, Tokens) else (points,)
-        said = module(*(tensor.to(device) for tensor in given))
-        said = getattr(said, "last_hidden_state", said)  # as transformers' models have it
-        said = said[0] if isinstance(said, tuple | list) else said
-        return pooled(said, points, pooling)
+        inputs = points if isinstance(points, Tokens) else (points,)
+        output = module(*(tensor.to(device) for tensor in inputs))
+        output = getattr(output, "last_hidden_state", output)  # as transformers' models have it
+        output = output[0] if isinstance(output, tuple | list) else output
+        return pool_features(output, points, pooling)
 
     return run
 
@@ -57,20 +57,22 @@ def load_weights(module: nn.Module, weights: Path) -> None:
     Raises:
         ValueError: Another kind of file, or tensors of other names or shapes.
     """
-    if weights.suffix in PICKLES:
+    if weights.suffix in PICKLE_SUFFIXES:
         fix = (
             'Convert it once, without running code of it: python -c "from pate_torch.features.runtimes import convert; '
             f"convert('{weights.name}', '{weights.stem}.safetensors')\"."
         )
         raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
-    tensors, wanted = read_tensors(weights), module.state_dict()
-    missing, spare = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    other = sorted(name for name in wanted.keys() & tensors.keys() if wanted[name].shape != tensors[name].shape)
+    tensors, expected = read_tensors(weights), module.state_dict()
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    mismatched = sorted(
+        name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape
+    )
     fix = f"They must be those of {type(module).__name__}."
-    for what, names in (("lack", missing), ("hold, beside what fits,", spare), ("have another shape of", other)):
+    for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
         if names:
-            several = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise checks.error("features.weights", str(weights), f"{what} {names[0]}{several}", fix)
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{more}", fix)
     module.load_state_dict(tensors)
 
 
@@ -82,7 +84,7 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
 
 
-def static_runtime(weights: Path) -> tuple[Runtime, int]:
+def make_static_runtime(weights: Path) -> tuple[Runtime, int]:
     """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone; and D.
 
     Raises:
@@ -96,19 +98,19 @@ def static_runtime(weights: Path) -> tuple[Runtime, int]:
 
     def run(points: Points) -> Tensor:
         assert isinstance(points, Tokens)
-        return pooled(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
+        return pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
 
     return run, table_VD.shape[1]
 
 
-def onnx_runtime(weights: Path, pooling: str) -> Runtime:
+def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
     """An ONNX file, run by onnxruntime on one thread of the CPU.
 
     Raises:
         ValueError: onnxruntime is not installed, or the file is none of its kind.
     """
-    ort = needed("onnxruntime", "onnx", "features.weights", str(weights))
-    refuse_external_data(weights)
+    ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
+    check_no_external_data(weights)
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
@@ -119,13 +121,13 @@ def onnx_runtime(weights: Path, pooling: str) -> Runtime:
     inputs = session.get_inputs()
 
     def run(points: Points) -> Tensor:
-        feed = {given.name: _fed(given, points) for given in inputs}
-        return pooled(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
+        feed = {onnx_input.name: _make_input(onnx_input, points) for onnx_input in inputs}
+        return pool_features(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
 
     return run
 
 
-_MESSAGES: dict[str, dict[int, str]] = {
+_TENSOR_FIELDS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
     "function": {7: "node"},
@@ -135,35 +137,37 @@ _MESSAGES: dict[str, dict[int, str]] = {
     "tensor": {},
 }
 """Of an ONNX file the parts that hold tensors, by the numbers of their fields. Source: onnx.proto."""
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+_EXTERNAL_DATA_FIELD, _DATA_LOCATION_FIELD = 13, 14
 
 
-def refuse_external_data(weights: Path) -> None:
+def check_no_external_data(weights: Path) -> None:
     """Raise ValueError where an ONNX file names tensors outside of it, which no hash would cover, or is damaged."""
-    left = [("model", memoryview(weights.read_bytes()))]
+    pending = [("model", memoryview(weights.read_bytes()))]
     try:
-        while left:
-            kind, message = left.pop()
-            for number, value in _fields(message):
-                if kind == "tensor" and (number == _EXTERNAL_DATA or (number == _DATA_LOCATION and value != 0)):
+        while pending:
+            kind, message = pending.pop()
+            for number, value in _iterate_fields(message):
+                if kind == "tensor" and (
+                    number == _EXTERNAL_DATA_FIELD or (number == _DATA_LOCATION_FIELD and value != 0)
+                ):
                     fix = "Export it with its tensors inside the file."
                     raise checks.error("features.weights", str(weights), "keeps tensors in another file", fix)
-                if number in _MESSAGES[kind] and isinstance(value, memoryview):
-                    left.append((_MESSAGES[kind][number], value))
+                if number in _TENSOR_FIELDS[kind] and isinstance(value, memoryview):
+                    pending.append((_TENSOR_FIELDS[kind][number], value))
     except IndexError as error:
         raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of a protocol buffer: number, and value. Raises IndexError where it is cut off."""
     place = 0
     while place < len(message):
-        tag, place = _varint(message, place)
+        tag, place = _read_varint(message, place)
         if tag & 7 == 0:
-            value, place = _varint(message, place)
+            value, place = _read_varint(message, place)
             yield tag >> 3, value
         elif tag & 7 in (1, 2, 5):
-            size, place = _varint(message, place) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, place)
+            size, place = _read_varint(message, place) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, place)
             if place + size > len(message):
                 raise IndexError("cut off")
             yield tag >> 3, message[place : place + size]
@@ -172,7 +176,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             raise IndexError("no such type of field")
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
+def _read_varint(message: memoryview, place: int) -> tuple[int, int]:
     """A number of seven bits a byte, and the place behind it."""
     value = 0
     for shift in range(0, 70, 7):
@@ -183,19 +187,19 @@ def _varint(message: memoryview, place: int) -> tuple[int, int]:
     raise IndexError("no number is that long")
 
 
-def _fed(given: Any, points: Points) -> np.ndarray:
+def _make_input(onnx_input: Any, points: Points) -> np.ndarray:
     """What an input of an ONNX file gets, by its name and type."""
-    kind = np.float32 if "float" in given.type else np.int32 if "int32" in given.type else np.int64
+    kind = np.float32 if "float" in onnx_input.type else np.int32 if "int32" in onnx_input.type else np.int64
     if not isinstance(points, Tokens):
         value = points
-    elif "mask" in given.name:
+    elif "mask" in onnx_input.name:
         value = points.mask_BL
     else:
-        value = torch.zeros_like(points.ids_BL) if "type" in given.name else points.ids_BL
+        value = torch.zeros_like(points.ids_BL) if "type" in onnx_input.name else points.ids_BL
     return np.ascontiguousarray(value.cpu().numpy().astype(kind))
 
 
-def needed(module: str, extra: str, key: str, value: str) -> Any:
+def import_optional(module: str, extra: str, key: str, value: str) -> Any:
     """A package that an extra brings.
 
     Raises:
@@ -208,14 +212,14 @@ def needed(module: str, extra: str, key: str, value: str) -> Any:
         raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
-def pooled(said: Tensor, points: Points, pooling: str) -> Tensor:
+def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
     """Features of a batch, float32 [B, D]: of tokens' vectors [B, L, D] the mean or the first; of a map its mean."""
-    said = said.float()
-    if isinstance(points, Tokens) and said.dim() == 3:
+    output = output.float()
+    if isinstance(points, Tokens) and output.dim() == 3:
         if pooling == "first":
-            return said[:, 0]
-        mask_BL1 = points.mask_BL[:, :, None].to(said)
-        return (said * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
-    if said.dim() == 4:
-        said = said.mean((2, 3))
-    return said.flatten(1)
+            return output[:, 0]
+        mask_BL1 = points.mask_BL[:, :, None].to(output)
+        return (output * mask_BL1).sum(1) / mask_BL1.sum(1).clamp(min=1)
+    if output.dim() == 4:
+        output = output.mean((2, 3))
+    return output.flatten(1)

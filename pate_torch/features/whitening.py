@@ -28,35 +28,36 @@ class Whitening:
     radius: float
 
     @classmethod
-    def of(cls, feature_PD: Tensor, ridge: float, directions: float | None = None) -> Whitening:
+    def from_features(cls, feature_PD: Tensor, ridge: float, effective_dim: float | None = None) -> Whitening:
         """The public points' own; the clipping norm is their median length.
 
         Args:
             feature_PD: Features of the public points.
             ridge: Added to the variance of every direction, in units of the mean variance.
-            directions: Effective number of directions: the ridge is then the one that leaves so many (``ridge_for``).
+            effective_dim: Effective number of directions: the ridge is then the one that leaves so many
+                (``solve_ridge``).
         """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
         values_D, axis_DD = torch.linalg.eigh(centered_PD.T @ centered_PD / len(centered_PD))
         values_D = values_D.clamp(min=0)
-        if directions is not None:
-            ridge = ridge_for(values_D, directions)
+        if effective_dim is not None:
+            ridge = solve_ridge(values_D, effective_dim)
         axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
-        unbounded = cls(center_D, axis_DD, math.inf)
-        return replace(unbounded, radius=float(unbounded(feature_PD).norm(dim=1).median()))
+        unclipped = cls(center_D, axis_DD, math.inf)
+        return replace(unclipped, radius=float(unclipped(feature_PD).norm(dim=1).median()))
 
     def __call__(self, feature_PD: Tensor) -> Tensor:
         """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""
         return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
-    def model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
+    def to_linear_model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
         """The model linear in whitened features and their 1, as one linear in the features themselves."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
-    def bounded(self, feature_PD: Tensor) -> Tensor:
+    def whiten_and_clip(self, feature_PD: Tensor) -> Tensor:
         """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1].
 
         A point whose whitened features are not finite becomes zeros: a record that is one says nothing.
@@ -68,20 +69,20 @@ class Whitening:
         return z_PD if bool(finite_P1.all()) else torch.where(finite_P1, z_PD, 0.0)
 
 
-_RIDGES = (1e-3, 1e6)
+_RIDGE_RANGE = (1e-3, 1e6)
 
 
-def ridge_for(values_D: Tensor, directions: float) -> float:
+def solve_ridge(values_D: Tensor, effective_dim: float) -> float:
     """The ridge r, in units of the mean variance v, at which sum_d v_d / (v_d + r v) = directions, or the nearest end.
 
     The sum is the mean squared length of a whitened point: the effective dimension of ridge regression.
     """
     unit_D = values_D / values_D.mean().clamp(min=1e-12)
 
-    def excess(log_ridge: float) -> float:
-        return float((unit_D / (unit_D + math.exp(log_ridge))).sum()) - directions
+    def compute_excess(log_ridge: float) -> float:
+        return float((unit_D / (unit_D + math.exp(log_ridge))).sum()) - effective_dim
 
-    low, high = (math.log(end) for end in _RIDGES)
-    if excess(low) <= 0:
-        return _RIDGES[0]
-    return _RIDGES[1] if excess(high) >= 0 else math.exp(brentq(excess, low, high))
+    low, high = (math.log(end) for end in _RIDGE_RANGE)
+    if compute_excess(low) <= 0:
+        return _RIDGE_RANGE[0]
+    return _RIDGE_RANGE[1] if compute_excess(high) >= 0 else math.exp(brentq(compute_excess, low, high))

@@ -19,7 +19,7 @@ from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.data.units import leave_out_unusable
+from pate_torch.data.units import drop_unusable
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
 from pate_torch.learn.problem import Choices, Problem, problems
@@ -71,7 +71,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
     clock = StageTimer()
     with Stages(quiet=config.quiet) as stages:
         with clock("data"):
-            data = leave_out_unusable(config.dataset.load(), config.partition.adjacency)
+            data = drop_unusable(config.dataset.load(), config.partition.adjacency)
         refuse_adjacency(data, config.partition.adjacency)
         choices, terms = learning.choices, config.privacy
         delta = terms.delta / 2 if choices.delta is None else choices.delta

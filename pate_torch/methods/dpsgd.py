@@ -38,7 +38,7 @@ from pate_torch.context import holding, open_budget
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.data.units import leave_out_unusable, one_per_unit
+from pate_torch.data.units import drop_unusable, select_one_per_unit
 from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, do_nothing
@@ -106,12 +106,12 @@ class DpSgd:
         clock = StageTimer()
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
-                data = leave_out_unusable(plan.dataset.load(), plan.partition.adjacency)
+                data = drop_unusable(plan.dataset.load(), plan.partition.adjacency)
             plan = plan.fewer_queries_for(data, stages)
             refuse_adjacency(data, plan.partition.adjacency)
             everyone = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
-            data = dataclasses.replace(data, private=one_per_unit(everyone, plan.partition.adjacency))
+            data = dataclasses.replace(data, private=select_one_per_unit(everyone, plan.partition.adjacency))
             module = self._module(data, plan.seed)
             batch = self.batch(data)
             rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)

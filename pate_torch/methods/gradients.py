@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from pate_torch.core import checks
-from pate_torch.data.units import one_per_unit
+from pate_torch.data.units import select_one_per_unit
 from pate_torch.features.whitening import Whitening
 from pate_torch.methods.description import VotersDescription, group_of
 from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
@@ -49,7 +49,7 @@ class Gradients(RecordVoters):
         ridge: Added to the variance of every direction of the public points, in units of the mean variance: directions
             in which they hardly spread would carry noise alone.
         directions: In place of the ridge: how many directions of the public points are to count, effectively. The ridge
-            follows (``features.whitening.ridge_for``). None: ``ridge`` holds.
+            follows (``features.whitening.solve_ridge``). None: ``ridge`` holds.
         size: About how many records there are, which must be public knowledge: it scales the steps. None: what the data
             set declares (``nominal_size``).
         neighbors: Replace each feature by the weighted mean of its so many nearest public features (one mean-shift
@@ -114,10 +114,14 @@ class Gradients(RecordVoters):
         """
         self.check_size(data)
         private, encoder, feature_PD = encode_public(data, shards, encoder, device, self.neighbors)
-        private = one_per_unit(private, shards.adjacency)
-        whitening = Whitening.of(feature_PD, self.ridge, self.directions)
+        private = select_one_per_unit(private, shards.adjacency)
+        whitening = Whitening.from_features(feature_PD, self.ridge, self.directions)
         z_ND = map_records_independently(
-            lambda feature_BD: quantize(whitening.bounded(feature_BD)).short(), encoder, private, data.spec, progress
+            lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(),
+            encoder,
+            private,
+            data.spec,
+            progress,
         )
         size = self.declared(data)
         assert size is not None

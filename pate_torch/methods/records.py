@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.data.partition import deal
-from pate_torch.data.units import take
-from pate_torch.features.batch_invariant import map_independently
-from pate_torch.features.contrastive import embed, encode, mean_shift
-from pate_torch.features.neighbors import placed
+from pate_torch.data.partition import assign_shards
+from pate_torch.data.units import select
+from pate_torch.features.batch_invariant import map_batch_invariant
+from pate_torch.features.contrastive import append_mean_shift, embed, encode
+from pate_torch.features.neighbors import to_graph_device
 from pate_torch.methods.base import FittedVoters, VotersBase
-from pate_torch.networks import feature_extractor
+from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.sensitive import SensitiveRecords
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
@@ -67,7 +67,7 @@ class RecordVoters(VotersBase):
 
     def validate_for(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where the partition's adjacency does not hold for these units."""
-        deal(config.partition, data.private, 1, config.seed)
+        assign_shards(config.partition, data.private, 1, config.seed)
 
     def ask(
         self,
@@ -94,13 +94,13 @@ class RecordVoters(VotersBase):
         """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
 
         def ask(encoder: nn.Module | None) -> SensitiveRecords:
-            shards = deal(run.config.partition, run.data.private, 1, run.config.seed)
+            shards = assign_shards(run.config.partition, run.data.private, 1, run.config.seed)
             progress = run.stages("Encoding every record")
             return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
         def refit(guide: Student) -> FittedVoters:
-            records = ask(feature_extractor(guide.module))
-            return replace(first, sensitive=records, feature_PD=placed(records.feature_PD, run.config.device))
+            records = ask(make_feature_extractor(guide.module))
+            return replace(first, sensitive=records, feature_PD=to_graph_device(records.feature_PD, run.config.device))
 
         with run.clock("records"):
             records = ask(run.encoder())
@@ -126,8 +126,8 @@ def encode_public(
     """
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
     encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
-    encoder = mean_shift(encoder, data.pool.x, data.spec, neighbors)
-    private = take(data.private, shards.index_KS[shards.mask_KS].numpy())
+    encoder = append_mean_shift(encoder, data.pool.x, data.spec, neighbors)
+    private = select(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
 
@@ -136,11 +136,11 @@ def map_records_independently(
 ) -> Tensor:
     """PRIVATE. Apply ``say`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
 
-    Each as if it were alone: see ``map_independently``.
+    Each as if it were alone: see ``map_batch_invariant``.
     """
 
     def answers(batches: Iterator[Tensor]) -> Tensor:
         place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # a GPU is waited for once
         return torch.stack([say(place_BD.clone()) for place_BD in place_RBD])
 
-    return map_independently(answers, private.x, progress)
+    return map_batch_invariant(answers, private.x, progress)

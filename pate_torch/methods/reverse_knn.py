@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.data.units import unit_names
+from pate_torch.data.units import get_unit_names
 from pate_torch.methods.description import VotersDescription, every_unit, group_of
 from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
 from pate_torch.protocols import Progress, do_nothing
@@ -59,18 +59,18 @@ class ReverseKnn(RecordVoters):
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
-    ) -> Records:
+    ) -> SourceRecords:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
         ``encoder``: see ``RecordVoters.ask``; nearness is that of its features.
         """
         private, encoder, feature_PD = encode_public(data, shards, encoder, device)
         sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
-        return Records(private, data.spec, encoder, feature_PD, sensitivity, progress)
+        return SourceRecords(private, data.spec, encoder, feature_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Records:
+class SourceRecords:
     """PRIVATE. Records as voters.
 
     Attributes:
@@ -155,7 +155,7 @@ def cells(feature_PD: Tensor, asked_QD: Tensor) -> Tensor:
 
 def _one_cell_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
-    _, unit_N = np.unique(unit_names(private, adjacency), return_inverse=True)
+    _, unit_N = np.unique(get_unit_names(private, adjacency), return_inverse=True)
     place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     kept, count = np.unique(place_N2, axis=0, return_counts=True)
     order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))

@@ -16,7 +16,7 @@ from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import check_id
-from pate_torch.data.partition import deal
+from pate_torch.data.partition import assign_shards
 from pate_torch.ledger import Ledger
 from pate_torch.methods.base import FittedVoters, VotersBase
 from pate_torch.methods.description import VotersDescription, each_unit
@@ -74,7 +74,7 @@ class Teachers(VotersBase):
         declared = data.spec.nominal_size
         fix = f"About {declared} private records are declared, and every teacher needs one of its own."
         checks.integer("num_teachers", self.num_teachers, low=1, high=declared, fix=fix)
-        deal(config.partition, data.private, self.num_teachers, config.seed)
+        assign_shards(config.partition, data.private, self.num_teachers, config.seed)
         if self.stored is not None:
             store, path = TeacherStore(config.root), config.ledger_path
             store.manifest(self.stored)  # a wrong id is refused before the fingerprint leaves its key behind
@@ -132,7 +132,7 @@ class Teachers(VotersBase):
         """
         config, data = run.config, run.data
         with run.clock("partition"):
-            shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+            shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
             identity = self.identify(data, config)
         found = self._at_hand(run, identity)
         if found is not None:
@@ -183,7 +183,7 @@ class Teachers(VotersBase):
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """PRIVATE. Do the part of a torchrun's rank above 0 while rank 0 trains: its share of training and of votes."""
         quiet = Stages(quiet=True)
-        shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+        shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
         with TeacherStore(config.root).assisting(self.identify(data, config)) as (checkpoints, mine):
             ensemble = train(
                 data.private,

@@ -25,7 +25,14 @@ from pate_torch.core import checks
 from pate_torch.core.device import to_device
 from pate_torch.core.progress import Stages
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.neighbors import Graph, balanced, coordinates, neighbor_graph, placed, spread
+from pate_torch.features.neighbors import (
+    Graph,
+    build_neighbor_graph,
+    compute_coordinates,
+    propagate_labels,
+    sinkhorn_balance,
+    to_graph_device,
+)
 from pate_torch.methods.teacher_votes import Tally, Teachers
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.teachers import distributed, voting
@@ -73,7 +80,7 @@ class TransductiveTeachers(Teachers):
 
     def among(self, feature_PD: Tensor) -> JointVotes:
         """The joint votes on the public points that have these features, float32 [P, D]."""
-        return JointVotes(neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
+        return JointVotes(build_neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
     def _choices(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
@@ -83,10 +90,10 @@ class TransductiveTeachers(Teachers):
         feature_PD = None
         if distributed.is_main():
             learnt = learn_features(config.features, data, config.seed, config.device, stages)
-            feature_PD = coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
+            feature_PD = compute_coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
         if together or feature_PD is None:
             feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
-        jointly = self.among(placed(feature_PD, config.device))
+        jointly = self.among(to_graph_device(feature_PD, config.device))
         progress = stages("Counting votes")
         return lambda some: jointly.tally(some, data.pool.x, config.device, progress)
 
@@ -141,10 +148,10 @@ class JointVotes:
     def _joint(self, probability_PC: Tensor) -> Tensor:
         num_classes = probability_PC.shape[1]
         if self.balance:
-            probability_PC = balanced(
+            probability_PC = sinkhorn_balance(
                 probability_PC, torch.full((num_classes,), 1 / num_classes, device=self.graph.device)
             )
         if self.alpha == 0:
             return probability_PC
         steps = math.ceil(math.log(_LEFT) / math.log(self.alpha))
-        return spread(self.graph, probability_PC, self.alpha, steps)
+        return propagate_labels(self.graph, probability_PC, self.alpha, steps)

@@ -16,7 +16,7 @@ from pate_torch.networks.modules import L2Normalize as L2Normalize
 from pate_torch.networks.modules import MeanShift as MeanShift
 from pate_torch.networks.modules import Residual as Residual
 from pate_torch.networks.modules import Voting as Voting
-from pate_torch.networks.modules import feature_extractor as feature_extractor
-from pate_torch.networks.modules import last_linear as last_linear
-from pate_torch.networks.modules import num_parameters as num_parameters
+from pate_torch.networks.modules import count_parameters as count_parameters
+from pate_torch.networks.modules import get_last_linear as get_last_linear
+from pate_torch.networks.modules import make_feature_extractor as make_feature_extractor
 from pate_torch.networks.modules import remove_head as remove_head

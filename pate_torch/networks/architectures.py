@@ -29,38 +29,38 @@ from pate_torch.networks.modules import (
     MeanShift,
     Residual,
     Voting,
-    feature_extractor,
+    make_feature_extractor,
 )
 
 Description = dict[str, Any]
 
 
-def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
+def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < min_size:
         raise checks.error(
             "network",
             name,
-            f"needs images of at least {smallest}x{smallest}, the data have shape {input_shape}",
+            f"needs images of at least {min_size}x{min_size}, the data have shape {input_shape}",
             "Feature rows go with network=logistic or network=mlp.",
         )
     return input_shape[0], input_shape[1], input_shape[2]
 
 
-def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+def _make_conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias: bool = True) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias)
 
 
-def _half(size: int) -> int:
+def _halve(size: int) -> int:
     return (size + 1) // 2
 
 
-def _normalizer(kind: str, channels: int) -> nn.Module:
+def _make_norm(kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(8, channels), channels)
 
 
-def _dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
+def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
     """Hidden layers with ReLU, then the logits."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
@@ -75,23 +75,23 @@ def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
     """Dense layers with ReLU."""
-    return nn.Sequential(nn.Flatten(), *_dense([math.prod(input_shape), *hidden], num_classes))
+    return nn.Sequential(nn.Flatten(), *_make_dense([math.prod(input_shape), *hidden], num_classes))
 
 
 def lean_cnn(
     input_shape: tuple[int, ...], num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
 ) -> nn.Module:
     """Two 3x3 convolutions of stride 2, then dense: strides do the work of pooling at a quarter of the arithmetic."""
-    depth, height, width = _image("lean_cnn", input_shape, 4)
+    depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
-    size = second * _half(_half(height)) * _half(_half(width))
+    size = second * _halve(_halve(height)) * _halve(_halve(width))
     return nn.Sequential(
-        _conv(depth, first, stride=2),
+        _make_conv(depth, first, stride=2),
         nn.ReLU(),
-        _conv(first, second, stride=2),
+        _make_conv(first, second, stride=2),
         nn.ReLU(),
         nn.Flatten(),
-        *_dense([size, hidden], num_classes),
+        *_make_dense([size, hidden], num_classes),
     )
 
 
@@ -106,44 +106,44 @@ def convnet(
 
     Local response normalization is left out: it costs time and gains nothing with today's initialization.
     """
-    depth, height, width = _image("convnet", input_shape, 8)
+    depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
     size = second * (height // 4) * (width // 4)
     return nn.Sequential(
-        _conv(depth, first, 5),
+        _make_conv(depth, first, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        _conv(first, second, 5),
+        _make_conv(first, second, 5),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        *_dense([size, *hidden], num_classes),
+        *_make_dense([size, *hidden], num_classes),
     )
 
 
-def _block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
+def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
     """Pre-activation residual block (He et al. 2016)."""
     branch = nn.Sequential(
-        _normalizer(norm, inputs),
+        _make_norm(norm, inputs),
         nn.ReLU(),
-        _conv(inputs, outputs, stride=stride, bias=False),
-        _normalizer(norm, outputs),
+        _make_conv(inputs, outputs, stride=stride, bias=False),
+        _make_norm(norm, outputs),
         nn.ReLU(),
-        _conv(outputs, outputs, bias=False),
+        _make_conv(outputs, outputs, bias=False),
     )
-    same = inputs == outputs and stride == 1
-    shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+    is_identity = inputs == outputs and stride == 1
+    shortcut = nn.Identity() if is_identity else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
     return Residual(branch, shortcut)
 
 
-def _residual_net(depth: int, widths: Sequence[int], blocks: int, norm: str, num_classes: int) -> nn.Module:
-    layers: list[nn.Module] = [_conv(depth, widths[0], bias=False)]
+def _make_residual_net(depth: int, widths: Sequence[int], blocks: int, norm: str, num_classes: int) -> nn.Module:
+    layers: list[nn.Module] = [_make_conv(depth, widths[0], bias=False)]
     inputs = widths[0]
     for stage, outputs in enumerate(widths[1:]):
         for block in range(blocks):
-            layers.append(_block(inputs, outputs, 2 if stage and not block else 1, norm))
+            layers.append(_make_residual_block(inputs, outputs, 2 if stage and not block else 1, norm))
             inputs = outputs
-    head = [_normalizer(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    head = [_make_norm(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, *head, nn.Linear(inputs, num_classes))
 
 
@@ -151,21 +151,21 @@ def resnet(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
 ) -> nn.Module:
     """Small residual network with group normalization, fit for teachers."""
-    depth, _, _ = _image("resnet", input_shape, 8)
+    depth, _, _ = _check_image_shape("resnet", input_shape, 8)
     checks.one_of("network.norm", norm, ("group", "batch"))
-    return _residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
+    return _make_residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
 
 
 def wide_resnet(
     input_shape: tuple[int, ...], num_classes: int, *, depth: int = 16, widen: int = 2, norm: str = "batch"
 ) -> nn.Module:
     """WRN-depth-widen (Zagoruyko and Komodakis 2016): 16-2 has 0.7 M parameters, 28-2 has 1.5 M."""
-    channels, _, _ = _image("wide_resnet", input_shape, 8)
+    channels, _, _ = _check_image_shape("wide_resnet", input_shape, 8)
     checks.one_of("network.norm", norm, ("group", "batch"))
     if depth < 10 or (depth - 4) % 6:
         raise checks.error("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
     widths = [16, 16 * widen, 32 * widen, 64 * widen]
-    return _residual_net(channels, widths, (depth - 4) // 6, norm, num_classes)
+    return _make_residual_net(channels, widths, (depth - 4) // 6, norm, num_classes)
 
 
 def small_cnn(
@@ -177,20 +177,20 @@ def small_cnn(
     norm: str = "batch",
 ) -> nn.Module:
     """Student for images of about 8x8: two convolutions, one pooling, dense."""
-    depth, height, width = _image("small_cnn", input_shape, 4)
+    depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
     checks.one_of("network.norm", norm, ("group", "batch"))
     first, second = channels
     size = second * (height // 2) * (width // 2)
     return nn.Sequential(
-        _conv(depth, first, bias=False),
-        _normalizer(norm, first),
+        _make_conv(depth, first, bias=False),
+        _make_norm(norm, first),
         nn.ReLU(),
-        _conv(first, second, bias=False),
-        _normalizer(norm, second),
+        _make_conv(first, second, bias=False),
+        _make_norm(norm, second),
         nn.ReLU(),
         nn.MaxPool2d(2),
         Flatten(),
-        *_dense([size, hidden], num_classes),
+        *_make_dense([size, hidden], num_classes),
     )
 
 
@@ -201,16 +201,16 @@ def cnn(
 
     1.1 M parameters on 28x28 at the default width; nine tenths of them dense, where they cost least time.
     """
-    depth, height, wide = _image("cnn", input_shape, 8)
+    depth, height, image_width = _check_image_shape("cnn", input_shape, 8)
     checks.one_of("network.norm", norm, ("group", "batch"))
     plan = [(width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
     layers: list[nn.Module] = []
     inputs = depth
     for outputs, stride in plan:
-        layers += [_conv(inputs, outputs, stride=stride, bias=False), _normalizer(norm, outputs), nn.ReLU()]
+        layers += [_make_conv(inputs, outputs, stride=stride, bias=False), _make_norm(norm, outputs), nn.ReLU()]
         inputs = outputs
-    size = inputs * _half(_half(height)) * _half(_half(wide))
-    return nn.Sequential(*layers, Flatten(), *_dense([size, hidden], num_classes))
+    size = inputs * _halve(_halve(height)) * _halve(_halve(image_width))
+    return nn.Sequential(*layers, Flatten(), *_make_dense([size, hidden], num_classes))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -251,7 +251,7 @@ def probe(
         neighbors: How many of them, the nearest, move a feature (``MeanShift``); 0: features stay as they are.
     """
     design = {"name": "logistic", "options": {}, **(of or {})}
-    trunk = feature_extractor(build(design["name"], input_shape, num_classes, **design["options"])).eval()
+    trunk = make_feature_extractor(build(design["name"], input_shape, num_classes, **design["options"])).eval()
     with torch.no_grad():
         width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
     if neighbors:
@@ -287,10 +287,14 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    allowed = [p.name for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    allowed_options = [
+        p.name for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY
+    ]
     for option, value in options.items():
-        if option not in allowed:
-            raise checks.error("network option", option, f"network {name!r} takes {', '.join(allowed) or 'no options'}")
+        if option not in allowed_options:
+            raise checks.error(
+                "network option", option, f"network {name!r} takes {', '.join(allowed_options) or 'no options'}"
+            )
         if option in ("norm", "of"):
             continue
         for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
@@ -347,11 +351,11 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
                 layer.bias.zero_()
             continue
         fan_in = layer.weight[0].numel()
-        drawn = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
-        layer.weight.copy_(drawn)
+        values = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
+        layer.weight.copy_(values)
         if layer.bias is not None:
-            drawn = torch.rand(layer.bias.shape, generator=generator, dtype=torch.float32)
-            layer.bias.copy_((2 * drawn - 1) / math.sqrt(fan_in))
+            values = torch.rand(layer.bias.shape, generator=generator, dtype=torch.float32)
+            layer.bias.copy_((2 * values - 1) / math.sqrt(fan_in))
     for norm in module.modules():
         if isinstance(norm, nn.GroupNorm | nn.BatchNorm2d):
             norm.weight.fill_(1)

@@ -93,10 +93,10 @@ class MeanShift(nn.Module):
 
     def forward(self, x_BD: Tensor) -> Tensor:
         # No library's search: private features come in batches of one shape, in which a product rounds them alike.
-        near = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
-        weight_BK = (near.values - near.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
+        nearest = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
+        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
-        return (weight_BK[:, :, None] * self.place_PD[near.indices]).sum(1)
+        return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
 
 
 class BoostedStumps(nn.Module):
@@ -122,7 +122,7 @@ class BoostedStumps(nn.Module):
         return (low_BK @ self.low_KC + (1 - low_BK) @ self.high_KC + self.bias_C).float()
 
 
-CERTAIN = 40.0
+CERTAIN_LOGIT = 40.0
 """Logit of a class that a hypothesis names: all of the probability, in float32."""
 
 
@@ -138,15 +138,15 @@ class _Rules(nn.Module):
         self.register_buffer("share_R", torch.zeros(rules))
         self.share_R: Tensor
 
-    def says(self, x_BD: Tensor) -> Tensor:
+    def evaluate(self, x_BD: Tensor) -> Tensor:
         """Whether each rule says yes."""
         raise NotImplementedError
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        says_BR = self.says(x_BD)
-        if says_BR.shape[1] == 1:
-            return CERTAIN * torch.cat([~says_BR, says_BR], 1).float()
-        return CERTAIN * (says_BR + 0.25 * torch.where(says_BR, -self.share_R, self.share_R))
+        is_yes_BR = self.evaluate(x_BD)
+        if is_yes_BR.shape[1] == 1:
+            return CERTAIN_LOGIT * torch.cat([~is_yes_BR, is_yes_BR], 1).float()
+        return CERTAIN_LOGIT * (is_yes_BR + 0.25 * torch.where(is_yes_BR, -self.share_R, self.share_R))
 
 
 class AxisRules(_Rules):
@@ -164,7 +164,7 @@ class AxisRules(_Rules):
         self.feature_R: Tensor
         self.inside_R: Tensor
 
-    def says(self, x_BD: Tensor) -> Tensor:
+    def evaluate(self, x_BD: Tensor) -> Tensor:
         value_BR = x_BD.double()[:, self.feature_R]
         return ((value_BR >= self.low_R) & (value_BR < self.high_R)) == self.inside_R
 
@@ -179,15 +179,15 @@ class HalfPlaneRules(_Rules):
         self.register_buffer("always_R", torch.zeros(rules, dtype=torch.bool))
         self.always_R: Tensor
 
-    def says(self, x_BD: Tensor) -> Tensor:
-        along_RD, towards_BRD = self.head_RD - self.tail_RD, x_BD.double()[:, None] - self.tail_RD
-        side_BR = along_RD[:, 0] * towards_BRD[..., 1] - along_RD[:, 1] * towards_BRD[..., 0]
-        beyond_BR = (along_RD * towards_BRD).sum(2) > 0
-        says_BR = (side_BR > 0) | ((side_BR == 0) & ~beyond_BR)
-        return torch.where((along_RD == 0).all(1), self.always_R, says_BR)
+    def evaluate(self, x_BD: Tensor) -> Tensor:
+        edge_RD, offset_BRD = self.head_RD - self.tail_RD, x_BD.double()[:, None] - self.tail_RD
+        side_BR = edge_RD[:, 0] * offset_BRD[..., 1] - edge_RD[:, 1] * offset_BRD[..., 0]
+        beyond_BR = (edge_RD * offset_BRD).sum(2) > 0
+        is_yes_BR = (side_BR > 0) | ((side_BR == 0) & ~beyond_BR)
+        return torch.where((edge_RD == 0).all(1), self.always_R, is_yes_BR)
 
 
-def last_linear(network: nn.Module) -> str:
+def get_last_linear(network: nn.Module) -> str:
     """Name of a network's classifier: its last linear layer.
 
     Raises:
@@ -201,24 +201,24 @@ def last_linear(network: nn.Module) -> str:
 
 def remove_head(network: nn.Module) -> nn.Module:
     """The network with its classifier replaced by the identity, in place; returns it."""
-    network.set_submodule(last_linear(network), nn.Identity())
+    network.set_submodule(get_last_linear(network), nn.Identity())
     return network
 
 
-def feature_extractor(network: nn.Module) -> nn.Module:
+def make_feature_extractor(network: nn.Module) -> nn.Module:
     """A copy of a network up to its last layer, whose inputs are the features.
 
     Of a vote of several, the features of all members side by side; of a network without such a layer, the points
     themselves.
     """
     if isinstance(network, Voting):
-        return ConcatFeatures([feature_extractor(member) for member in network.members])
+        return ConcatFeatures([make_feature_extractor(member) for member in network.members])
     try:
         return remove_head(copy.deepcopy(network))
     except ValueError:
         return nn.Flatten()
 
 
-def num_parameters(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     """Number of parameters that a network learns."""
     return sum(parameter.numel() for parameter in module.parameters())

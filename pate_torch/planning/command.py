@@ -42,7 +42,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data import locations
 from pate_torch.data.embeddings import Embeddings
-from pate_torch.features.encoded_dataset import Encoded
+from pate_torch.features.encoded_dataset import EncodedDataset
 from pate_torch.ledger import Account, Ledger
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.interactive import InteractiveGNMax
@@ -98,7 +98,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
     """
-    pilot_keys, rest = _split(settings)
+    pilot_keys, rest = _compute_split_shares(settings)
     axes, fixed = _axes(rest)
     with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
         composed = Composer(fixed)
@@ -192,7 +192,7 @@ def _key(setting: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _split(settings: Sequence[str]) -> tuple[Pilot, Settings]:
+def _compute_split_shares(settings: Sequence[str]) -> tuple[Pilot, Settings]:
     """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
     mine, rest = list[str](), list[str]()
     for setting in settings:
@@ -281,7 +281,7 @@ def _offered(
     descent = feasibility.same_price(plan, plan.calibrated().mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
-    encoded = isinstance(plan.dataset, Encoded | Embeddings)
+    encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
     images = False if encoded else None
     offered = feasibility.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
     replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
@@ -335,7 +335,7 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
             fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
             raise checks.error("pilot.on", pilot.on, "is no data set here", fix) from error
         source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
-    planned = base.dataset.source if isinstance(base.dataset, Encoded) else base.dataset
+    planned = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
     if source.name == planned.name or not _of_other_files(source, planned):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."
         raise checks.error("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
@@ -351,8 +351,8 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
     if data.evaluation.pool_y is None:
         fix = "Give its public points a label each."
         raise checks.error("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
-    if isinstance(base.dataset, Encoded):
-        return replace(base.dataset, source=source).encoded(data, Stages(quiet=base.quiet))
+    if isinstance(base.dataset, EncodedDataset):
+        return replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return data
 
 
@@ -368,7 +368,7 @@ def _of_other_files(stand_in: Any, planned: Any) -> bool:
 def _places(source: Any) -> set[Path]:
     """Where a user's file may lie."""
     given = Path(source.path).expanduser()
-    return {given.resolve(), (locations.data_root(source.root) / given).resolve()}
+    return {given.resolve(), (locations.get_data_root(source.root) / given).resolve()}
 
 
 def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:

@@ -264,7 +264,9 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     short = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
     trunk = None if short.start is None else short.start.learn(data.pool.x, data.spec, seed=seed)
-    ensemble = train(records, data.spec, ReplaceOne().shards(records, teachers, seed), short, seed=seed, trunk=trunk)
+    ensemble = train(
+        records, data.spec, ReplaceOne().make_shards(records, teachers, seed), short, seed=seed, trunk=trunk
+    )
     asked = data.pool.x[: pilot.questions]
     probability_KQC = ensemble.probabilities(asked)
     truth_Q = data.evaluation.pool_y
@@ -382,7 +384,7 @@ def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: E
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     stand_in = replace(data, private=records)
     partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
-    shards = partition.shards(records, 1, seed)
+    shards = partition.make_shards(records, 1, seed)
     asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
     scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
     noise = DryRunNoise(mechanism.noise, rng.derive_seed(seed, "plan", "noise"))

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.features.neighbors import blocks, neighbor_graph, spectral
+from pate_torch.features.neighbors import build_neighbor_graph, compute_spectral_embedding, split_blocks
 from pate_torch.protocols import QueryState
 from pate_torch.queries.random import features, open_points, share, shuffled
 from pate_torch.queries.uncertainty import Margin
@@ -137,11 +137,11 @@ class Prototypes:
         count = share(state)
         if count == 0 or len(state.pool_x) == 1:
             return open_points(state)[:count]
-        graph = neighbor_graph(features(state), self.neighbors)
+        graph = build_neighbor_graph(features(state), self.neighbors)
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.query_Q) + count
-        place_PW = spectral(graph, min(clusters, _AXES), stream)
+        place_PW = compute_spectral_embedding(graph, min(clusters, _AXES), stream)
         cluster_P, center_KW = kmeans(place_PW, clusters, stream, self.restarts)
         off_center_P = off_center(place_PW, cluster_P, center_KW).cpu()
         spacing_P, cluster_P = graph.spacing_P.cpu(), cluster_P.cpu()
@@ -208,7 +208,7 @@ def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
 def off_center(x_PD: Tensor, cluster_P: Tensor, center_KD: Tensor) -> Tensor:
     """Squared distance [P] of each point to its cluster's center, by blocks of all distances."""
     parts = []
-    for rows in blocks(x_PD, len(center_KD)):
+    for rows in split_blocks(x_PD, len(center_KD)):
         parts.append(squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]).squeeze(1))
     return torch.cat(parts)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.features.neighbors import coordinates
+from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.protocols import QueryState
 
 
@@ -36,7 +36,7 @@ def features(state: QueryState, width: int = 64) -> Tensor:
     """The learnt features where they are, else the normalized points on at most ``width`` axes; float32 [P, D]."""
     if state.feature_PD is not None:
         return state.feature_PD.float()
-    return coordinates(state.pool_x, state.spec, width)
+    return compute_coordinates(state.pool_x, state.spec, width)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
-from pate_torch.data.partition import deal
+from pate_torch.data.partition import assign_shards
 from pate_torch.protocols import Student
 from pate_torch.reporting.builder import accuracy_of, student_figures
 from pate_torch.reporting.intervals import Share, percent
@@ -321,7 +321,7 @@ def examine(
     if not run.store.behind(facts["teachers_id"], run.store.fingerprint(data.private)):
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
-    shards = deal(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
+    shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
     sides = config.membership.sides(data, shards, run.loaded.others, config.seed)
     if sides is None:
         return figures
@@ -360,6 +360,6 @@ def _counted(run: RunContext) -> dict[str, int]:
     counts = count_records(run.data, run.everyone)
     capacity = getattr(config.partition, "capacity", None)
     if config.labels is None and config.num_teachers and capacity is not None:
-        shards = deal(config.partition, private, config.num_teachers, config.seed)
+        shards = assign_shards(config.partition, private, config.num_teachers, config.seed)
         counts["left out beyond partition.capacity"] = len(private) - int(shards.mask_KS.sum())
     return counts

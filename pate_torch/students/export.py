@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.encoded_dataset import ENCODER
+from pate_torch.features.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.encoder import Encoder
 from pate_torch.protocols import PointEncoder, Student
 from pate_torch.students import store
@@ -64,11 +64,11 @@ def load_student(
     """
     file = find(where)
     student = store.load(file, device)
-    card, folder = student.spec.encoder, file.parent / ENCODER
+    card, folder = student.spec.encoder, file.parent / ENCODER_FOLDER
     if isinstance(encoder, Mapping) and card is not None:
-        encoder = Encoder.of(card, {key: str(path) for key, path in encoder.items()})
+        encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
     elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
-        encoder = Encoder.of(card, Encoder.names(card, folder))
+        encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
     return student if encoder is None else student.with_encoder(cast(PointEncoder, encoder))
 
 

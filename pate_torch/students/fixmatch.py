@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import strong_view, weak_view
+from pate_torch.features.augmentation import make_strong_view, make_weak_view
 from pate_torch.students.label_spreading import expected_shares, most_confident, propagate, propagated_loss
 from pate_torch.students.training import (
     Average,
@@ -69,7 +69,7 @@ class FixMatch(GradientStudent):
     def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Corrected cross-entropy on labels, plus masked cross-entropy on confident guesses."""
         spec = problem.spec
-        weak, strong = weak_view(spec, self.affine), strong_view(spec, self.affine)
+        weak, strong = make_weak_view(spec, self.affine), make_strong_view(spec, self.affine)
         draws = problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))

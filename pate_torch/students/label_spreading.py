@@ -14,10 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import weak_view
+from pate_torch.features.augmentation import make_weak_view
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import balanced, coordinates, neighbor_graph, placed, spread
-from pate_torch.networks import feature_extractor
+from pate_torch.features.neighbors import (
+    build_neighbor_graph,
+    compute_coordinates,
+    propagate_labels,
+    sinkhorn_balance,
+    to_graph_device,
+)
+from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import FeatureRecipe, Student
 from pate_torch.students.training import (
     Average,
@@ -64,7 +70,7 @@ class LabelSpreading(GradientStudent):
         spec = problem.spec
         target_C = expected_shares(problem, self.alignment)
         propagated_P = most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
-        view, draws = weak_view(spec, self.affine), problem.stream("views")
+        view, draws = make_weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 
@@ -97,19 +103,19 @@ def propagate(
     """
     x_P, spec = problem.x_P, problem.spec
     if before is not None:
-        feature_PD = encode(feature_extractor(before.module), x_P, spec)
+        feature_PD = encode(make_feature_extractor(before.module), x_P, spec)
     elif recipe is not None:
         encoder = recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device)
         feature_PD = encode(encoder, x_P, spec)
     else:
-        feature_PD = coordinates(x_P, spec)
-    graph = neighbor_graph(placed(feature_PD, x_P.device), _NEIGHBORS)
+        feature_PD = compute_coordinates(x_P, spec)
+    graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NEIGHBORS)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes, device=graph.device)
     seeds_PC[problem.query_Q.to(graph.device)] = problem.target_QC.to(graph.device)
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
     seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = spread(graph, seeds_PC, alpha)
-    return balanced(mass_PC, target_C.to(graph.device)).to(x_P.device)
+    mass_PC = propagate_labels(graph, seeds_PC, alpha)
+    return sinkhorn_balance(mass_PC, target_C.to(graph.device)).to(x_P.device)
 
 
 def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.features.contrastive import mean_shift
+from pate_torch.features.contrastive import append_mean_shift
 from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentTask, do_nothing
 
 
@@ -84,7 +84,7 @@ def linear_student(
         fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
         raise checks.error("student.last", "model", "is the model trained on gradients, and none was released", fix)
     trunk, network = _trunk(task, guide, recipe, seed, device)
-    trunk = mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
+    trunk = append_mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
     description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
     module = networks.rebuild(description)
@@ -125,7 +125,7 @@ def _trunk(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The encoder that the round was asked in, and the name and options of the network whose lower part it is."""
     if guide is not None:
-        return networks.feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
+        return networks.make_feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
     if recipe is None:
         return nn.Flatten(), {"name": "logistic", "options": {}}
     design = getattr(recipe, "design", None)

@@ -14,7 +14,7 @@ import numpy as np
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.data.units import hold_out, one_per_unit
+from pate_torch.data.units import hold_out, select_one_per_unit
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
 from pate_torch.pac.selection import draw
 from pate_torch.protocols import Student, StudentAlgorithm
@@ -98,7 +98,7 @@ class Selection:
         budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
-        held = one_per_unit(held, budget.adjacency)
+        held = select_one_per_unit(held, budget.adjacency)
         errors = [
             int((student.compute_probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()
         ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from pate_torch.features.augmentation import weak_view
+from pate_torch.features.augmentation import make_weak_view
 from pate_torch.students.training import (
     Average,
     GradientStudent,
@@ -26,7 +26,7 @@ class Supervised(GradientStudent):
 
     def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Mean corrected cross-entropy of a batch of distorted labeled points."""
-        view = weak_view(problem.spec, self.affine)
+        view = make_weak_view(problem.spec, self.affine)
         draws = problem.stream("views")
         order = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
 

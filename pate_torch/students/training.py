@@ -22,8 +22,8 @@ from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.features.augmentation import Affine, as_affine
-from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, mixed, transfer
+from pate_torch.features.augmentation import Affine, parse_affine
+from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
 from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
 from pate_torch.students.label_noise import believable, doubted
 from pate_torch.types import DataSpec
@@ -282,7 +282,7 @@ class GradientStudent(ABC):
         checks.one_of("student.precision", self.precision, PRECISIONS)
         checks.one_of("student.network", self.network, networks.NETWORKS)
         checks.mapping("student.network_options", self.network_options)
-        as_affine(self.augment, "student.augment")
+        parse_affine(self.augment, "student.augment")
         if self.features is not None and not isinstance(self.features, ContrastiveFeatures):
             fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
             raise checks.error("student.features", self.features, "must be a recipe or null", fix)
@@ -290,7 +290,7 @@ class GradientStudent(ABC):
     @property
     def affine(self) -> Affine | None:
         """``augment`` as it is used."""
-        return as_affine(self.augment)
+        return parse_affine(self.augment)
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
@@ -343,7 +343,9 @@ class GradientStudent(ABC):
         initial = rng.make_torch_generator(problem.seed, "student", "initial")
         model = networks.initialize(networks.rebuild(description), initial).to(device)
         if self.features is not None:
-            transfer(self.features.alone.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model)
+            transfer_weights(
+                self.features.single_encoder.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model
+            )
         return model
 
     def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, notes: Notes) -> None:
@@ -352,7 +354,7 @@ class GradientStudent(ABC):
         optimizers = [Adam(decayed, self.weight_decay), Adam(plain, 0.0)]
         for step in range(self.steps):
             model.train()
-            with mixed(self.precision, next(model.parameters()).device):
+            with autocast(self.precision, next(model.parameters()).device):
                 value = loss(model, step)
             model.zero_grad()
             value.backward()

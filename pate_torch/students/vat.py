@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import weak_view
+from pate_torch.features.augmentation import make_weak_view
 from pate_torch.students.training import (
     Average,
     GradientStudent,
@@ -59,7 +59,7 @@ class Vat(GradientStudent):
     def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
         """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
         spec = problem.spec
-        view, draws = weak_view(spec, self.affine), problem.stream("views")
+        view, draws = make_weak_view(spec, self.affine), problem.stream("views")
         labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
         unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
 

@@ -115,7 +115,7 @@ def network_cost(network: str, options: Mapping[str, Any], spec: DataSpec) -> Co
         for layer in module.modules():
             layer.register_forward_hook(count)
         module(torch.zeros(1, *spec.input_shape))
-    return Cost(networks.num_parameters(module), sum(kept), max(step))
+    return Cost(networks.count_parameters(module), sum(kept), max(step))
 
 
 def training_bytes(recipe: TeacherRecipe, cost: Cost) -> int:

@@ -239,7 +239,7 @@ def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan
 def test_where_features_are_public_there_are_no_members_to_find(plan):
     source = LabelsOnly(source=blobs())
     data = source.load()
-    shards = ReplaceOne().shards(data.private, 5, seed=0)
+    shards = ReplaceOne().make_shards(data.private, 5, seed=0)
     assert MembershipTest().sides(data, shards, None, seed=0) is None
     with pytest.raises(ValueError, match="features are public"):
         MembershipTest(held_out=0.1).hold_out(data, "replace_one", 0)
@@ -318,7 +318,7 @@ def test_votes_that_were_brought_have_no_members_here(plan, tmp_path):
 
 
 def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
-    spec, shards = data.spec, ReplaceOne().shards(data.private, 1, seed=0)
+    spec, shards = data.spec, ReplaceOne().make_shards(data.private, 1, seed=0)
     recipe = public_start_world.RECIPE
     for one_trunk, start in ((trunk, recipe.start), (None, None)):
         given = dataclasses.replace(recipe, start=start, steps=5)

@@ -18,11 +18,11 @@ from sklearn.datasets import dump_svmlight_file
 from pate_torch.config import refuse_adjacency
 from pate_torch.data import image_folder, libsvm, roles, tabular, units
 from pate_torch.data.labels_only import LabelsOnly
-from pate_torch.data.libsvm import hashing
+from pate_torch.data.libsvm import make_hashing_matrix
 from pate_torch.data.partition import ReplaceOne
-from pate_torch.data.schema import class_name
+from pate_torch.data.schema import normalize_class_name
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.units import content_id, one_per_unit, unit_names
+from pate_torch.data.units import compute_content_id, get_unit_names, select_one_per_unit
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import PrivateData
 
@@ -74,11 +74,13 @@ def same_public_side(a, b):
 def test_hash_roles_follow_the_fractions_and_each_id_alone():
     ids = np.array([f"person{i}" for i in range(20_000)])
     main = np.zeros(len(ids), dtype=int)
-    role = roles.by_hash(ids, main, {roles.PRIVATE}, (0.7, 0.2, 0.1), 3)
+    role = roles.assign_by_hash(ids, main, {roles.PRIVATE}, (0.7, 0.2, 0.1), 3)
     assert np.abs(np.bincount(role) / len(ids) - (0.7, 0.2, 0.1)).max() < 0.015  # over four deviations
     some = np.arange(0, len(ids), 7)
-    np.testing.assert_array_equal(roles.by_hash(ids[some], main[some], {roles.PRIVATE}, (0.7, 0.2, 0.1), 3), role[some])
-    assert (roles.by_hash(ids, main, {roles.PRIVATE}, (0.7, 0.2, 0.1), 4) != role).mean() > 0.3
+    np.testing.assert_array_equal(
+        roles.assign_by_hash(ids[some], main[some], {roles.PRIVATE}, (0.7, 0.2, 0.1), 3), role[some]
+    )
+    assert (roles.assign_by_hash(ids, main, {roles.PRIVATE}, (0.7, 0.2, 0.1), 4) != role).mean() > 0.3
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_hash_roles_follow_the_fractions_and_each_id_alone():
 def test_files_given_for_a_role_keep_it(parts, allowed):
     ids = np.array([str(i) for i in range(3000)])
     part = np.array(sorted(parts))[np.arange(3000) % len(parts)]
-    role = roles.by_hash(ids, part, parts, (0.8, 0.1, 0.1), 0)
+    role = roles.assign_by_hash(ids, part, parts, (0.8, 0.1, 0.1), 0)
     assert {p: set(role[part == p].tolist()) for p in parts} == allowed
 
 
@@ -101,7 +103,7 @@ def test_files_given_for_a_role_keep_it(parts, allowed):
     ("count", "sizes"), [(8124, [6499, 163, 1462]), (48842, [39073, 977, 8792]), (72309, [57847, 1447, 13015])]
 )
 def test_position_roles_have_the_sizes_printed_in_lzcw21(count, sizes):
-    assert np.bincount(roles.by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes
+    assert np.bincount(roles.assign_by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes
 
 
 @pytest.mark.parametrize("trial", range(40))
@@ -119,7 +121,7 @@ def test_a_replaced_row_moves_no_other_where_positions_decide(trial, tmp_path):
     kept = before.private.unit_id != str(position)
     assert kept.sum() == 159 and torch.equal(before.private.x[kept], after.private.x[kept])
     assert torch.equal(before.private.y[kept], after.private.y[kept])
-    left, right = (ReplaceOne().shards(data.private, 7, trial) for data in (before, after))
+    left, right = (ReplaceOne().make_shards(data.private, 7, trial) for data in (before, after))
     assert torch.equal(left.index_KS, right.index_KS)
 
 
@@ -179,23 +181,23 @@ def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
 
 def test_units_are_ids_or_positions():
     private = PrivateData(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
-    assert unit_names(private, "add_remove").tolist() == ["b", "a", "b", "a"]
-    assert unit_names(private, "replace_one").tolist() == ["0", "1", "2", "3"]
-    assert one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
-    assert one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
+    assert get_unit_names(private, "add_remove").tolist() == ["b", "a", "b", "a"]
+    assert get_unit_names(private, "replace_one").tolist() == ["0", "1", "2", "3"]
+    assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
+    assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_class_names_have_one_spelling():
-    assert [class_name(v) for v in (1, 1.0, "1", "+1", " 1.0", -1.0, "1_2", "cat", 0.5)] == [
+    assert [normalize_class_name(v) for v in (1, 1.0, "1", "+1", " 1.0", -1.0, "1_2", "cat", 0.5)] == [
         *("1", "1", "1", "1", "1", "-1", "1_2", "cat", "0.5")
     ]
-    assert roles.class_list(None, ["10", "9", "-1"]) == ("-1", "9", "10")
-    assert roles.class_list([1, -1], ["1"]) == ("1", "-1")
+    assert roles.build_class_list(None, ["10", "9", "-1"]) == ("-1", "9", "10")
+    assert roles.build_class_list([1, -1], ["1"]) == ("1", "-1")
 
 
 def test_content_ids_tell_boundaries_apart():
-    assert content_id([b"ab", b"c"]) != content_id([b"a", b"bc"])
-    assert content_id([b"ab", b"c"]) == content_id([b"ab", b"c"])
+    assert compute_content_id([b"ab", b"c"]) != compute_content_id([b"a", b"bc"])
+    assert compute_content_id([b"ab", b"c"]) == compute_content_id([b"ab", b"c"])
 
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5, 0.0), (0.5, 0.5), (0.5, 0.2, 0.2), (1.2, -0.1, -0.1)])
@@ -271,10 +273,10 @@ def test_a_strange_private_record_changes_nobody_else(tmp_path):
     more = pd.concat([frame.astype(object), strange], ignore_index=True)
     loaded = Csv(path=write(more, tmp_path / "b.csv"), id="key", ignore=["user"], **files).load()
     same_public_side(plain, loaded)
-    filled = units.leave_out_unusable(loaded, "replace_one").private
+    filled = units.drop_unusable(loaded, "replace_one").private
     assert len(filled) == 64 and filled.x.isfinite().all() and not filled.x[-2].any() and not filled.y[-4]
     assert loaded.num_dropped_by_reason == {"with missing numbers": 1, "of no known class": 1}
-    loaded = units.leave_out_unusable(loaded, "add_remove")
+    loaded = units.drop_unusable(loaded, "add_remove")
     rows = rows_of(loaded.private)
     assert set(rows) - set(rows_of(plain.private)) == {"s1", "s3"}
     assert {name: rows[name] for name in rows_of(plain.private)} == rows_of(plain.private)
@@ -445,7 +447,7 @@ def test_a_strange_private_row_changes_nobody_else(tmp_path):
         file.write("1 2:5 31:7 90000:1\n7 1:1\n")
     more = Libsvm(path=path, public_path=public, test_path=test).load()
     same_public_side(plain, more)
-    more = units.leave_out_unusable(more, "add_remove")
+    more = units.drop_unusable(more, "add_remove")
     assert len(more.private) == len(plain.private) + 1
     assert more.private.x[-1].tolist() == [0.0, 5.0] + [0.0] * 28
     assert torch.equal(more.private.x[:-1], plain.private.x)
@@ -465,13 +467,17 @@ def test_qid_is_a_group(tmp_path):
 def test_many_features_are_hashed_and_inner_products_survive(tmp_path):
     x, y = sparse(200, 50)
     dense = Libsvm(path=svm(tmp_path, x, y), roles="position", num_features=50).load()
-    small = Libsvm(path=svm(tmp_path, x, y), roles="position", num_features=50, feature_limit=49, project=16).load()
+    small = Libsvm(
+        path=svm(tmp_path, x, y), roles="position", num_features=50, feature_limit=49, projected_dim=16
+    ).load()
     assert small.spec.input_shape == (16,)
-    by_hand = dense.private.x.numpy() @ hashing(50, 16).toarray()
+    by_hand = dense.private.x.numpy() @ make_hashing_matrix(50, 16).toarray()
     np.testing.assert_allclose(small.private.x.numpy(), by_hand, atol=1e-5)
-    matrix = hashing(3000, 4000)
+    matrix = make_hashing_matrix(3000, 4000)
     assert (matrix.getnnz(axis=1) == 1).all() and set(matrix.data.tolist()) == {-1.0, 1.0}
-    np.testing.assert_array_equal(matrix[:100].toarray(), hashing(100, 4000).toarray())  # a feature's place is its own
+    np.testing.assert_array_equal(
+        matrix[:100].toarray(), make_hashing_matrix(100, 4000).toarray()
+    )  # a feature's place is its own
     random = np.random.default_rng(0)
     a, b = random.normal(size=(2, 3000))
     assert abs((a @ matrix) @ (b @ matrix) - a @ b) < 4 * 3000 / np.sqrt(4000)
@@ -571,7 +577,7 @@ def test_public_and_test_folders(tmp_path):
         picture(tmp_path / "pool" / f"{i}.png", i)
     private, test = gallery(tmp_path / "a", classes=("cat", "dog", "eel")), gallery(tmp_path / "t", 5)
     dataset = ImageFolder(path=private, public_path=str(tmp_path / "pool"), test_path=test, size=8).load()
-    dataset = units.leave_out_unusable(dataset, "add_remove")
+    dataset = units.drop_unusable(dataset, "add_remove")
     assert (len(dataset.private), len(dataset.pool), len(dataset.evaluation.y)) == (60, 7, 10)  # no eels in public
     assert dataset.evaluation.pool_y is None and dataset.spec.class_names == ("cat", "dog")
 
@@ -723,7 +729,7 @@ def test_private_test_records_are_not_looked_at(agreed, tmp_path):
     """Neither a class nor a category nor a column's kind comes from test records that are the owner's alone."""
     frame = table(200).drop(columns=["user"])
     source = tabular.Csv(path=write(frame, tmp_path / "t.csv"), id="key", publish_split=True, publish_test=agreed)
-    role = roles.by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {0}, source.fractions, 0)
+    role = roles.assign_by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {0}, source.fractions, 0)
     row = int(np.flatnonzero(role == roles.TEST)[0])
     changed = broken(broken(frame, "label", row, "perhaps"), "color", row, "ultraviolet")
     write(changed, tmp_path / "t.csv")
@@ -772,7 +778,7 @@ def test_a_csv_file_that_does_not_fit_its_header_is_refused(suffix, header, rows
 def test_quotes_blank_lines_and_a_mark_of_byte_order_are_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_bytes(b'\xef\xbb\xbfa,"b, or c"\r\n"1,5",\r\n\r\n"say ""so""",x\r\n')
-    assert tabular.read_text("dataset.path", path, ",") == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
+    assert tabular.read_table("dataset.path", path, ",") == {"a": ["1,5", 'say "so"'], "b, or c": ["", "x"]}
 
 
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.bz2", "t.csv.xz", "t.csv.zip", "t.csv.zst", "t.parquet", "t.csv"])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.core import rng
-from pate_torch.data.partition import AddRemove, ReplaceOne, deal
-from pate_torch.data.units import keyed_hash
+from pate_torch.data.partition import AddRemove, ReplaceOne, assign_shards
+from pate_torch.data.units import compute_keyed_hash
 from pate_torch.types import PrivateData, Shards
 
 
@@ -64,7 +64,7 @@ def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capac
     partition = AddRemove(capacity=capacity)
     before, after = (named(d, partition.shards(d, 2, seed)) for d in (data, less))
     changed = [k for k in range(2) if before[k] != after[k]]
-    home = int(keyed_hash([gone], seed, "partition", "add_remove")[0, 0] % np.uint64(2))
+    home = int(compute_keyed_hash([gone], seed, "partition", "add_remove")[0, 0] % np.uint64(2))
     assert set(changed) <= {home}
     survivors = [pair for pair in before[home] if pair[0] != gone]
     # Without the unit the others stand in the same order; with a capacity, later ones may move up behind them.
@@ -114,7 +114,7 @@ def test_hash_shards_are_binomially_even_and_depend_on_the_seed():
 
 @pytest.mark.parametrize(("count", "teachers"), [(10, 3), (12, 4), (7, 7), (1000, 33), (5, 1)])
 def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
-    shards = ReplaceOne().shards(private([str(i) for i in range(count)]), teachers, 5)
+    shards = ReplaceOne().make_shards(private([str(i) for i in range(count)]), teachers, 5)
     sizes = shards.mask_KS.sum(1).tolist()
     assert sum(sizes) == count and max(sizes) - min(sizes) <= 1
     assert sorted(shards.index_KS[shards.mask_KS].tolist()) == list(range(count))
@@ -122,19 +122,19 @@ def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
     replaced = PrivateData(
         torch.rand(count, 4), torch.ones(count).long(), np.array([f"other{i}" for i in range(count)])
     )
-    assert torch.equal(ReplaceOne().shards(replaced, teachers, 5).index_KS, shards.index_KS)
+    assert torch.equal(ReplaceOne().make_shards(replaced, teachers, 5).index_KS, shards.index_KS)
 
 
 def test_chunks_are_permuted_by_the_seed():
     data = private([str(i) for i in range(100)])
-    first, again, other = (ReplaceOne().shards(data, 10, seed).index_KS for seed in (0, 0, 1))
+    first, again, other = (ReplaceOne().make_shards(data, 10, seed).index_KS for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert first.flatten().tolist() != list(range(100))
 
 
 def test_replace_one_refuses_groups():
     with pytest.raises(ValueError, match=r"group:user.*partition=add_remove"):
-        ReplaceOne().shards(private(["a", "b"], "group:user"), 2, 0)
+        ReplaceOne().make_shards(private(["a", "b"], "group:user"), 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ class Mislabeled(AddRemove):
     """Says add/remove, and cuts a permutation of positions."""
 
     def shards(self, private, num_teachers, seed):
-        return ReplaceOne().shards(private, num_teachers, seed)
+        return ReplaceOne().make_shards(private, num_teachers, seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,8 +194,8 @@ class Splitting(AddRemove):
 def test_a_partition_is_held_to_what_it_says():
     x, y, names = torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), np.repeat(np.arange(10), 3).astype(str)
     private = PrivateData(x, y, names, "group:person")
-    assert deal(AddRemove(), private, 3, 0).num_teachers == 3
+    assert assign_shards(AddRemove(), private, 3, 0).num_teachers == 3
     with pytest.raises(ValueError, match="two shards"):
-        deal(Splitting(), private, 3, 0)
+        assign_shards(Splitting(), private, 3, 0)
     with pytest.raises(ValueError, match="not of add_remove"):
-        deal(Mislabeled(), PrivateData(x, y, names), 3, 0)
+        assign_shards(Mislabeled(), PrivateData(x, y, names), 3, 0)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.data import tabular
-from pate_torch.data.roles import origin_of_categories
-from pate_torch.data.schema import Column, ManyCategories, TableSchema, class_name
+from pate_torch.data.roles import get_categories_origin
+from pate_torch.data.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
 
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
 SCHEMA = TableSchema((Column("age", None), Column("color", ("blue", "red")), Column("member", ("False", "True"))))
@@ -36,15 +36,15 @@ def before(table, public, declared):
         text = [value.strip() for value in column]
         shown = {text[row] for row in public} - {""}
         if name in declared:
-            values = [class_name(value) for value in declared[name]]
+            values = [normalize_class_name(value) for value in declared[name]]
         elif all(value.casefold() in MISSING or not math.isnan(number(value)) for value in shown):
             with np.errstate(over="ignore"):
                 blocks.append(np.array([number(value) for value in text])[:, None].astype(np.float32))
             continue
         else:
-            values = sorted({class_name(value) for value in shown})
+            values = sorted({normalize_class_name(value) for value in shown})
         place = {value: code for code, value in enumerate(values)}
-        code_N = np.array([place.get(class_name(value), -1) for value in text])
+        code_N = np.array([place.get(normalize_class_name(value), -1) for value in text])
         blocks.append((code_N[:, None] == np.arange(len(values))).astype(np.float32))
     return np.concatenate(blocks, axis=1)
 
@@ -60,7 +60,7 @@ def test_a_schema_encodes_tables_to_the_bit_as_before_there_was_one(rows, data):
     table = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True))
     public = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
     declared = data.draw(st.sampled_from([{}, {"b": [1, "red", ""]}, {"a": []}]))
-    schema = TableSchema.of({k: [v[row] for row in public] for k, v in table.items()}, categories=declared)
+    schema = TableSchema.from_public({k: [v[row] for row in public] for k, v in table.items()}, categories=declared)
     coded = schema.encode(table, unknown="zeros", missing="nan")
     assert coded.dtype == np.float32 and coded.tobytes() == before(table, public, declared).tobytes()
     assert coded.shape[1] == schema.num_features == len(schema.feature_names)
@@ -75,7 +75,7 @@ def test_csv_reads_what_its_schema_encodes(tmp_path):
     frame["member"], frame["label"] = frame["age"] > 40, random.choice(["no", "yes"], 200)
     frame.to_csv(tmp_path / "all.csv", index=False)
     data = tabular.Csv(path=str(tmp_path / "all.csv"), publish_split=True).load()
-    schema = TableSchema.of(frame.drop(columns="label"))
+    schema = TableSchema.from_public(frame.drop(columns="label"))
     coded = {row.tobytes() for row in schema.encode(frame)}
     assert schema.feature_names == ("age", "color=blue", "color=red", "member=False", "member=True")
     assert {row.numpy().tobytes() for row in data.private.x} < coded
@@ -107,8 +107,8 @@ def test_numbers_and_their_text_are_one_category_and_one_number():
 
 
 def test_arrays_are_taken_where_every_column_is_numeric():
-    schema = TableSchema.of(np.array([[1.0, 2.0]]))
-    assert schema.feature_names == ("0", "1") and schema.numeric == (0, 1)
+    schema = TableSchema.from_public(np.array([[1.0, 2.0]]))
+    assert schema.feature_names == ("0", "1") and schema.numeric_indices == (0, 1)
     assert schema.encode([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
     assert schema.encode(pd.DataFrame([[1, 2]])).tolist() == [[1, 2]]
     with pytest.raises(ValueError, match="an array of 2 columns"):
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_named(change, message):
 def test_missing_columns_are_named_and_others_left_aside():
     with pytest.raises(ValueError, match="lacks the columns age, member"):
         SCHEMA.encode(FRAME[["color", "label"]])
-    assert SCHEMA.others(FRAME) == ["label"]
+    assert SCHEMA.find_unused_columns(FRAME) == ["label"]
     with pytest.raises(ValueError, match="more than one column age"):
         SCHEMA.encode(pd.concat([FRAME, FRAME[["age"]]], axis=1))
 
@@ -153,12 +153,12 @@ def test_unknown_categories_become_zeros_where_one_says_so():
 
 
 def test_a_schema_is_read_off_public_values_or_declared():
-    assert TableSchema.of(FRAME, categories={"age": [3.5, 4]}).columns[1] == Column("age", ("3.5", "4"))
-    with pytest.raises(ManyCategories, match=r"max_categories=2: column 'key' has 3 different public values"):
-        TableSchema.of({"key": ["a", "b", "c"]}, max_categories=2)
+    assert TableSchema.from_public(FRAME, categories={"age": [3.5, 4]}).columns[1] == Column("age", ("3.5", "4"))
+    with pytest.raises(TooManyCategoriesError, match=r"max_categories=2: column 'key' has 3 different public values"):
+        TableSchema.from_public({"key": ["a", "b", "c"]}, max_categories=2)
     with pytest.raises(ValueError, match=r"categories='colour'.*color"):
-        TableSchema.of(FRAME, categories={"colour": ["red"]})
-    assert SCHEMA.numeric == (0,) and SCHEMA.num_features == 5
+        TableSchema.from_public(FRAME, categories={"colour": ["red"]})
+    assert SCHEMA.numeric_indices == (0,) and SCHEMA.num_features == 5
 
 
 def test_a_schema_goes_through_json_and_damage_is_refused():
@@ -211,4 +211,4 @@ def test_who_agreed_to_figures_on_test_records_has_not_agreed_to_show_their_valu
 )
 def test_a_statement_says_of_which_columns_the_categories_were_declared(declared, expected):
     columns = (Column("age", None), Column("town", ("a", "b")), Column("sex", ("f", "m")))
-    assert origin_of_categories(TableSchema(columns), declared) == expected
+    assert get_categories_origin(TableSchema(columns), declared) == expected

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from pate_torch.core import texts
-from pate_torch.data.embeddings import Embeddings, vectors
+from pate_torch.data.embeddings import Embeddings, read_vectors
 from pate_torch.data.text import Text
-from pate_torch.data.units import leave_out_unusable
+from pate_torch.data.units import drop_unusable
 
 COUNT, WIDTH = 90, 5
 
@@ -55,9 +55,9 @@ def test_a_record_more_moves_nobody_and_one_without_a_text_is_dropped_alone(tmp_
     rows.sample(frac=1, random_state=0).to_csv(path, index=False)
     after = text(path, id="key", empty="drop").load()
     assert after.num_dropped_by_reason == {"without a text": 1}
-    filled = leave_out_unusable(after, "replace_one").private
+    filled = drop_unusable(after, "replace_one").private
     assert len(filled) == len(before.private) + 2 and "-" in texts.decode_texts(filled.x)  # it keeps its place
-    after = leave_out_unusable(after, "add_remove")
+    after = drop_unusable(after, "add_remove")
 
     def units(data):
         return dict(zip(data.private.unit_id.tolist(), texts.decode_texts(data.private.x), strict=True))
@@ -199,5 +199,5 @@ def test_vectors_that_do_not_fit_are_one_clear_line(tmp_path):
 
 def test_half_precision_vectors_become_float32(tmp_path):
     save_file({"embeddings": torch.ones(2, 3).half(), "id": torch.tensor([4, 7])}, tmp_path / "v.safetensors")
-    ids, x = vectors(tmp_path / "v.safetensors", "id", None)
+    ids, x = read_vectors(tmp_path / "v.safetensors", "id", None)
     assert ids == ["4", "7"] and x.dtype == torch.float32 and torch.equal(x, torch.ones(2, 3))

@@ -106,12 +106,12 @@ def texts(folder: Path) -> Student:
     draw = torch.Generator().manual_seed(0)
     (folder / "encoder").mkdir()
     save_file({"table": torch.randn(TOKENS, WIDTH, generator=draw)}, folder / "encoder" / "table.safetensors")
-    from pate_torch.features.encoder import located
+    from pate_torch.features.encoder import resolve_file
 
-    shutil.copy(located("tokenizer", WORDS), folder / "encoder" / "tokenizer.json")
+    shutil.copy(resolve_file("tokenizer", WORDS), folder / "encoder" / "tokenizer.json")
     files = {"weights": folder / "encoder" / "table.safetensors", "tokenizer": folder / "encoder" / "tokenizer.json"}
     points = spec_of(64, text="text", class_names=("a", "b"))
-    card = Encoder(name="words", **{key: str(file) for key, file in files.items()}).card(points)
+    card = Encoder(name="words", **{key: str(file) for key, file in files.items()}).make_card(points)
     return student_of(spec_of(WIDTH, encoder=card), "logistic")
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pate_torch.core import texts
-from pate_torch.features.encoder import TEXTS, Encoder
+from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.types import DataSpec
 from tests.features import onnx_files
 
@@ -96,11 +96,11 @@ def onnx_words(folder: Path, **more) -> Encoder:
 
 
 KINDS = {
-    "a table of token vectors": (static, TEXTS),
+    "a table of token vectors": (static, TEXT_SPEC),
     "a torch module for images": (eye, IMAGES),
-    "a torch module for texts": (reader, TEXTS),
+    "a torch module for texts": (reader, TEXT_SPEC),
     "onnx for rows": (onnx_rows, ROWS),
-    "onnx for texts": (onnx_words, TEXTS),
+    "onnx for texts": (onnx_words, TEXT_SPEC),
 }
 
 

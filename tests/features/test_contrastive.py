@@ -13,9 +13,9 @@ from pate_torch import networks
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.rng import derive_member_seed, make_torch_generator
 from pate_torch.features import contrastive, neighbors
-from pate_torch.features.augmentation import Affine, View, as_affine, strong_view, weak_view, widened
-from pate_torch.features.contrastive import ContrastiveFeatures, contrast, encode, transfer
-from pate_torch.networks import feature_extractor, last_linear, remove_head
+from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
+from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
+from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
 from pate_torch.protocols import StudentTask
 from pate_torch.students.bagging import Ensemble
 from pate_torch.students.supervised import Supervised
@@ -53,7 +53,7 @@ def test_contrast_is_the_published_loss():
         above = torch.exp(unit[i] @ unit[j] / 0.3)
         below = sum(torch.exp(unit[i] @ unit[k] / 0.3) for k in range(12) if k != i)
         total += float(-torch.log(above / below)) / 12
-    assert contrast(z, 0.3).item() == pytest.approx(total, rel=1e-5)
+    assert compute_contrastive_loss(z, 0.3).item() == pytest.approx(total, rel=1e-5)
 
 
 def test_no_step_waits_for_its_device_or_brings_a_constant_to_it():
@@ -68,7 +68,7 @@ def test_no_step_waits_for_its_device_or_brings_a_constant_to_it():
 def test_learning_brings_the_classes_together_without_labels():
     x, y = digits()
     start = dataclasses.replace(RECIPE, steps=0)
-    before, after = (agreement(recipe.features(x, SPEC, seed=0), y) for recipe in (start, RECIPE))
+    before, after = (agreement(recipe.compute_features(x, SPEC, seed=0), y) for recipe in (start, RECIPE))
     assert after > before and after > 0.9
 
 
@@ -76,7 +76,7 @@ def test_an_encoder_is_the_seed_s_and_the_points_alone():
     x, _ = digits(80)
     recipe = dataclasses.replace(RECIPE, steps=3)
     first = recipe.learn(x, SPEC, seed=0).state_dict()
-    contrastive._LEARNT.clear()
+    contrastive._ENCODER_CACHE.clear()
     torch.manual_seed(99)
     again, other = (recipe.learn(x, SPEC, seed=seed).state_dict() for seed in (0, 1))
     assert all(torch.equal(first[key], again[key]) for key in first)
@@ -87,7 +87,7 @@ def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
     x, _ = digits(80)
     calls: list[tuple[int, int]] = []
     recipe = dataclasses.replace(RECIPE, steps=4)
-    contrastive._LEARNT.clear()
+    contrastive._ENCODER_CACHE.clear()
     first = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
     with torch.no_grad():
         next(first.parameters()).zero_()
@@ -100,15 +100,17 @@ def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
 def test_several_encoders_are_those_of_their_seeds_side_by_side():
     x, _ = digits(120)
     recipe = dataclasses.replace(RECIPE, steps=5, encoders=3)
-    contrastive._LEARNT.clear()
+    contrastive._ENCODER_CACHE.clear()
     calls: list[tuple[int, int]] = []
-    features = recipe.features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
+    features = recipe.compute_features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
     assert calls[-1] == (15, 15)
     parts = []
     for k in range(3):  # the slow twin: one after the other, learnt anew
-        contrastive._LEARNT.clear()
+        contrastive._ENCODER_CACHE.clear()
         with single_thread_mode():
-            parts.append(dataclasses.replace(recipe, encoders=1).features(x, SPEC, seed=derive_member_seed(4, k)))
+            parts.append(
+                dataclasses.replace(recipe, encoders=1).compute_features(x, SPEC, seed=derive_member_seed(4, k))
+            )
     assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
     assert derive_member_seed(4, 0) == 4 and len({derive_member_seed(4, k) for k in range(3)}) == 3
     assert not torch.allclose(parts[0], parts[1]), "each from a start of its own"
@@ -122,7 +124,7 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
 
     def spy(self, task, *, seed, **rest):
         network = self.initial(prepare(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL))
-        started[seed] = feature_extractor(network)
+        started[seed] = make_feature_extractor(network)
         return fit(self, task, seed=seed, **rest)
 
     monkeypatch.setattr(Supervised, "fit", spy)
@@ -146,22 +148,22 @@ def test_a_teacher_starts_from_one_encoder():
 def test_transfer_moves_the_trunk_and_leaves_the_classifier():
     encoder = remove_head(networks.build("small_cnn", (1, 8, 8), 10, **SMALL))
     network = networks.initialize(networks.build("small_cnn", (1, 8, 8), 10, **SMALL), make_torch_generator(0, "x"))
-    head = last_linear(network)
+    head = get_last_linear(network)
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    transfer(encoder, network)
+    transfer_weights(encoder, network)
     for key, value in network.state_dict().items():
         expected = before[key] if key.startswith(head) else encoder.state_dict()[key]
         assert torch.equal(value, expected)
     wrong = networks.build("small_cnn", (1, 8, 8), 10, channels=(8, 16), hidden=33)
     with pytest.raises(ValueError, match="same network_options"):
-        transfer(encoder, wrong)
+        transfer_weights(encoder, wrong)
     with pytest.raises(ValueError, match="same network_options"):
-        transfer(encoder, networks.build("lean_cnn", (1, 8, 8), 10))
+        transfer_weights(encoder, networks.build("lean_cnn", (1, 8, 8), 10))
 
 
 def test_features_have_unit_length_and_rows_may_be_few():
     x, _ = digits(3)
-    z = dataclasses.replace(RECIPE, steps=2).features(x, SPEC, seed=0)
+    z = dataclasses.replace(RECIPE, steps=2).compute_features(x, SPEC, seed=0)
     torch.testing.assert_close(z.norm(dim=1), torch.ones(3))
     assert encode(remove_head(networks.build("small_cnn", (1, 8, 8), 10)), x, SPEC).shape == (3, 128)
 
@@ -179,7 +181,7 @@ def test_bad_recipes_are_named(change, key):
 
 
 def dense(points: torch.Tensor, neighbors: int) -> torch.Tensor:
-    """The slow twin of ``neighbor_graph``."""
+    """The slow twin of ``build_neighbor_graph``."""
     distance = torch.cdist(points.double(), points.double())
     distance.fill_diagonal_(torch.inf)
     nearest = distance.sort(dim=1)
@@ -195,19 +197,19 @@ def dense(points: torch.Tensor, neighbors: int) -> torch.Tensor:
 
 
 def test_the_graph_is_its_dense_twin(monkeypatch):
-    monkeypatch.setattr(neighbors, "_ON_CPU", 7 * 40)  # several blocks
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 7 * 40)  # several blocks
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    ours = neighbors.neighbor_graph(points, 5)
+    ours = neighbors.build_neighbor_graph(points, 5)
     torch.testing.assert_close(ours @ torch.eye(40), dense(points, 5).float(), rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="two points"):
-        neighbors.neighbor_graph(points[:1])
+        neighbors.build_neighbor_graph(points[:1])
 
 
 def test_spreading_solves_its_equation():
     points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     seeds = torch.zeros(40, 2)
     seeds[0, 0] = seeds[1, 1] = 1
-    ours = neighbors.spread(neighbors.neighbor_graph(points, 5), seeds, alpha=0.8)
+    ours = neighbors.propagate_labels(neighbors.build_neighbor_graph(points, 5), seeds, alpha=0.8)
     exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * dense(points, 5), seeds.double())
     torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
 
@@ -216,12 +218,16 @@ def test_spectral_rows_span_the_leading_eigenvectors():
     points = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     points[:20] += 6
     points[20:40] -= 6
-    ours = neighbors.spectral(neighbors.neighbor_graph(points, 5), 3, torch.Generator().manual_seed(1))
+    ours = neighbors.compute_spectral_embedding(
+        neighbors.build_neighbor_graph(points, 5), 3, torch.Generator().manual_seed(1)
+    )
     vectors = torch.linalg.eigh(dense(points, 5)).eigenvectors[:, -3:]
     rows = vectors / vectors.norm(dim=1, keepdim=True)
     # The same subspace up to rotation: inner products of rows agree.
     torch.testing.assert_close(ours @ ours.T, (rows @ rows.T).float(), atol=2e-3, rtol=0)
-    assert neighbors.spectral(neighbors.neighbor_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)).shape == (
+    assert neighbors.compute_spectral_embedding(
+        neighbors.build_neighbor_graph(points[:5], 2), 9, torch.Generator().manual_seed(1)
+    ).shape == (
         5,
         5,
     )
@@ -231,7 +237,7 @@ def test_balancing_gives_each_class_its_share():
     mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
     mass[0] = 0
     target = torch.tensor([0.5, 0.3, 0.2])
-    share = neighbors.balanced(mass, target)
+    share = neighbors.sinkhorn_balance(mass, target)
     torch.testing.assert_close(share.sum(1), torch.ones(50))
     torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
 
@@ -239,12 +245,12 @@ def test_balancing_gives_each_class_its_share():
 @pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
 def test_principal_axes_keep_the_distances_of_their_plane(shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    kept = neighbors.principal(x, 4)
+    kept = neighbors.project_principal(x, 4)
     u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     exact = u[:, :4] * s[:4]
     kept, exact = kept.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
     torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(neighbors.principal(x, 90), x - x.mean(0))
+    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))
 
 
 # Views ------------------------------------------------------------------------------------------------------------
@@ -253,7 +259,7 @@ def test_principal_axes_keep_the_distances_of_their_plane(shape):
 def test_no_distortion_is_normalization_and_seeds_decide_the_rest():
     x, _ = digits(20)
     torch.testing.assert_close(View()(x, SPEC, make_torch_generator(0, "v")), SPEC.normalize(x))
-    view = strong_view(SPEC, Affine(rotate=10))
+    view = make_strong_view(SPEC, Affine(rotate=10))
     first, again, other = (view(x, SPEC, make_torch_generator(seed, "v")) for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
@@ -290,14 +296,14 @@ def test_rows_are_masked_and_shaken():
     assert (masked == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # 5 deviations of 12,000 draws
     shaken = View(jitter=0.5)(x, spec, make_torch_generator(0, "v")) - 2.0
     assert shaken.std().item() == pytest.approx(0.5, rel=0.03)
-    assert weak_view(spec, None).mask == 0 < strong_view(spec, None).mask
+    assert make_weak_view(spec, None).mask == 0 < make_strong_view(spec, None).mask
 
 
 def test_ranges_widen_and_stay_legal():
-    wide = widened(Affine(rotate=150, scale=0.4, shift=2, shear=40, flip=True, padding="border"))
+    wide = widen_affine(Affine(rotate=150, scale=0.4, shift=2, shear=40, flip=True, padding="border"))
     assert wide == Affine(rotate=180, scale=0.5, shift=3, shear=45, flip=True, padding="border")
-    assert widened(None) is None and as_affine(None) is None
-    assert as_affine({"rotate": 3}) == Affine(rotate=3)
+    assert widen_affine(None) is None and parse_affine(None) is None
+    assert parse_affine({"rotate": 3}) == Affine(rotate=3)
     with pytest.raises(ValueError, match="cutout"):
         View(cutout=1.5)
 

@@ -21,7 +21,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
-from pate_torch.features.encoded_dataset import Encoded
+from pate_torch.features.encoded_dataset import EncodedDataset
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
@@ -52,7 +52,7 @@ def texts_of(name):
 
 def encoded(folder, source=None, encoder=None):
     encoder = worlds.static(folder) if encoder is None else encoder
-    return Encoded(source=source or mails(folder), encoder=encoder, root=folder / "home", device=CPU)
+    return EncodedDataset(source=source or mails(folder), encoder=encoder, root=folder / "home", device=CPU)
 
 
 class Counted:
@@ -175,7 +175,7 @@ def test_edited_points_are_not_given_the_features_of_those_before(tmp_path):
     before = encoded(tmp_path, source, encoder).load()
     data = source.load()
     edited = dataclasses.replace(data, private=dataclasses.replace(data.private, x=data.private.x.flip(0)))
-    after = encoded(tmp_path, source, encoder).encoded(edited, Stages(quiet=True))
+    after = encoded(tmp_path, source, encoder).encode(edited, Stages(quiet=True))
     assert torch.equal(after.private.x, before.private.x.flip(0)) and not torch.equal(after.private.x, before.private.x)
 
 

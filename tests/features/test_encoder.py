@@ -16,9 +16,9 @@ from torchvision.transforms.functional import resize
 
 from pate_torch.core import texts
 from pate_torch.features import runtimes
-from pate_torch.features.batch_invariant import map_independently
-from pate_torch.features.encoder import TEXTS, Encoder, located
-from pate_torch.features.runtimes import refuse_external_data
+from pate_torch.features.batch_invariant import map_batch_invariant
+from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
+from pate_torch.features.runtimes import check_no_external_data
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
@@ -78,9 +78,9 @@ def test_every_point_gets_its_own_answer_however_many_stand_in_a_batch(slots):
         return torch.stack([2 * batch for batch in batches])
 
     told = []
-    assert torch.equal(map_independently(say, x, lambda *share: told.append(share), slots), 2 * x)
+    assert torch.equal(map_batch_invariant(say, x, lambda *share: told.append(share), slots), 2 * x)
     assert set(seen) == {(slots, 3)} and told[-1] == (100, 100)
-    assert map_independently(say, x[:0], lambda *_: None, slots).shape == (0, 3)
+    assert map_batch_invariant(say, x[:0], lambda *_: None, slots).shape == (0, 3)
 
 
 def test_batches_in_which_points_see_each_other_are_refused(tmp_path):
@@ -88,12 +88,12 @@ def test_batches_in_which_points_see_each_other_are_refused(tmp_path):
     quantized = Encoder(name="eight bits", weights=str(onnx_files.quantized(tmp_path / "q.onnx")), batch_size=4)
     for encoder in (crowd, quantized):
         with pytest.raises(ValueError, match=r"features\.batch_size=4: lets points see each other.*batch_size=1"):
-            encoder.refuse_company(worlds.points(ROWS, 9), ROWS)
+            encoder.check_batch_independence(worlds.points(ROWS, 9), ROWS)
         alone = dataclasses.replace(encoder, batch_size=1)
-        alone.refuse_company(worlds.points(ROWS, 9), ROWS)
+        alone.check_batch_independence(worlds.points(ROWS, 9), ROWS)
         x = worlds.points(ROWS, 9)
         assert torch.equal(alone.encode(x, ROWS)[3:4], alone.encode(x[3:4], ROWS))
-    worlds.eye(tmp_path, batch_size=4).refuse_company(worlds.points(IMAGES, 3), IMAGES)
+    worlds.eye(tmp_path, batch_size=4).check_batch_independence(worlds.points(IMAGES, 3), IMAGES)
 
 
 def test_onnx_files_with_tensors_elsewhere_are_refused(tmp_path):
@@ -103,7 +103,7 @@ def test_onnx_files_with_tensors_elsewhere_are_refused(tmp_path):
         onnx_files.linear(tmp_path / "in.onnx", weight_DF),
         onnx_files.external(tmp_path / "o.onnx", weight_DF),
     )
-    refuse_external_data(inside)
+    check_no_external_data(inside)
     with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': keeps tensors in another file"):
         Encoder(name="outside", weights=str(outside)).encode(worlds.points(ROWS, 3), ROWS)
 
@@ -111,7 +111,7 @@ def test_onnx_files_with_tensors_elsewhere_are_refused(tmp_path):
 def test_hostile_files_end_in_one_line(tmp_path):
     """Bytes of an ONNX file, a tokenizer and weights changed at random: only ValueError leaves."""
     draw = np.random.default_rng(0)
-    kinds = [(worlds.onnx_words, TEXTS, "words.onnx"), (worlds.static, TEXTS, "table.safetensors")]
+    kinds = [(worlds.onnx_words, TEXT_SPEC, "words.onnx"), (worlds.static, TEXT_SPEC, "table.safetensors")]
     for make, spec, name in kinds:
         make(tmp_path)
         whole = (tmp_path / name).read_bytes()
@@ -128,7 +128,7 @@ def test_hostile_files_end_in_one_line(tmp_path):
     worlds.static(tmp_path)
     lost = Encoder(name="lost", weights=str(tmp_path / "table.safetensors"), tokenizer=str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="tokenizer") as told:
-        lost.encode(["secret words"], TEXTS)
+        lost.encode(["secret words"], TEXT_SPEC)
     assert "secret" not in str(told.value)
 
 
@@ -143,12 +143,12 @@ def test_hostile_files_end_in_one_line(tmp_path):
     ],
 )
 def test_options_that_a_file_names_are_held_to_a_list(tmp_path, options, named):
-    card = worlds.static(tmp_path).card(TEXTS)
+    card = worlds.static(tmp_path).make_card(TEXT_SPEC)
     files = {"weights": str(tmp_path / "table.safetensors"), "tokenizer": worlds.WORDS}
     with pytest.raises(ValueError, match=named):
-        Encoder.of(dataclasses.replace(card, options=options), files)
+        Encoder.from_card(dataclasses.replace(card, options=options), files)
     with pytest.raises(ValueError, match=r"encoder\.file='/etc/passwd': must be the plain name"):
-        Encoder.names(dataclasses.replace(card, file="/etc/passwd"), tmp_path)
+        Encoder.locate_files(dataclasses.replace(card, file="/etc/passwd"), tmp_path)
 
 
 def test_an_encoder_that_changes_its_mind_is_refused():
@@ -157,9 +157,9 @@ def test_an_encoder_that_changes_its_mind_is_refused():
             return x + torch.rand(())
 
     with pytest.raises(ValueError, match=r"moody.*other features of the same point"):
-        Encoder(name="moody", module=Moody()).refuse_company(worlds.points(ROWS, 3), ROWS)
+        Encoder(name="moody", module=Moody()).check_batch_independence(worlds.points(ROWS, 3), ROWS)
     with pytest.raises(ValueError, match="not finite"):
-        Encoder(name="log", module=Logarithm()).refuse_company(worlds.points(ROWS, 3), ROWS)
+        Encoder(name="log", module=Logarithm()).check_batch_independence(worlds.points(ROWS, 3), ROWS)
 
 
 class Logarithm(nn.Module):
@@ -252,7 +252,7 @@ def test_a_head_is_taken_away_and_what_it_saw_are_the_features(tmp_path):
 )
 def test_what_cannot_be_is_one_clear_line(given, why):
     with pytest.raises(ValueError, match=why) as caught:
-        Encoder(name="e", **given).runner(ROWS)
+        Encoder(name="e", **given).make_runner(ROWS)
     assert "\n" not in str(caught.value)
 
 
@@ -267,22 +267,22 @@ def test_weights_that_do_not_fit_are_named(tmp_path):
     ):
         save_file({k: v for k, v in (whole | change).items() if v is not None}, file)
         with pytest.raises(ValueError, match=rf"features\.weights='.*eye\.safetensors': {why}.*Eye"):
-            encoder.runner(IMAGES)
+            encoder.make_runner(IMAGES)
     file.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"eye\.safetensors.*not a safetensors file"):
-        encoder.runner(IMAGES)
+        encoder.make_runner(IMAGES)
     for name, more in (("t.onnx", {}), ("t.safetensors", {"tokenizer": worlds.WORDS})):
         (tmp_path / name).write_bytes(b"nothing")
         with pytest.raises(ValueError, match=rf"{name}.*not a (readable ONNX|safetensors) file"):
-            Encoder(name="t", weights=str(tmp_path / name), **more).runner(TEXTS if more else ROWS)
+            Encoder(name="t", weights=str(tmp_path / name), **more).make_runner(TEXT_SPEC if more else ROWS)
     save_file({"a": torch.zeros(2, 2), "b": torch.zeros(2, 2)}, tmp_path / "t.safetensors")
     with pytest.raises(ValueError, match="is not one table of token vectors"):
-        Encoder(name="t", weights=str(tmp_path / "t.safetensors"), tokenizer=worlds.WORDS).runner(TEXTS)
+        Encoder(name="t", weights=str(tmp_path / "t.safetensors"), tokenizer=worlds.WORDS).make_runner(TEXT_SPEC)
     (tmp_path / "tokens.json").write_text("{}")
     worlds.table(tmp_path / "t.safetensors")
     with pytest.raises(ValueError, match=r"tokens\.json.*is not a readable tokenizer\.json"):
-        Encoder(name="t", weights=str(tmp_path / "t.safetensors"), tokenizer=str(tmp_path / "tokens.json")).runner(
-            TEXTS
+        Encoder(name="t", weights=str(tmp_path / "t.safetensors"), tokenizer=str(tmp_path / "tokens.json")).make_runner(
+            TEXT_SPEC
         )
 
 
@@ -290,10 +290,10 @@ def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
     network, pickle, weights = worlds.Eye(), tmp_path / "eye.pth", tmp_path / "eye.safetensors"
     torch.save({"state_dict": network.state_dict()}, pickle)
     with pytest.raises(ValueError, match=r"is a pickle.*convert\('eye\.pth', 'eye\.safetensors'\)"):
-        Encoder(name="eye", module=worlds.Eye(), weights=str(pickle)).runner(IMAGES)
+        Encoder(name="eye", module=worlds.Eye(), weights=str(pickle)).make_runner(IMAGES)
     runtimes.convert(pickle, weights)
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in load_file(weights).items())
-    Encoder(name="eye", module=worlds.Eye(), weights=str(weights)).runner(IMAGES)
+    Encoder(name="eye", module=worlds.Eye(), weights=str(weights)).make_runner(IMAGES)
     (tmp_path / "bad.pth").write_bytes(_dangerous(tmp_path / "ran"))
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
         runtimes.convert(tmp_path / "bad.pth", weights)
@@ -317,9 +317,9 @@ def test_a_runtime_that_is_not_installed_is_named_with_its_extra(tmp_path, monke
     rows, words = worlds.onnx_rows(tmp_path), worlds.static(tmp_path)
     monkeypatch.setattr("importlib.import_module", absent)
     with pytest.raises(ValueError, match=r"needs the package onnxruntime\. pip install 'pate-torch\[onnx\]'"):
-        rows.runner(ROWS)
+        rows.make_runner(ROWS)
     with pytest.raises(ValueError, match=r"needs the package tokenizers\. pip install 'pate-torch\[text\]'"):
-        words.runner(TEXTS)
+        words.make_runner(TEXT_SPEC)
 
 
 def test_files_of_a_package_are_found_without_running_it(tmp_path, monkeypatch):
@@ -327,7 +327,7 @@ def test_files_of_a_package_are_found_without_running_it(tmp_path, monkeypatch):
     (tmp_path / "weights_here/__init__.py").write_text("raise SystemExit('ran')")
     (tmp_path / "weights_here/w.onnx").write_bytes(b"x")
     monkeypatch.syspath_prepend(tmp_path)
-    assert located("features.weights", "weights_here:w.onnx") == tmp_path / "weights_here/w.onnx"
+    assert resolve_file("features.weights", "weights_here:w.onnx") == tmp_path / "weights_here/w.onnx"
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def test_a_card_goes_through_json_with_the_facts_of_the_data(tmp_path):
     import json
 
     for make, spec in KINDS.values():
-        card = make(tmp_path, license="MIT", trained_on="books").card(spec)
+        card = make(tmp_path, license="MIT", trained_on="books").make_card(spec)
         facts = dataclasses.replace(ROWS, encoder=card)
         assert DataSpec.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
         assert EncoderCard.from_dict(card.to_dict()) == card and facts.kind == spec.kind
@@ -372,17 +372,17 @@ def test_a_card_goes_through_json_with_the_facts_of_the_data(tmp_path):
 
 def test_the_identity_follows_from_weights_and_from_all_that_moves_features(tmp_path):
     def identity(**more):
-        return str(worlds.static(tmp_path, **more).card(TEXTS).identity)
+        return str(worlds.static(tmp_path, **more).make_card(TEXT_SPEC).identity)
 
     plain = identity()
     assert identity(license="MIT", trained_on="books", disjoint=True, cache_gb=1, publish=True) == plain
     other = {identity(max_length=9), identity(special_tokens=True), identity(batch_size=2)}
     worlds.table(tmp_path / "table.safetensors", seed=1)
     changed = Encoder(name="table", weights=str(tmp_path / "table.safetensors"), tokenizer=worlds.WORDS)
-    other.add(str(changed.card(TEXTS).identity))
+    other.add(str(changed.make_card(TEXT_SPEC).identity))
     assert len(other | {plain}) == 5
     one, two = worlds.Eye(), worlds.Eye()
-    cards = [Encoder(name="eye", module=network).card(IMAGES) for network in (one, one, two)]
+    cards = [Encoder(name="eye", module=network).make_card(IMAGES) for network in (one, one, two)]
     assert cards[0].sha256 == cards[1].sha256 != cards[2].sha256 and cards[0].file is None
 
 

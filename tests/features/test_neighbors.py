@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from pate_torch.features import neighbors
-from pate_torch.features.neighbors import balanced, leading, neighbor_graph, spectral, spread
+from pate_torch.features.neighbors import (
+    build_neighbor_graph,
+    compute_eigenvectors,
+    compute_spectral_embedding,
+    propagate_labels,
+    sinkhorn_balance,
+)
 
 
 def moons(count=300, seed=0):
@@ -23,22 +29,22 @@ def stream():
 
 def test_leading_eigenpairs_are_those_of_the_dense_matrix():
     x, _ = moons(120)
-    graph = neighbor_graph(x, 8)
+    graph = build_neighbor_graph(x, 8)
     exact, vectors = np.linalg.eigh(graph.weight_PP.toarray().astype(np.float64))
-    values, found = leading(graph, 6, stream(), iterations=2000)
+    values, found = compute_eigenvectors(graph, 6, stream(), iterations=2000)
     np.testing.assert_allclose(values.numpy(), exact[-6:], atol=1e-5)
     inside = vectors[:, -6:].T @ found.double().numpy()  # vectors of equal values may be turned among themselves
     np.testing.assert_allclose(inside.T @ inside, np.eye(6), atol=1e-3)
 
 
 def test_rare_orthogonalization_gives_the_subspace_of_its_slow_twin():
-    graph = neighbor_graph(moons()[0], 8)
+    graph = build_neighbor_graph(moons()[0], 8)
     dense = torch.from_numpy(graph.weight_PP.toarray())
     basis = torch.linalg.qr(torch.randn(len(graph), 14, generator=stream())).Q
     for _ in range(60):
         basis = torch.linalg.qr((dense @ basis + basis) / 2).Q
     values, vectors = torch.linalg.eigh(basis.T @ dense @ basis)
-    found, among = leading(graph, 6, stream())
+    found, among = compute_eigenvectors(graph, 6, stream())
     torch.testing.assert_close(found, values[-6:], atol=1e-5, rtol=0)
     torch.testing.assert_close(among @ among.T, vectors_of(basis @ vectors), atol=1e-3, rtol=0)
 
@@ -49,11 +55,11 @@ def vectors_of(vectors):
 
 
 def test_eigenvectors_have_the_same_bits_on_any_number_of_threads():
-    graph, before, found = neighbor_graph(moons(3000)[0], 8), torch.get_num_threads(), []
+    graph, before, found = build_neighbor_graph(moons(3000)[0], 8), torch.get_num_threads(), []
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            found.append(spectral(graph, 30, stream()))
+            found.append(compute_spectral_embedding(graph, 30, stream()))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -62,13 +68,13 @@ def test_eigenvectors_have_the_same_bits_on_any_number_of_threads():
 @pytest.mark.parametrize("count", [70, 203])  # too few to be dealt to groups; groups and a rest
 @pytest.mark.parametrize("block", [1, 1000, 1 << 23])
 def test_nearest_are_those_of_all_pairs(block, count, monkeypatch):
-    monkeypatch.setattr(neighbors, "_ON_CPU", block)
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", block)
     x = torch.randn(count, 5, generator=stream())
-    squared, places = neighbors.nearest(x, 9)
+    squared, places = neighbors.find_nearest(x, 9)
     every = (x[:, None] - x[None]).square().sum(2).fill_diagonal_(torch.inf)
     assert torch.equal(places, every.argsort(1)[:, :9])
     torch.testing.assert_close(squared, every.sort(1).values[:, :9], atol=1e-5, rtol=1e-4)
-    _, places = neighbors.nearest(torch.cat([x, x[:1]]), 9)
+    _, places = neighbors.find_nearest(torch.cat([x, x[:1]]), 9)
     assert (int(places[0, 0]), int(places[count, 0])) == (count, 0), "points that coincide are neighbors"
 
 
@@ -77,7 +83,7 @@ def test_the_least_of_groups_are_those_of_the_row(columns):
     value = torch.randn(40, columns, generator=stream())
     value[:20] = value[:20].round(decimals=1)  # equals
     value[0, :10] = torch.inf
-    least, places = neighbors._smallest(value, 9)
+    least, places = neighbors._select_smallest(value, 9)
     assert torch.equal(least, value.sort(1).values[:, :9])
     assert torch.equal(value.gather(1, places), least)
     assert all(len(row.unique()) == 9 for row in places)
@@ -85,14 +91,14 @@ def test_the_least_of_groups_are_those_of_the_row(columns):
 
 @pytest.mark.parametrize("block", [1, 1000, 1 << 23])
 def test_products_by_segments_are_those_of_the_sparse_matrix(block, monkeypatch):
-    monkeypatch.setattr(neighbors, "_ON_CPU", block)
-    graph, value = neighbor_graph(moons()[0], 8), torch.randn(300, 7, generator=stream())
-    torch.testing.assert_close(graph.by_segments(value), graph @ value, atol=1e-6, rtol=0)
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", block)
+    graph, value = build_neighbor_graph(moons()[0], 8), torch.randn(300, 7, generator=stream())
+    torch.testing.assert_close(graph.multiply_by_segments(value), graph @ value, atol=1e-6, rtol=0)
 
 
 def test_the_graph_is_that_of_all_pairs():
     x, _ = moons(60)
-    graph = neighbor_graph(x, 5)
+    graph = build_neighbor_graph(x, 5)
     every = (x[:, None] - x[None]).square().sum(2).double().fill_diagonal_(torch.inf)
     squared, places = every.sort(1).values[:, :5], every.argsort(1)[:, :5]
     reach, weight = squared[:, -1].sqrt(), torch.zeros(60, 60, dtype=torch.float64)
@@ -109,13 +115,15 @@ def test_the_graph_is_that_of_all_pairs():
 
 def test_on_a_gpu_the_graph_and_what_is_made_of_it_are_those_of_the_cpu(simulated_gpu):
     x, value = moons()[0], torch.rand(300, 3, generator=stream())
-    here, there = neighbor_graph(x, 8), neighbor_graph(x.to("cuda"), 8)
+    here, there = build_neighbor_graph(x, 8), build_neighbor_graph(x.to("cuda"), 8)
     placed = value.to("cuda")
     assert there.device.type != "cpu" and simulated_gpu.kernels
     assert abs(here.weight_PP - there.weight_PP).max() < 1e-6
     torch.testing.assert_close((there @ placed).cpu(), here @ value, atol=1e-6, rtol=0)
-    torch.testing.assert_close(spread(there, placed).cpu(), spread(here, value), atol=1e-5, rtol=0)
+    torch.testing.assert_close(propagate_labels(there, placed).cpu(), propagate_labels(here, value), atol=1e-5, rtol=0)
     share, target = torch.full((3,), 1 / 3), torch.full((3,), 1 / 3, device="cuda")
-    torch.testing.assert_close(balanced(placed, target).cpu(), balanced(value, share), atol=1e-6, rtol=0)
-    found, known = spectral(there, 5, stream()).cpu(), spectral(here, 5, stream())
+    torch.testing.assert_close(
+        sinkhorn_balance(placed, target).cpu(), sinkhorn_balance(value, share), atol=1e-6, rtol=0
+    )
+    found, known = compute_spectral_embedding(there, 5, stream()).cpu(), compute_spectral_embedding(here, 5, stream())
     torch.testing.assert_close(found @ found.T, known @ known.T, atol=1e-3, rtol=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.features.whitening import Whitening, ridge_for
+from pate_torch.features.whitening import Whitening, solve_ridge
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def points():
 def test_the_ridge_leaves_so_many_directions(points, directions):
     """By numpy: the trace of C (C + r v I)^-1, C the covariance and v its mean eigenvalue."""
     values = torch.linalg.eigvalsh(torch.cov(points.T.double(), correction=0))
-    ridge = ridge_for(values, directions)
+    ridge = solve_ridge(values, directions)
     cov = np.cov(points.T.numpy().astype(float), bias=True)
     trace = np.trace(cov @ np.linalg.inv(cov + ridge * np.trace(cov) / 12 * np.eye(12)))
     assert trace == pytest.approx(directions, rel=1e-3)
@@ -25,17 +25,17 @@ def test_the_ridge_leaves_so_many_directions(points, directions):
 
 @pytest.mark.parametrize("directions", [0.5, 2.0, 5.0])
 def test_so_many_is_the_mean_squared_length_of_a_whitened_point(points, directions):
-    z = Whitening.of(points, 0.1, directions)(points)[:, :-1]
+    z = Whitening.from_features(points, 0.1, directions)(points)[:, :-1]
     assert float(z.square().sum(1).mean()) == pytest.approx(directions, rel=1e-3)
 
 
 def test_more_than_there_are_is_all_of_them(points):
     values = torch.linalg.eigvalsh(torch.cov(points.T.double()))
-    assert ridge_for(values, 12.0) == ridge_for(values, 1e9) == 1e-3 and ridge_for(values, 1e-9) == 1e6
-    assert ridge_for(torch.zeros(4), 2.0) == 1e-3
+    assert solve_ridge(values, 12.0) == solve_ridge(values, 1e9) == 1e-3 and solve_ridge(values, 1e-9) == 1e6
+    assert solve_ridge(torch.zeros(4), 2.0) == 1e-3
 
 
 def test_in_place_of_the_ridge(points):
     values = torch.linalg.eigvalsh(torch.cov(points.T.double(), correction=0))
-    given, found = Whitening.of(points, ridge_for(values, 3.0)), Whitening.of(points, 77.0, 3.0)
+    given, found = Whitening.from_features(points, solve_ridge(values, 3.0)), Whitening.from_features(points, 77.0, 3.0)
     assert given.radius == pytest.approx(found.radius, rel=1e-5)

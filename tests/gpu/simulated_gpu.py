@@ -200,7 +200,7 @@ def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     leaves = list(_iterate_leaves((*args, *kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
-    name = func._schema.name.removeprefix("aten::")
+    name = func._build_schema.name.removeprefix("aten::")
     if not any(isinstance(one, CudaTensor) for one in tensors) and not _is_cuda(device):
         _check_generator(name, leaves, CPU)
         return func(*args, **kwargs)
@@ -391,9 +391,9 @@ def simulate_gpu(memory: int = 80 * 2**30) -> Iterator[SimulatedGpu]:
         return copied
 
     with ExitStack() as stack:
-        for cached_on_device in (types._make_constant_tensor, augmentation._pixels):
+        for cached_on_device in (types._make_constant_tensor, augmentation._pixels_to_grid):
             stack.callback(cached_on_device.cache_clear)
-        stack.enter_context(patch.dict(contrastive._LEARNT, clear=True))
+        stack.enter_context(patch.dict(contrastive._ENCODER_CACHE, clear=True))
         for name, answer in answers.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch, "Generator", _Generator))

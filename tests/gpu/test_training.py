@@ -15,7 +15,7 @@ from pate_torch import networks, pipeline
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.tensors import Tensors
-from pate_torch.features.neighbors import coordinates, neighbor_graph
+from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
 from pate_torch.methods.records import map_records_independently
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
@@ -211,7 +211,7 @@ def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu)
     for teachers in (2, 4):
         shards = shards_of([[5 * k, 5 * k + 1] for k in range(teachers)])
         trained = train(records(20), spec(), shards, recipe(network="mlp", options={}, steps=1), seed=0)
-        graph = neighbor_graph(coordinates(x, spec()).to(CUDA), 3)
+        graph = build_neighbor_graph(compute_coordinates(x, spec()).to(CUDA), 3)
         simulated_gpu.reset_counts()
         JointVotes(graph, 0.8, True).predictions(trained, x, CUDA)
         counted.append(by_function(simulated_gpu.copies_to_host))

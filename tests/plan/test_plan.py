@@ -453,7 +453,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         right[sigma], fewer = np.mean(draws, axis=1)
         assert fewer == pytest.approx(right[sigma], abs=0.05)
     data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
-    asked = Gradients(size=1600).ask(data, partition.shards(data.private, 1, 0), encoder=None)
+    asked = Gradients(size=1600).ask(data, partition.make_shards(data.private, 1, 0), encoder=None)
     answers = GradientDescent(sigma=1.0, adjacency=adjacency).release(
         asked, DryRunNoise("torch", 1), MechanismContext(num_queries=500)
     )

@@ -21,7 +21,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
-from pate_torch.data.partition import deal
+from pate_torch.data.partition import assign_shards
 from pate_torch.label import command as label
 from pate_torch.methods.dpsgd import DpSgd
 from pate_torch.methods.teacher_votes import Teachers
@@ -146,7 +146,7 @@ def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
     """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
     data = plan.dataset.load()
     _refuse_unsuited("votes", plan, data)
-    shards = deal(plan.partition, data.private, plan.num_teachers, plan.seed)
+    shards = assign_shards(plan.partition, data.private, plan.num_teachers, plan.seed)
     said = []
     for teacher in range(plan.num_teachers):
         named = torch.bincount(data.private.y[shards.get_indices(teacher)], minlength=data.spec.num_classes)

@@ -91,7 +91,7 @@ def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, doo
 
 
 def test_a_column_spelled_through_its_type_is_found(monkeypatch):
-    monkeypatch.setattr("pate_torch.data.schema.written", lambda value: "" if value is None else str(value))
+    monkeypatch.setattr("pate_torch.data.schema.format_value", lambda value: "" if value is None else str(value))
     assert "where it says" in faults(case(voters="gradients", column="dates"), most=None, times=1)
 
 
@@ -165,12 +165,12 @@ def test_an_encoder_that_mixes_private_points_is_found(monkeypatch, rule):
         return x - x.mean(0) if rule.startswith("points") else torch.where(x.abs() < 0.5, x, x.mean(0))
 
     monkeypatch.setattr(Encoder, "encode", mixed)
-    monkeypatch.setattr(Encoder, "refuse_company", lambda *_: None)
+    monkeypatch.setattr(Encoder, "check_batch_independence", lambda *_: None)
     assert "where it says" in faults(case(voters="gradients", column="texts"))
 
 
 def test_a_warning_that_counts_private_records_is_found(monkeypatch):
-    records = tensors.records
+    records = tensors.build_private_data
 
     def counting(*given, **options):
         private, dropped = records(*given, **options)

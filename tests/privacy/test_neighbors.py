@@ -137,7 +137,7 @@ def test_roles_that_follow_content_are_found(monkeypatch):
 def test_points_that_see_each_other_in_an_encoder_are_found(monkeypatch, case):
     case = case | {"partition": "add_remove", "encoder": "encoder batch_size=4"}
     monkeypatch.setattr(choices.Shape, "forward", lambda self, x: x.flatten(1) * (-1) ** x.flatten(1).argsort(0))
-    monkeypatch.setattr("pate_torch.features.encoder.Encoder.refuse_company", lambda *_: None)
+    monkeypatch.setattr("pate_torch.features.encoder.Encoder.check_batch_independence", lambda *_: None)
     assert "where it says" in faults(case, times=6)
 
 

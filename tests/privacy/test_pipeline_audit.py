@@ -74,7 +74,7 @@ def asked():
     found = {}
     for canaries in (0, 1, 2):
         data = source(canaries).load()
-        shards = ReplaceOne().shards(data.private, TEACHERS, 0)
+        shards = ReplaceOne().make_shards(data.private, TEACHERS, 0)
         ensemble = train(data.private, data.spec, shards, RECIPE, seed=0)
         found[canaries] = data, ensemble.votes(data.pool.x)
     return found

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from pate_torch import load_student, pipeline
-from pate_torch.data.image_folder import ImageFolder, read
+from pate_torch.data.image_folder import ImageFolder, read_images
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
-from pate_torch.data.units import content_id
+from pate_torch.data.units import compute_content_id
 from pate_torch.types import PointNames, PublicPool
 from tests.run_configs import changed
 from tests.tiny_runs import tiny
@@ -78,8 +78,8 @@ def test_points_without_names_of_their_own_are_named_by_content(source, tmp_path
     folder, table, record = released(tmp_path, data)
     assert record["points"] == {"source": "public.csv", "named_by": "content"}
     student, public = load_student(folder), pd.read_csv(tmp_path / "public.csv")
-    place = {name: row for row, name in enumerate(student.spec.schema.content_ids(public))}
-    assert place == {n: r for r, n in enumerate(student.spec.schema.content_ids(public.astype(str)))}
+    place = {name: row for row, name in enumerate(student.spec.schema.compute_content_ids(public))}
+    assert place == {n: r for r, n in enumerate(student.spec.schema.compute_content_ids(public.astype(str)))}
     held = public.iloc[[place[row["content"]] for row in table]]
     assert torch.equal(student.encode(held), data.load().pool.x[[int(row["query"]) for row in table]])
 
@@ -90,11 +90,13 @@ def test_of_points_split_off_the_data_features_alone_are_hashed(source, tmp_path
     folder, table, record = released(tmp_path, data)
     assert record["points"] == {"source": "split off the data", "named_by": "content"}
     private = pd.read_csv(tmp_path / "private.csv")
-    known = load_student(folder).spec.schema.content_ids(private)
+    known = load_student(folder).spec.schema.compute_content_ids(private)
     asked = private.iloc[[known.index(row["content"]) for row in table]]
     assert torch.equal(load_student(folder).encode(asked), data.load().pool.x[[int(row["query"]) for row in table]])
     private.assign(person="p", note="n", label="tall").to_csv(tmp_path / "private.csv", index=False)
-    assert set(load_student(folder).spec.schema.content_ids(pd.read_csv(tmp_path / "private.csv"))) == set(known)
+    assert set(load_student(folder).spec.schema.compute_content_ids(pd.read_csv(tmp_path / "private.csv"))) == set(
+        known
+    )
     found = everything(folder)
     for text in ("person-", "house-", "note-", ONLY_PRIVATE):
         assert text.encode() not in found
@@ -135,7 +137,7 @@ def test_images_are_named_by_their_file_or_split_off_by_their_pixels(tmp_path):
     pool = ImageFolder(name="scans", path=path, **others, **size).load().pool
     assert pool.names.describe() == {"source": "public", "named_by": "file"}
     files = [tmp_path / "public" / name for name in pool.names.names]
-    assert torch.equal(read("x", files, (1, 6, 6), "bilinear"), pool.x)
+    assert torch.equal(read_images("x", files, (1, 6, 6), "bilinear"), pool.x)
     split = ImageFolder(name="scans", path=path, publish_split=True, **size).load().pool
     assert split.names.describe() == {"source": "split off the data", "named_by": "content"}
-    assert split.names.names == tuple(content_id([x.numpy().tobytes()]) for x in split.x)
+    assert split.names.names == tuple(compute_content_id([x.numpy().tobytes()]) for x in split.x)

@@ -208,7 +208,7 @@ def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator
 @pytest.mark.parametrize("clusters", [2, 7, 40])
 @pytest.mark.parametrize("seed", range(3))
 def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, monkeypatch):
-    monkeypatch.setattr(neighbors, "_ON_CPU", 1000)
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 1000)
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(seed)) + 2 * (torch.arange(300) % 5)[:, None]
     cluster, center = kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
     draws = torch.Generator().manual_seed(seed)
@@ -219,7 +219,7 @@ def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, monkeypatch):
 
 @pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
 def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypatch):
-    monkeypatch.setattr(neighbors, "_ON_CPU", 10_000)
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 10_000)
     monkeypatch.setattr(queries_of_clusters, "_AXES", 50)
     x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
     with Largest() as made:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from pate_torch.features.neighbors import coordinates
+from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
@@ -30,7 +30,7 @@ def main() -> None:
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.votes(ensemble, lambda some: some.tally(private.x), len(private.x))
-    place = distributed.share_tensors({"at": coordinates(private.x, spec())} if distributed.is_main() else None)
+    place = distributed.share_tensors({"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None)
     jointly = TransductiveTeachers(num_teachers=1).among(place["at"])
     joint = distributed.votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pate_torch.features.neighbors import coordinates
+from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.methods.transductive import TransductiveTeachers
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
@@ -37,7 +37,7 @@ def alone():
     private = records(150)
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
-    jointly = TransductiveTeachers(num_teachers=1).among(coordinates(private.x, spec()))
+    jointly = TransductiveTeachers(num_teachers=1).among(compute_coordinates(private.x, spec()))
     return ensemble.params, ensemble.votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 

@@ -43,7 +43,7 @@ def replaced(private: PrivateData, i: int) -> PrivateData:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_replacing_one_record_changes_one_teacher_and_no_bit_of_the_others(backend):
     private, partition = records(70), ReplaceOne()
-    shards = partition.shards(private, 7, seed=1)
+    shards = partition.make_shards(private, 7, seed=1)
     victim = 23
     owner = int((shards.index_KS == victim).any(1).nonzero())
     before, after = (train(data, spec(), shards, recipe(backend=backend), seed=3) for data in

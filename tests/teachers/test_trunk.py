@@ -74,7 +74,7 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
 
 
 def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk):
-    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    shards = ReplaceOne().make_shards(data.private, 8, seed=0)
     encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     size = len(shards.get_indices(0))
     own, copy = encoded.x[held.of(0)[:size]], encoded.x[held.of(0)[size : 2 * size]]
@@ -84,7 +84,7 @@ def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk)
 
 
 def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
-    twin = START.features.features(data.pool.x, data.spec, seed=0)
+    twin = START.features.compute_features(data.pool.x, data.spec, seed=0)
     torch.testing.assert_close(trunk.features(data.pool.x), twin, rtol=0, atol=0)
     assert trunk.spec.input_shape == (24,)
     standard = trunk.spec.normalize(twin, torch.float64)
@@ -94,7 +94,7 @@ def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
 
 def test_features_help_where_shards_are_small(data, trunk):
     """Seven or eight records a teacher and three classes: the heads are well above chance, 1/3."""
-    shards = ReplaceOne().shards(data.private, 30, seed=0)
+    shards = ReplaceOne().make_shards(data.private, 30, seed=0)
     ensemble = train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk)
     right = (ensemble.votes(data.evaluation.x).compute_plurality() == data.evaluation.y).double().mean()
     assert right > 0.8
@@ -160,7 +160,7 @@ def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
-    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    shards = ReplaceOne().make_shards(data.private, 8, seed=0)
     with pytest.raises(ValueError, match=r"teacher\.start"):
         train(data.private, data.spec, shards, RECIPE, seed=0)
     with pytest.raises(ValueError, match="needs images"):
@@ -170,7 +170,7 @@ def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(
 @pytest.mark.fresh_process
 def test_a_head_over_the_trunk_comes_out_the_same_alone_in_a_fresh_process(data, trunk):
     trials = []
-    shards = ReplaceOne().shards(data.private, 8, seed=0)
+    shards = ReplaceOne().make_shards(data.private, 8, seed=0)
     train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk, try_again=trials.append)
     trials[0].run(data.pool.x, torch.device("cpu"))
     assert trials[0].ensemble.trunk is not None

@@ -21,7 +21,7 @@ from pate_torch.audit.pairs import worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.features.contrastive import ContrastiveFeatures, encode, mean_shift
+from pate_torch.features.contrastive import ContrastiveFeatures, append_mean_shift, encode
 from pate_torch.features.whitening import Whitening
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -152,10 +152,10 @@ def test_numbers_that_no_clipping_bounds_are_refused_before_they_are_squared(val
 @pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
 def test_a_record_whose_features_are_not_finite_says_nothing_and_changes_no_other(value):
     feature_PD = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
-    whitening = Whitening.of(feature_PD, 0.1)
-    plain, odd = whitening.bounded(feature_PD), feature_PD.clone()
+    whitening = Whitening.from_features(feature_PD, 0.1)
+    plain, odd = whitening.whiten_and_clip(feature_PD), feature_PD.clone()
     odd[3] = torch.tensor([value, -value, value, value])
-    found = quantize(whitening.bounded(odd))
+    found = quantize(whitening.whiten_and_clip(odd))
     assert found[3].tolist() == [0] * 5 or (value == 3e38 and int(found[3].square().sum()) <= UNIT_NORM)
     assert torch.equal(found[torch.arange(50) != 3], quantize(plain)[torch.arange(50) != 3])
 
@@ -186,7 +186,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        records = Gradients(size=50).ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=encoder())
+        records = Gradients(size=50).ask(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder())
         return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
@@ -201,8 +201,8 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 
 def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_be():
     """One class against a model that is sure of another: the longest change, in whole numbers."""
-    whitening = Whitening.of(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
-    far = whitening.bounded(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
+    whitening = Whitening.from_features(torch.randn(60, 7, generator=torch.Generator().manual_seed(0)), 0.1)
+    far = whitening.whiten_and_clip(1e6 * torch.randn(500, 7, generator=torch.Generator().manual_seed(1)))
     z_ND = (far * GRID_STEPS * (1 - 2.0**-30)).trunc().int()
     lengths = z_ND.long().square().sum(1).double().sqrt() / GRID_STEPS
     assert float(lengths.max()) <= 1 and float(lengths.min()) > 0.999
@@ -236,13 +236,13 @@ def test_a_unit_of_several_records_answers_by_the_first():
 
 def test_public_points_spread_alike_in_every_direction():
     place = torch.randn(500, 6, generator=torch.Generator().manual_seed(0)) @ torch.diag(torch.arange(1.0, 7.0)) + 3
-    at = Whitening.of(place, 1e-9)(place)
+    at = Whitening.from_features(place, 1e-9)(place)
     # The 1 that follows the coordinates spreads as they do, too: about the origin, and apart from them.
     assert torch.equal(at[:, 6], torch.ones(500))
     assert torch.allclose(at.T @ at / 500, torch.eye(7), atol=1e-3)
-    whitening = Whitening.of(place, 0.1)
+    whitening = Whitening.from_features(place, 0.1)
     assert float(whitening(place).norm(dim=1).median()) == pytest.approx(whitening.radius)
-    bounded = whitening.bounded(place)
+    bounded = whitening.whiten_and_clip(place)
     inside = whitening(place).norm(dim=1) <= whitening.radius
     assert torch.allclose(bounded[inside].float(), whitening(place)[inside] / whitening.radius, atol=1e-6)
     assert float((bounded[~inside].norm(dim=1) - 1).abs().max()) < 1e-12
@@ -529,8 +529,8 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
     sums, given = kept[-1]
-    encoder = mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
-    whitening = Whitening.of(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
+    encoder = append_mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
+    whitening = Whitening.from_features(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
@@ -586,7 +586,7 @@ def test_a_model_that_was_not_released_is_not_published():
         student.fit(foreign, seed=0, device=torch.device("cpu"))
     small = ContrastiveFeatures(network_options=small.network_options, steps=1)
     drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
-    width = small.features(x[:2], IMAGES, seed=0).shape[1]
+    width = small.compute_features(x[:2], IMAGES, seed=0).shape[1]
     other = dataclasses.replace(
         task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
     )

@@ -79,7 +79,9 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
     else:
         partition, kept = AddRemove(), torch.arange(N) != 17
         other = private(x[kept], y[kept], np.arange(N).astype(str)[kept.numpy()])
-    votes = [fit(teacher, data, partition.shards(data, K, 0)).predictions(points) for data in (private(x, y), other)]
+    votes = [
+        fit(teacher, data, partition.make_shards(data, K, 0)).predictions(points) for data in (private(x, y), other)
+    ]
     changed = (votes[0] != votes[1]).any(1)
     assert int(changed.sum()) <= 1
     if adjacency == "replace_one" and teacher is not Network:
@@ -91,11 +93,13 @@ def test_they_learn_and_vote(teacher):
     x, y = clouds()
     points, truth = clouds(200, seed=1)
     data = private(x, y)
-    one = fit(teacher, data, ReplaceOne().shards(data, K, 0))
+    one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
     votes = one.votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
-    assert torch.equal(one.predictions(points), fit(teacher, data, ReplaceOne().shards(data, K, 0)).predictions(points))
+    assert torch.equal(
+        one.predictions(points), fit(teacher, data, ReplaceOne().make_shards(data, K, 0)).predictions(points)
+    )
     assert "withheld" in repr(one)
 
 
@@ -104,7 +108,9 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     x, y = clouds(30)
     data = private(x.repeat(K, 1), y.repeat(K))
     order = torch.arange(30 * K).view(K, 30)
-    shards = ReplaceOne().shards(data, K, 0).__class__(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
+    shards = (
+        ReplaceOne().make_shards(data, K, 0).__class__(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
+    )
     torch.manual_seed(3)
     np.random.seed(3)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
@@ -120,7 +126,7 @@ def test_small_shards_still_have_one_vote():
     data = private(torch.zeros(6, 2), torch.full((6,), 2))
     index = torch.full((6, 2), -1)
     index[1, 0], index[3, :2] = 0, torch.tensor([1, 2])
-    shards = ReplaceOne().shards(data, 6, 0).__class__(index, index >= 0, "replace_one")
+    shards = ReplaceOne().make_shards(data, 6, 0).__class__(index, index >= 0, "replace_one")
     votes = fit(LogisticRegression(), data, shards).predictions(torch.zeros(4, 2))
     assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
     votes = fit(Network, data, shards).predictions(torch.zeros(4, 2))
@@ -146,7 +152,7 @@ class Fragile(LogisticRegression):
 def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
     x, y = clouds()
     data = private(x, y)
-    shards = ReplaceOne().shards(data, K, 0)
+    shards = ReplaceOne().make_shards(data, K, 0)
     one = fit(Fragile(), data, shards)  # warnings are errors here
     bad = sum(int((y[shards.get_indices(k)] == 1).sum()) > 10 for k in range(K))
     assert 0 < bad < K
@@ -159,7 +165,7 @@ def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
 
 def test_what_cannot_be_a_teacher_is_refused():
     data = private(*clouds())
-    shards = ReplaceOne().shards(data, K, 0)
+    shards = ReplaceOne().make_shards(data, K, 0)
     with pytest.raises(ValueError, match="classifier"):
         fit(LinearRegression(), data, shards)
     with pytest.raises(ValueError, match="could be fitted"):
@@ -188,7 +194,7 @@ def neighbors_of(teacher, seed=0):
     """Whose votes change where a record of the first teacher is taken away, without any other change of the shards."""
     x, y = clouds()
     data, points = private(x, y), clouds(200, seed=1)[0]
-    shards = ReplaceOne().shards(data, K, 0)
+    shards = ReplaceOne().make_shards(data, K, 0)
     fewer = shards.mask_KS.clone()
     fewer[0, -1] = False
     votes = []
@@ -207,7 +213,7 @@ def test_generators_of_the_whole_process_move_the_votes_of_one_teacher():
 def test_generators_of_the_whole_process_are_left_as_they_were():
     data = private(*clouds())
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
-    fit(Drawing(), data, ReplaceOne().shards(data, K, 0)).predictions(clouds(9)[0])
+    fit(Drawing(), data, ReplaceOne().make_shards(data, K, 0)).predictions(clouds(9)[0])
     assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
     assert torch.equal(before[2], torch.random.get_rng_state())
 
@@ -215,7 +221,7 @@ def test_generators_of_the_whole_process_are_left_as_they_were():
 def test_networks_that_share_a_backbone_are_refused():
     shared, frozen = nn.Linear(2, 4), nn.BatchNorm1d(2)
     data = private(*clouds())
-    shards = ReplaceOne().shards(data, K, 0)
+    shards = ReplaceOne().make_shards(data, K, 0)
     whole = nn.Linear(2, C)
     for factory in (
         lambda: nn.Sequential(shared, nn.Linear(4, C)),
@@ -241,7 +247,7 @@ def test_networks_that_a_factory_hands_out_again_later_are_copied():
         return made[len(calls) % 2]
 
     data = private(*clouds())
-    panel.fit_modules(factory, data, SPEC, ReplaceOne().shards(data, K, 0), RECIPE, seed=0)
+    panel.fit_modules(factory, data, SPEC, ReplaceOne().make_shards(data, K, 0), RECIPE, seed=0)
     assert all(torch.equal(value, state[name]) for name, value in made[0].state_dict().items())
 
 
@@ -270,7 +276,7 @@ def try_again(one, points):
 def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     monkeypatch.setattr(Remembering, "seen", [])
     data, points = private(*clouds()), clouds(400, seed=1)[0]
-    one = fit(Remembering(C=0.01), data, ReplaceOne().shards(data, K, 0))
+    one = fit(Remembering(C=0.01), data, ReplaceOne().make_shards(data, K, 0))
     with pytest.raises(ValueError, match=re.escape(f"teacher='1 of {K} teachers': was trained again")):
         try_again(one, points)
     assert one.untried is not None  # nor is it let through the second time
@@ -282,7 +288,7 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
 )
 def test_teachers_that_are_apart_pass(teacher):
     data, points = private(*clouds()), clouds(200, seed=1)[0]
-    one = fit(teacher, data, ReplaceOne().shards(data, K, 0))
+    one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
     try_again(one, points)
     assert one.untried is None
 
@@ -290,7 +296,7 @@ def test_teachers_that_are_apart_pass(teacher):
 @pytest.mark.fresh_process
 def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_refused():
     data, width = private(*clouds()), 6
-    shards = ReplaceOne().shards(data, K, 0)
+    shards = ReplaceOne().make_shards(data, K, 0)
     one = panel.fit_modules(
         lambda: nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, C)),
         data,
@@ -307,4 +313,4 @@ def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_re
 
 def test_one_teacher_alone_is_not_tried():
     data = private(*clouds(30))
-    assert fit(LogisticRegression(), data, ReplaceOne().shards(data, 1, 0)).untried is None
+    assert fit(LogisticRegression(), data, ReplaceOne().make_shards(data, 1, 0)).untried is None

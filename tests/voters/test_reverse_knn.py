@@ -21,13 +21,13 @@ from pate_torch.cli import train as command
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import neighbor_graph
+from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.records import map_records_independently
-from pate_torch.methods.reverse_knn import Records, ReverseKnn, cells, describe
-from pate_torch.networks import feature_extractor, remove_head
+from pate_torch.methods.reverse_knn import ReverseKnn, SourceRecords, cells, describe
+from pate_torch.networks import make_feature_extractor, remove_head
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism, StudentTask, do_nothing
 from pate_torch.queries.clusters import Medoids
@@ -152,7 +152,7 @@ def test_pairs_of_histograms_must_be_neighbors():
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> Records:
+def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> SourceRecords:
     """Records that lie among 60 public images."""
     ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
     private = PrivateData(x, y, ids, "record" if unit_id is None else "group:who")
@@ -207,7 +207,7 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
 
     def histogram(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return ReverseKnn().ask(data, ReplaceOne().shards(data.private, 1, 0), encoder=None).take(asked)
+        return ReverseKnn().ask(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).take(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = histogram(x[:12], y[:12], names)
@@ -372,13 +372,15 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
     seen.clear()
     dataclasses.replace(student, num_generations=3).fit(both, seed=0, device=CPU)
     assert [name for name, _ in seen] == ["first", "then", "then", "then"]
-    assert feature_extractor(guide.module)(IMAGES.normalize(x)).shape == (90, 16)
+    assert make_feature_extractor(guide.module)(IMAGES.normalize(x)).shape == (90, 16)
 
 
 def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
     x, y = images(90, seed=1)
     graphs = []
-    monkeypatch.setattr(label_spreading, "neighbor_graph", lambda f, k: graphs.append(f) or neighbor_graph(f, k))
+    monkeypatch.setattr(
+        label_spreading, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
+    )
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first=small, then=small, num_generations=2, members=3)
     last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
@@ -387,8 +389,10 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     seen = IMAGES.normalize(x)
     pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
     assert torch.allclose(last.compute_logits(x), pooled, atol=1e-5)
-    apart = [torch.nn.functional.normalize(feature_extractor(member)(seen), dim=1) for member in last.module.members]
-    assert torch.allclose(feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
+    apart = [
+        torch.nn.functional.normalize(make_feature_extractor(member)(seen), dim=1) for member in last.module.members
+    ]
+    assert torch.allclose(make_feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
     assert not torch.allclose(apart[0], apart[1])
 
 

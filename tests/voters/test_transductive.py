@@ -10,7 +10,7 @@ import torch
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
-from pate_torch.features.neighbors import coordinates, neighbor_graph
+from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.teacher_votes import Teachers
 from pate_torch.methods.transductive import TransductiveTeachers
@@ -35,7 +35,7 @@ def ensemble():
 
 
 def jointly(pool, **changes):
-    return TransductiveTeachers(num_teachers=1, **changes).among(coordinates(pool, spec()))
+    return TransductiveTeachers(num_teachers=1, **changes).among(compute_coordinates(pool, spec()))
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -54,7 +54,7 @@ def probabilities(ensemble, pool) -> np.ndarray:
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 0.95])
 def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
     """A twin in NumPy: proportional fitting, then the inverse of 1 - alpha W."""
-    weight = neighbor_graph(coordinates(pool, spec()), 6).weight_PP.toarray().astype(np.float64)
+    weight = build_neighbor_graph(compute_coordinates(pool, spec()), 6).weight_PP.toarray().astype(np.float64)
     expected, lead = [], []
     for p in probabilities(ensemble, pool)[:-1]:
         for _ in range(20 if balance else 0):
@@ -131,7 +131,7 @@ def right(prediction_KP, data) -> float:
 def test_teachers_of_ten_records_are_right_more_often(glyphs):
     """Shares help by themselves, and so does the graph; over a graph of nonsense teachers are right less often."""
     data, ensemble = glyphs
-    place = coordinates(data.pool.x, data.spec)
+    place = compute_coordinates(data.pool.x, data.spec)
     mixed = place[torch.randperm(len(place), generator=torch.Generator().manual_seed(0))]
 
     def accuracy(where, **changes):
