@@ -25,7 +25,7 @@ from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.voting import count_votes
 from pate_torch.types import MechanismContext
 
 
@@ -52,7 +52,7 @@ def main() -> None:
     )
     sample = min(args.sample, args.queries)
     array_KQ = prediction_KQ.numpy()
-    votes: Votes = count(prediction_KQ, args.classes)
+    votes: Votes = count_votes(prediction_KQ, args.classes)
     counts_QC = votes.counts_QC[:sample].numpy().astype(np.float64)
     draw, source = np.random.default_rng(), DryRunNoise()
     mechanism, context = GNMax(sigma=40.0), MechanismContext(num_queries=args.queries)
@@ -60,7 +60,8 @@ def main() -> None:
     # In turn, so that both find the machine in the same state, and before the loop's 64-bit copy fills the memory.
     words = prediction_KQ.flatten()[: prediction_KQ.numel() // 8 * 8].view(torch.int64)
     pairs = [
-        (seconds(words.sum), seconds(lambda: count(prediction_KQ, args.classes))) for _ in range(12 * args.repeats)
+        (seconds(words.sum), seconds(lambda: count_votes(prediction_KQ, args.classes)))
+        for _ in range(12 * args.repeats)
     ]
     read_s = statistics.median(read for read, _ in pairs)
     floor = statistics.median(ours / read for read, ours in pairs)
@@ -75,12 +76,12 @@ def main() -> None:
     def noise_loop() -> list[int]:
         return [int(np.argmax(row + draw.normal(scale=40.0, size=args.classes))) for row in counts_QC]
 
-    count(prediction_KQ, args.classes)
+    count_votes(prediction_KQ, args.classes)
     scale = args.queries / sample
     table: list[dict[str, object]] = []
     for name, loop, ours in (
-        ("counting", count_loop, lambda: count(prediction_KQ, args.classes)),
-        ("counting, loop over int64", wide_loop, lambda: count(prediction_KQ, args.classes)),
+        ("counting", count_loop, lambda: count_votes(prediction_KQ, args.classes)),
+        ("counting, loop over int64", wide_loop, lambda: count_votes(prediction_KQ, args.classes)),
         ("noisy labels", noise_loop, lambda: mechanism.release(votes, source, context)),
     ):
         slow, fast = [], []

@@ -21,7 +21,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.pilot import Pilot, learnt, simulate_release
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.voting import count_votes
 from pate_torch.types import DataSpec, PrivateData
 
 SETS = ("a9a", "banana", "letter", "magic", "mushroom", "optdigits", "penbased", "phoneme", "ring", "satimage",
@@ -52,7 +52,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
         teachers = min(MOST_TEACHERS, len(private) // shard)
         recipe = TeacherRecipe(network=network, steps=Pilot().steps)
         ensemble = train(private, spec, ReplaceOne().make_shards(private, teachers, 0), recipe, seed=0)
-        yield ensemble.probabilities(points[:asked]).argmax(-1), label[:asked], classes
+        yield ensemble.predict_proba(points[:asked]).argmax(-1), label[:asked], classes
 
 
 def main() -> None:
@@ -67,7 +67,7 @@ def main() -> None:
             half, teachers = len(truth_Q) // 2, len(said_KQ) - PILOT
             if teachers < PILOT // 2:
                 continue
-            few_KQ, rest = said_KQ[:PILOT, :half], count(said_KQ[PILOT:, half:], classes)
+            few_KQ, rest = said_KQ[:PILOT, :half], count_votes(said_KQ[PILOT:, half:], classes)
             model = learnt(few_KQ.numpy(), truth_Q[:half].numpy(), classes, seed=0)
             told = simulate_release(
                 GNMax(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0

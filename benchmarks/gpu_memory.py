@@ -65,7 +65,7 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
     half = (0.5,) * PIXELS[size]
     spec = DataSpec(name="images", num_classes=10, input_shape=shape, class_names=names, mean=half, std=half)
     recipe = TeacherRecipe(network=network, options=options, batch_size=batch)
-    module, cost = networks.build(network, shape, 10, **options), launch.network_cost(network, options, spec)
+    module, cost = networks.build(network, shape, 10, **options), launch.compute_network_cost(network, options, spec)
     params = {name: torch.empty(teachers, *p.shape, device="meta") for name, p in module.named_parameters()}
     with torch.no_grad(), Peak(params) as asked:
         stacked.forward(module, params, torch.empty(points, 1, *shape, device="meta"))
@@ -74,9 +74,9 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
         stacked.forward(module, params, torch.empty(batch, teachers, *shape, device="meta")).sum().backward()
     one = 4 * cost.parameters
     train, ask = trained.peak / teachers + 3 * one, asked.peak / teachers + one
-    planned = launch.training_bytes(recipe, cost), launch.asking_bytes(cost, points)
-    size_24 = launch.train_size(recipe, cost, 10_000, torch.device("cuda"))
-    ask_24 = launch.ask_size(cost, 10_000, recipe.memory_gib)
+    planned = launch.estimate_training_bytes(recipe, cost), launch.estimate_query_bytes(cost, points)
+    size_24 = launch.compute_train_size(recipe, cost, 10_000, torch.device("cuda"))
+    ask_24 = launch.compute_query_size(cost, 10_000, recipe.memory_gib)
     mib = 2**20
     return [
         network,

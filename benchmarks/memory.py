@@ -44,7 +44,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     before = peak()
     ensemble = train(private, spec, Shards(index, index >= 0, "replace_one"), recipe, seed=0)
     trained = peak()
-    ensemble.votes(public)
+    ensemble.count_votes(public)
     own = sum(p[0].numel() * p.element_size() for p in ensemble.params.values())
     return {
         "network": network,

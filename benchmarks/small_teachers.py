@@ -30,7 +30,7 @@ from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import label_posterior
+from pate_torch.students.task import compute_label_posterior
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, NoisyCounts
 
@@ -59,7 +59,7 @@ def students() -> dict[str, StudentAlgorithm]:
     )
     found: dict[str, StudentAlgorithm] = {"logistic": Logistic()}
     for name, learner, alpha in propagated:
-        found[name] = SelfTraining(first=learner, then=learner, alpha=alpha, num_generations=1)
+        found[name] = SelfTraining(first_student=learner, later_students=learner, alpha=alpha, num_generations=1)
     return found
 
 
@@ -92,7 +92,9 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
             query_Q = asked[name, count]
             noisy_QC = votes_PC[query_Q] + mechanism.sigma * torch.randn(count, split.classes, dtype=torch.float64)
             task = StudentTask(spec, pool, query_Q, noisy_QC.argmax(1))
-            counted = replace(task, posterior_QC=label_posterior(NoisyCounts(noisy_QC.round().long(), mechanism.sigma)))
+            counted = replace(
+                task, posterior_QC=compute_label_posterior(NoisyCounts(noisy_QC.round().long(), mechanism.sigma))
+            )
             lead = feasibility.break_even(mechanism, split.classes)
             right = {
                 student: float((algorithm.fit(counted if student in COUNTS else task, seed=split.seed,

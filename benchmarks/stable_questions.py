@@ -35,8 +35,8 @@ from pate_torch.mechanisms.sparse_vector_base import compute_instability_distanc
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.disagreement import Disagreement, bordered
-from pate_torch.queries.random import Random, features, open_points, share, shuffled
+from pate_torch.queries.disagreement import Disagreement, append_ones
+from pate_torch.queries.random import Random, compute_round_size, get_features, get_open_points, shuffle
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
@@ -67,12 +67,12 @@ class Settled:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]; the doubtful part last."""
-        count, points = share(state), shuffled(open_points(state), state, self.name)
+        count, points = compute_round_size(state), shuffle(get_open_points(state), state, self.name)
         if len(state.query_Q) == 0:
             return Medoids().select(replace(state, remaining=count, rounds_left=1))
         if len(state.label_Q[state.label_Q != NO_ANSWER].unique()) < 2:
             return points[:count]
-        x_PD = bordered(features(state, 128))
+        x_PD = append_ones(get_features(state, 128))
         x_QD, sign_Q = x_PD[state.query_Q], (2.0 * state.label_Q - 1).double()
         sign_Q[state.label_Q == NO_ANSWER] = 0
         ridge_DD = torch.eye(x_PD.shape[1], dtype=torch.float64)

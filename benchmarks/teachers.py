@@ -26,7 +26,7 @@ from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.teachers.engine import gather_chunk, train_stacked
-from pate_torch.teachers.launch import network_cost, train_size
+from pate_torch.teachers.launch import compute_network_cost, compute_train_size
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import DataSpec, PrivateData, Shards
 
@@ -76,7 +76,7 @@ def sequential(
                 if recipe.augment:
                     theta = recipe.augment.draw(len(index), SPEC.input_shape, torch.default_generator)
                     batch = SPEC.normalize(warp(batch, theta))
-                optimizer.param_groups[0]["lr"] = recipe.rate(step)
+                optimizer.param_groups[0]["lr"] = recipe.compute_learning_rate(step)
                 loss = F.cross_entropy(module(batch), y[index], label_smoothing=recipe.label_smoothing)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
@@ -91,7 +91,9 @@ def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int
     machine disturb it little, and it leaves out what processes and threads add or cost."""
     network, _, augmented = case.partition("+")
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
-    size = train_size(recipe, network_cost(recipe.network, recipe.options, SPEC), teachers, torch.device("cpu"))
+    size = compute_train_size(
+        recipe, compute_network_cost(recipe.network, recipe.options, SPEC), teachers, torch.device("cpu")
+    )
     private, shards = records(max(size, sample + 1))
     chunk = gather_chunk(private, shards, range(size))
     loop, ours = [], []

@@ -69,7 +69,7 @@ glyphs = Glyphs(private=4000, public=600, test=500, size=14, shift=0.5, rotate=8
 pool, truth = glyphs.pool, glyphs.evaluation.pool_y
 shards = AddRemove().shards(glyphs.private, TEACHERS, seed=0)
 recipe = TeacherRecipe(network="mlp", steps=200, batch_size=16)
-votes = train(glyphs.private, glyphs.spec, shards, recipe, seed=0).votes(pool.x)
+votes = train(glyphs.private, glyphs.spec, shards, recipe, seed=0).count_votes(pool.x)
 
 ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite")
 terms = {"budget_epsilon": 1000.0, "delta": DELTA, "adjacency": "add_remove", "unit": "record"}

@@ -538,7 +538,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return ReleasedModel(features=method.features)
         then = Supervised(network=network)
         first, alpha = (FixMatch(network=network), 0.3) if images else (then, 0.5)
-        return SelfTraining(first=first, then=then, alpha=alpha, num_generations=1)
+        return SelfTraining(first_student=first, later_students=then, alpha=alpha, num_generations=1)
 
     def _normalized(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""

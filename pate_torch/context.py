@@ -231,7 +231,7 @@ class RunContext:
                 paid=[] if reused is None or config.labels is not None else [reused.labels.id],
             )
             if planned:
-                by_records = run.store.content_fingerprint(run.everyone)
+                by_records = run.store.compute_content_fingerprint(run.everyone)
                 content = by_records if config.labels else config.voters.fingerprint(run.store, run.everyone)
                 run.budget = open_budget(config, ledger, loaded.data, planned, content)
                 if not run.paid:
@@ -272,7 +272,7 @@ def holding(config: RunConfig) -> Iterator[None]:
     make_private_folder(config.root, "store")
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as held:
-        with store.writing():  # so that a run that begins is not taken for one that was killed
+        with store.lock():  # so that a run that begins is not taken for one that was killed
             held.enter_context(run_folders.hold(config.folder))
             run_folders.remove_killed_run_files(config.root)
         if (config.folder / "release" / "summary.json").exists():
@@ -296,7 +296,7 @@ def _call(config: RunConfig, loaded: Loaded) -> UnfinishedCall | None:
     }
 
     def fingerprint() -> str:
-        return config.voters.fingerprint(store, loaded.everyone) + store.fingerprint(loaded.everyone)
+        return config.voters.fingerprint(store, loaded.everyone) + store.compute_fingerprint(loaded.everyone)
 
     return UnfinishedCall(store, name, facts, fingerprint)
 
@@ -343,7 +343,7 @@ def open_budget(
     kind = privacy.noise if kind is None else kind
     _refuse_other_ledger(config, name, ledger)
     store = TeacherStore(config.root)
-    records = AccountRecords(store, name, RecordHashes.of(data.private, store) if len(data.private) else None)
+    records = AccountRecords(store, name, RecordHashes.from_data(data.private, store) if len(data.private) else None)
     _refuse_duplicate_account(config, records, fingerprint, ledger)
     known = _caps(ledger)
     refuse_cap(config, name, planned, known)
@@ -368,7 +368,7 @@ def open_budget(
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
         first_charge_only=privacy.only_first,
-        on_charge=records.remember,
+        on_charge=records.record_ledger_head,
     )
 
 
@@ -406,7 +406,7 @@ def refuse_cap(config: RunConfig, name: str, planned: Iterable[PrivacyEvent], kn
 
 def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
     """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
-    for file, head in TeacherStore(config.root).heads(name).items():
+    for file, head in TeacherStore(config.root).find_ledger_heads(name).items():
         if not ledger.contains_head(head):
             raise checks.error(
                 "dataset.name",

@@ -50,7 +50,7 @@ from pate_torch.protocols import (
 )
 from pate_torch.sensitive import Votes
 from pate_torch.students import store as student_store
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 VoteFunction = Callable[[Tensor], Votes]
@@ -131,7 +131,7 @@ class PrivateLabeler:
 
     def __init__(
         self,
-        voters: Ensemble | VoteFunction,
+        voters: TeacherEnsemble | VoteFunction,
         *,
         mechanism: Mechanism,
         budget: Budget,
@@ -142,8 +142,8 @@ class PrivateLabeler:
         spec: DataSpec | None = None,
         owns_ledger: bool = False,
     ) -> None:
-        self._voters: VoteFunction = voters.votes if isinstance(voters, Ensemble) else voters
-        if spec is None and not isinstance(voters, Ensemble):
+        self._voters: VoteFunction = voters.count_votes if isinstance(voters, TeacherEnsemble) else voters
+        if spec is None and not isinstance(voters, TeacherEnsemble):
             raise checks.error("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
         self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]
         self.mechanism, self.budget = mechanism, budget

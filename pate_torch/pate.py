@@ -58,7 +58,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.store import Stored, TeacherStore
+from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 from pate_torch.types import (
     CLASSES,
     FROM_OWNER,
@@ -218,7 +218,7 @@ class Pate:
         self._private: PrivateData | None = None
         self._dropped: dict[str, int] = {}
         self._spec: DataSpec | None = None
-        self._stored: Stored | None = None
+        self._stored: StoredEnsemble | None = None
         self._panel: Panel | None = None
         self._labeled: _Labeled | None = None
         self._student: tuple[str, Student] | None = None
@@ -448,13 +448,13 @@ class Pate:
         planned = self.mechanism.privacy_events(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
-        budget = open_budget(config, ledger, data, planned, store.content_fingerprint(private))
+        budget = open_budget(config, ledger, data, planned, store.compute_content_fingerprint(private))
         if self._stored is not None:
             store.set_ledger_head(self._stored.id, ledger.get_head())
         voters = self._stored.ensemble if self._stored is not None else self._panel
         assert voters is not None
         return PrivateLabeler(
-            voters.votes,
+            voters.count_votes,
             mechanism=self.mechanism,
             budget=replace(budget, run=f"labeler {self.name}"),
             journal=self.home / "answers" / f"{self.name}.jsonl",
@@ -542,7 +542,7 @@ class Pate:
             voters = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
         if self._stored is not None:
             how = Teachers(num_teachers=self.num_teachers) if voters is None else voters
-            alias = TeacherStore(self.home).new_alias(self._stored.identity.fingerprint, self._stored.id)
+            alias = TeacherStore(self.home).create_alias(self._stored.identity.fingerprint, self._stored.id)
             return replace(how, num_teachers=self.num_teachers, stored=self._stored.id, alias=alias)
         if voters is not None:
             fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."

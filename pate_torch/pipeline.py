@@ -34,7 +34,7 @@ from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.students.store import save as save_student
-from pate_torch.students.task import student_task
+from pate_torch.students.task import make_student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 from pate_torch.types import PublicAsset, Release
@@ -50,7 +50,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
         ValueError: A choice cannot work. Nothing has been charged.
         BudgetExceeded: The account's cap does not admit this run.
     """
-    config = replace(config, device=distributed.local_device(config.device))
+    config = replace(config, device=distributed.get_local_device(config.device))
     if not distributed.is_main():
         assist(config)
         return None
@@ -125,7 +125,7 @@ class _Guide:
         config, data, algorithm = self.run.config, self.run.data, self.run.config.guide
         if self.stage is None or algorithm is None or not bool(labels.answered_Q.any()):
             return RoundState()
-        task = student_task(data.spec, data.pool, labels)
+        task = make_student_task(data.spec, data.pool, labels)
         task = replace(task, guide=self.kept)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
         now = self.voters.for_round(self.student)
@@ -206,7 +206,7 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
         )
     held, selection = run.loaded.validation, config.selection
     task = replace(
-        student_task(data.spec, data.pool, labels), guide=release.guide if config.guide_student is None else None
+        make_student_task(data.spec, data.pool, labels), guide=release.guide if config.guide_student is None else None
     )
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
@@ -223,7 +223,7 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             name, student = config.student.name, fit(config.student.name, config.student)
         else:
             assert held is not None and run.budget is not None
-            name, student, paid = selection.choose(fit, held=held, budget=run.budget)
+            name, student, paid = selection.choose(fit, validation=held, budget=run.budget)
             run.paid.append(paid)
     make_folders(run.release_dir)
     save_student(student, run.release_dir / "student.safetensors")

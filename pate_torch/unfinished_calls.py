@@ -107,4 +107,7 @@ class UnfinishedCall:
     def _note_path(self) -> Path:
         folder = create_private_folder(self.store.folder / _FOLDER_NAME)
         text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
-        return folder / f"{self.account}.{self.store.keyed_digest(text.encode(), self.fingerprint().encode())}.json"
+        return (
+            folder
+            / f"{self.account}.{self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())}.json"
+        )

@@ -21,7 +21,7 @@ def no_fresh_process(request, monkeypatch):
     if request.node.get_closest_marker("fresh_process") is None:
         from pate_torch.teachers import independence
 
-        monkeypatch.setattr(independence, "call_afresh", lambda packed, *given: pickle.loads(packed)(*given))
+        monkeypatch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
 
 
 @pytest.fixture(autouse=True)

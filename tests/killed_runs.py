@@ -50,7 +50,7 @@ from pate_torch.sensitive import Votes
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers import launch
-from pate_torch.teachers.store import ID, TeacherStore
+from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from pate_torch.types import DataSpec
 from tests import ROOT
@@ -206,7 +206,7 @@ def _rounds(home: Path, number: int) -> None:
 
 def _self_training() -> SelfTraining:
     small = Supervised(network="logistic", steps=3, augment=None)
-    return SelfTraining(first=small, then=small, num_generations=1)
+    return SelfTraining(first_student=small, later_students=small, num_generations=1)
 
 
 def _reverse_knn(home: Path, number: int) -> None:
@@ -304,7 +304,7 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
 def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
     quietly()
-    launch.GROUP = 4  # in this process: eight teachers are two groups
+    launch.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
     steps = Steps(kill_at)
     for holder, methods in (
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
@@ -342,7 +342,7 @@ def unsound(home: Path) -> list[str]:
             found += _wrong_record(json.loads(record_file.read_text()), folder / "release", reserved, committed)
     store = TeacherStore(home)
     for folder in store.folder.glob("*"):
-        if ID.fullmatch(folder.name):
+        if ID_PATTERN.fullmatch(folder.name):
             store.load(folder.name)  # raises where it is not whole
     if (home / "reserved.txt").exists():
         found += [f"{one}: drawn and not reserved" for one in lines(home / "reserved.txt") if one not in reserved]
@@ -394,7 +394,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     what was said, and how it ended.
     """
     quietly()
-    launch.GROUP = 1
+    launch.GROUP_TEACHERS = 1
     save = Checkpoints.save
 
     def slowly(self: Checkpoints, chunk: Any, trained: Any) -> None:

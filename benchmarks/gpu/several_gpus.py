@@ -58,19 +58,19 @@ def _launch_ranks(device: str, ranks: int) -> list[dict[str, Any]]:
 
 def run_rank(kind: str) -> dict[str, Any]:
     """Train this rank's teachers and ask them; launches of one size give the same bits on any number of ranks."""
-    device = distributed.local_device(torch.device(kind))
+    device = distributed.get_local_device(torch.device(kind))
     setup = Setup(device, small=kind == "cpu")
     spec = workloads.make_spec(setup)
-    private, shards = workloads.draw_shards(spec, teachers=16 * launch.GROUP, size=12)
+    private, shards = workloads.draw_shards(spec, teachers=16 * launch.GROUP_TEACHERS, size=12)
     options = workloads.choose_networks(setup)["lean_cnn"]
-    recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=launch.GROUP)
+    recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=launch.GROUP_TEACHERS)
     ends: list[float] = []
     with deterministic_mode(device):
         start = time.monotonic()
         mine = train(
             private, spec, shards, recipe, seed=0, device=device, progress=lambda *_: ends.append(time.monotonic())
         )
-        votes = distributed.votes(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
+        votes = distributed.count_votes(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
     return {
         "device": str(device),
         "seconds": ends[-1] - start,
@@ -81,4 +81,4 @@ def run_rank(kind: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     result = run_rank(sys.argv[2])
-    (Path(sys.argv[1]) / f"{distributed.world().rank}.json").write_text(json.dumps(result))
+    (Path(sys.argv[1]) / f"{distributed.get_world().rank}.json").write_text(json.dumps(result))

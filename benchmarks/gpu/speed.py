@@ -19,7 +19,7 @@ from pate_torch.features.neighbors import find_nearest
 from pate_torch.networks import describe
 from pate_torch.teachers import launch
 from pate_torch.teachers.engine import train_stacked
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.types import DataSpec
 from tests.teachers.loop import train_loop
 
@@ -42,13 +42,13 @@ def measure_speed(setup: Setup) -> Iterator[Finding]:
 def _time_teachers(setup: Setup, spec: DataSpec, network: str) -> Iterator[Finding]:
     options, steps = workloads.choose_networks(setup)[network], setup.choose(64, 2)
     counts = setup.choose((64,) if network in LARGE_NETWORKS else (64, 250), (4,))
-    cost = launch.network_cost(network, options, spec)
+    cost = launch.compute_network_cost(network, options, spec)
     for dtype in ("float32", "tf32", "bf16"):
         recipe = workloads.make_recipe(network, options, steps=steps, batch_size=setup.choose(32, 8), dtype=dtype)
         pair = workloads.draw_chunk(spec, 2)
         loop_seconds = _time_second_call(partial(train_loop, pair, spec, recipe, 0, setup.device)) / 2
         for count in counts:
-            size = min(count, launch.train_size(recipe, cost, count, setup.device))
+            size = min(count, launch.compute_train_size(recipe, cost, count, setup.device))
             chunk = workloads.draw_chunk(spec, size)
             seconds = _time_second_call(partial(train_stacked, chunk, spec, recipe, 0, setup.device)) / size
             name, ratio = f"{network}, {dtype}, {size} at once", loop_seconds / seconds
@@ -62,9 +62,9 @@ def _time_votes(setup: Setup, spec: DataSpec) -> Finding:
     recipe = workloads.make_recipe("lean_cnn", options, steps=1)
     trained = train_stacked(workloads.draw_chunk(spec, teachers), spec, recipe, 0, setup.device)
     network = describe("lean_cnn", spec.input_shape, spec.num_classes, **options)
-    ensemble = Ensemble(network, trained.params, torch.ones(teachers, dtype=torch.bool), spec)
+    ensemble = TeacherEnsemble(network, trained.params, torch.ones(teachers, dtype=torch.bool), spec)
     x = workloads.draw_images(spec, setup.choose(8192, 64))[0]
-    seconds = _time_second_call(lambda: ensemble.votes(x, device=setup.device))
+    seconds = _time_second_call(lambda: ensemble.count_votes(x, device=setup.device))
     return Finding("lean_cnn: votes a second", teachers * len(x) / seconds)
 
 

@@ -16,8 +16,8 @@ from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import CodeLine, Finding, Setup, check_at_most, find_package_line
 from pate_torch.features import contrastive
 from pate_torch.protocols import Progress, StudentAlgorithm, do_nothing
-from pate_torch.students.training import LOOKED_AT
-from pate_torch.teachers.engine import BLOCK, train_stacked
+from pate_torch.students.training import SYNC_EVERY
+from pate_torch.teachers.engine import BLOCK_STEPS, train_stacked
 
 Fit = Callable[[Progress], dict[str, Tensor]]
 """progress -> the learned tensors on the CPU."""
@@ -81,7 +81,7 @@ def _find_nondeterministic_operations(fit: Fit) -> str:
 
 # ---- synchronizations ------------------------------------------------------------------------------------------------
 
-FIRST_STEP, LAST_STEP = 3, 3 + LOOKED_AT
+FIRST_STEP, LAST_STEP = 3, 3 + SYNC_EVERY
 MAX_SYNCS = {"contrastive": 0}
 """Intended syncs between these steps. Students read their losses and what they log; teachers wait twice in BLOCK."""
 MAX_SYNCS_OTHERWISE = 2
@@ -93,8 +93,8 @@ class _EnoughSteps(Exception): ...
 def check_syncs(setup: Setup) -> Iterator[Finding]:
     """Count where training makes the host wait for the GPU, by line of the package."""
     for name, fit in make_fits(setup, workloads.make_students(setup, 1000), 1000).items():
-        yield from _report_syncs(name, LOOKED_AT, _count_syncs(fit))
-    yield from _report_syncs("teachers", BLOCK, _count_teacher_syncs(setup))
+        yield from _report_syncs(name, SYNC_EVERY, _count_syncs(fit))
+    yield from _report_syncs("teachers", BLOCK_STEPS, _count_teacher_syncs(setup))
 
 
 def _report_syncs(name: str, steps: int, syncs: Counter[CodeLine]) -> Iterator[Finding]:
@@ -123,11 +123,11 @@ def _count_syncs(fit: Fit) -> Counter[CodeLine]:
 
 
 def _count_teacher_syncs(setup: Setup) -> Counter[CodeLine]:
-    """Count the syncs of ``BLOCK`` steps of stacked teachers: those of two blocks less those of one."""
+    """Count the syncs of ``BLOCK_STEPS`` steps of stacked teachers: those of two blocks less those of one."""
     spec, counts = workloads.make_spec(setup), []
     for blocks in (1, 2):
         lines: list[CodeLine] = []
-        recipe = workloads.make_recipe("logistic", {}, steps=blocks * BLOCK)
+        recipe = workloads.make_recipe("logistic", {}, steps=blocks * BLOCK_STEPS)
         with _watch_syncs(lines.append):
             train_stacked(workloads.draw_chunk(spec, teachers=2), spec, recipe, 0, setup.device)
         counts.append(Counter(lines))

@@ -22,9 +22,9 @@ from pate_torch.methods.records import map_records_independently
 from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers import launch, stacked
-from pate_torch.teachers.engine import BLOCK, train_stacked
-from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.recipe import MEMORY_GIB
+from pate_torch.teachers.engine import BLOCK_STEPS, train_stacked
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.training import train
 from pate_torch.types import DataSpec, PrivateData
 from tests.teachers.loop import train_loop
@@ -84,16 +84,16 @@ def _compute_gradients(
 
 
 def _make_ensemble(
-    network: str, options: Options, spec: DataSpec, params: stacked.Parameters, memory_gib: float = MEMORY_GIB
-) -> Ensemble:
+    network: str, options: Options, spec: DataSpec, params: stacked.Parameters, memory_gib: float = DEFAULT_MEMORY_GIB
+) -> TeacherEnsemble:
     description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
     alive = torch.ones(len(next(iter(params.values()))), dtype=torch.bool)
-    return Ensemble(description, params, alive, spec, memory_gib=memory_gib)
+    return TeacherEnsemble(description, params, alive, spec, memory_gib=memory_gib)
 
 
-def _compute_logits(ensemble: Ensemble, spec: DataSpec, device: torch.device) -> stacked.Parameters:
+def _compute_logits(ensemble: TeacherEnsemble, spec: DataSpec, device: torch.device) -> stacked.Parameters:
     parts: list[Tensor] = []
-    ensemble.opinions(
+    ensemble.forward_batches(
         workloads.draw_images(spec, 16)[0],
         lambda rows, answers: parts.extend(logits.cpu() for _, logits in answers),
         device=device,
@@ -194,18 +194,18 @@ def check_memory(setup: Setup) -> Iterator[Finding]:
     """Compare the peak of allocated memory with the plan, while teachers are trained and asked."""
     spec, batch_size = workloads.make_spec(setup), setup.choose(32, 8)
     for network, options in workloads.choose_networks(setup).items():
-        recipe = workloads.make_recipe(network, options, steps=setup.choose(BLOCK, 2), batch_size=batch_size)
-        cost = launch.network_cost(network, options, spec)
+        recipe = workloads.make_recipe(network, options, steps=setup.choose(BLOCK_STEPS, 2), batch_size=batch_size)
+        cost = launch.compute_network_cost(network, options, spec)
         for teachers in setup.choose((8, 16), (2, 4)):
             chunk = workloads.draw_chunk(spec, teachers)
             peak = _measure_peak_bytes(setup, partial(train_stacked, chunk, spec, recipe, 0, setup.device))
-            planned = teachers * launch.training_bytes(recipe, cost) + chunk.x_kS.nbytes + chunk.y_kS.nbytes
+            planned = teachers * launch.estimate_training_bytes(recipe, cost) + chunk.x_kS.nbytes + chunk.y_kS.nbytes
             yield check_at_most(f"{network}: share of the plan, {teachers} trained", peak / planned, 1.0)
         x = workloads.draw_images(spec, setup.choose(512, 64))[0]
         ensemble = _make_untrained(setup, network, setup.choose(16, 4), _compute_memory_limit_gib(setup))
-        peak = _measure_peak_bytes(setup, partial(ensemble.predictions, x, device=setup.device))
-        together, points = launch.ask_size(cost, len(ensemble), ensemble.memory_gib)
-        planned = together * launch.asking_bytes(cost, points) + x[:points].nbytes
+        peak = _measure_peak_bytes(setup, partial(ensemble.predict, x, device=setup.device))
+        together, points = launch.compute_query_size(cost, len(ensemble), ensemble.memory_gib)
+        planned = together * launch.estimate_query_bytes(cost, points) + x[:points].nbytes
         yield check_at_most(f"{network}: share of the plan, asked", peak / planned, 1.0)
     yield from _check_memory_limit(setup, spec)
 
@@ -215,19 +215,19 @@ def _check_memory_limit(setup: Setup, spec: DataSpec) -> Iterator[Finding]:
     network, teachers = setup.choose("wide_resnet", "lean_cnn"), setup.choose(40, 6)
     options = workloads.choose_networks(setup)[network]
     recipe = workloads.make_recipe(network, options, steps=1, batch_size=setup.choose(128, 8))
-    cost = launch.network_cost(network, options, spec)
-    teacher_gib, limit_gib = launch.training_bytes(recipe, cost) / 2**30, _compute_memory_limit_gib(setup)
+    cost = launch.compute_network_cost(network, options, spec)
+    teacher_gib, limit_gib = launch.estimate_training_bytes(recipe, cost) / 2**30, _compute_memory_limit_gib(setup)
     recipe = dataclasses.replace(recipe, memory_gib=min(teacher_gib * teachers / 2, limit_gib))
-    size = launch.train_size(recipe, cost, teachers, setup.device)
+    size = launch.compute_train_size(recipe, cost, teachers, setup.device)
     private, shards = workloads.draw_shards(spec, teachers, 2)
     peak = _measure_peak_bytes(setup, lambda: train(private, spec, shards, recipe, seed=0, device=setup.device))
     what = f"{network}: trained at once, of {teachers} that take twice the memory"
     yield Finding(what, size, passed=size < teachers)
     yield check_at_most(f"{network}: share of the memory limit, trained", peak / 2**30 / recipe.memory_gib, 1.0)
-    asking_gib = launch.asking_bytes(cost, launch.ASKED) * teachers / 2 / 2**30
+    asking_gib = launch.estimate_query_bytes(cost, launch.MAX_GPU_POINTS) * teachers / 2 / 2**30
     ensemble = _make_untrained(setup, network, teachers, min(asking_gib, limit_gib))
-    x = workloads.draw_images(spec, launch.ASKED)[0]
-    peak = _measure_peak_bytes(setup, lambda: ensemble.predictions(x, device=setup.device))
+    x = workloads.draw_images(spec, launch.MAX_GPU_POINTS)[0]
+    peak = _measure_peak_bytes(setup, lambda: ensemble.predict(x, device=setup.device))
     yield check_at_most(f"{network}: share of the memory limit, asked", peak / 2**30 / ensemble.memory_gib, 1.0)
     recipe, message = dataclasses.replace(recipe, memory_gib=teacher_gib / 2), "not refused"
     try:
@@ -238,10 +238,10 @@ def _check_memory_limit(setup: Setup, spec: DataSpec) -> Iterator[Finding]:
 
 
 def _compute_memory_limit_gib(setup: Setup) -> float:
-    return min(MEMORY_GIB, 0.8 * torch.cuda.get_device_properties(setup.device).total_memory / 2**30)
+    return min(DEFAULT_MEMORY_GIB, 0.8 * torch.cuda.get_device_properties(setup.device).total_memory / 2**30)
 
 
-def _make_untrained(setup: Setup, network: str, teachers: int, memory_gib: float) -> Ensemble:
+def _make_untrained(setup: Setup, network: str, teachers: int, memory_gib: float) -> TeacherEnsemble:
     spec, options = workloads.make_spec(setup), workloads.choose_networks(setup)[network]
     module = networks.build(network, spec.input_shape, spec.num_classes, **options)
     params = {name: torch.zeros(teachers, *value.shape) for name, value in module.named_parameters()}

@@ -12,7 +12,7 @@ from benchmarks.gpu.findings import Setup
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.protocols import StudentAlgorithm, StudentTask
-from pate_torch.students.bagging import Ensemble
+from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.self_training import SelfTraining
@@ -128,8 +128,8 @@ def make_combined_students(setup: Setup, steps: int) -> dict[str, StudentAlgorit
     """Make students that consist of several students."""
     students = make_students(setup, steps)
     return {
-        "ensemble": Ensemble(member=students["supervised"], members=2),
-        "self_training": SelfTraining(first=students["fixmatch"], then=students["supervised"]),
+        "ensemble": BaggingStudent(member=students["supervised"], members=2),
+        "self_training": SelfTraining(first_student=students["fixmatch"], later_students=students["supervised"]),
     }
 
 

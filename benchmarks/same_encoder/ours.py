@@ -66,7 +66,7 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
         assert pate._stored is not None
         plain = pate._stored.ensemble.votes(floats(split.public)).plurality().numpy()
         learner = LEARNER if split.encoded else Supervised(network="mlp")
-        student = SelfTraining(first=learner, then=learner, alpha=0.5, num_generations=1)
+        student = SelfTraining(first_student=learner, later_students=learner, alpha=0.5, num_generations=1)
         predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
     asked_A = release.query_Q[release.answered_Q].numpy()
     label_A = release.label_Q[release.answered_Q].numpy()
@@ -83,7 +83,9 @@ def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: floa
     """Zhu et al. 2022: records are counted into the cells of public points; self-training on the noisy classes."""
     cells = min(cells_a_class * split.classes, len(split.public))
     sigma = calibrated(lambda sigma: Histogram(sigma=sigma, adjacency="add_remove"), cells, epsilon)
-    student = SelfTraining(first=LEARNER, then=LEARNER, alpha=alpha, keep_fraction=keep, num_generations=1)
+    student = SelfTraining(
+        first_student=LEARNER, later_students=LEARNER, alpha=alpha, keep_fraction=keep, num_generations=1
+    )
     with asked(split, None, Histogram(sigma=sigma, adjacency="add_remove"), ReverseKnn(), split.scale) as pate:
         release = pate.label(floats(split.public), cells, strategy=Medoids())
         predicted = pate.fit_student(student).predict(floats(split.test)).numpy()

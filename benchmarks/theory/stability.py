@@ -14,8 +14,8 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import derive_seed, make_numpy_generator
 from pate_torch.teachers.engine import Chunk, train_stacked
-from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.launch import network_cost, train_size
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.launch import compute_network_cost, compute_train_size
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -77,22 +77,22 @@ def by_teachers(
     device = torch.device(device)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     kind = torch.uint8 if spec.is_image else torch.float32
-    cost = network_cost(recipe.network, recipe.options, spec)
+    cost = compute_network_cost(recipe.network, recipe.options, spec)
 
     def batched(
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
     ) -> Floats:
         x, y = torch.as_tensor(x_B).to(kind), torch.as_tensor(y_B).to(torch.int64)
-        size, parts, asked = train_size(recipe, cost, len(x), device), [], torch.as_tensor(points).to(kind)
+        size, parts, asked = compute_train_size(recipe, cost, len(x), device), [], torch.as_tensor(points).to(kind)
         for rows in (slice(first, first + size) for first in range(0, len(x), size)):
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))
             params = train_stacked(chunk, spec, recipe, 0, device).params
-            teachers = Ensemble(network, params, full > 0, spec)
+            teachers = TeacherEnsemble(network, params, full > 0, spec)
             if soft:
-                parts.append(teachers.probabilities(asked, device=device)[..., label])
+                parts.append(teachers.predict_proba(asked, device=device)[..., label])
             else:
-                parts.append(teachers.predictions(asked, device=device) == label)
+                parts.append(teachers.predict(asked, device=device) == label)
         return torch.cat(parts).double().numpy()
 
     return batched

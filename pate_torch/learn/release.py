@@ -85,12 +85,12 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
             "pool": compute_tensor_digest(data.pool.x),
             "delta": terms.delta,
         }
-        call = UnfinishedCall(store, data.spec.name, said, lambda: store.fingerprint(data.private))
+        call = UnfinishedCall(store, data.spec.name, said, lambda: store.compute_fingerprint(data.private))
         bought = call.find_model(config.ledger_path)
         config = config if bought is None else replace(config, folder=bought[0])
         release = config.folder / "release"
         with holding(config), Ledger(config.ledger_path) as ledger:
-            budget = open_budget(config, ledger, data, planned, store.content_fingerprint(data.private))
+            budget = open_budget(config, ledger, data, planned, store.compute_content_fingerprint(data.private))
             if bought is not None:
                 release_id = bought[1]
                 student = load(release / "student.safetensors")

@@ -23,7 +23,7 @@ from pate_torch.types import Dataset, PrivateData
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
     from pate_torch.context import RunContext
-    from pate_torch.teachers.ensemble import Ensemble
+    from pate_torch.teachers.ensemble import TeacherEnsemble
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -44,12 +44,12 @@ class FittedVoters:
     remember: Callable[[str], object] = do_nothing
     feature_PD: Tensor | None = None
     refit: Callable[[Student], FittedVoters] | None = None
-    ensemble: Ensemble | None = None
+    ensemble: TeacherEnsemble | None = None
 
     @classmethod
     def of_votes(cls, run: RunContext, votes: Votes) -> FittedVoters:
         """PRIVATE. Voters of whom nothing is kept but their votes, under a fresh id."""
-        return cls(id=run.store.new_alias(run.store.votes_fingerprint(votes)), sensitive=votes)
+        return cls(id=run.store.create_alias(run.store.compute_votes_fingerprint(votes)), sensitive=votes)
 
     def for_round(self, guide: Student | None) -> FittedVoters:
         """PRIVATE. The voters of a round that ``guide``, the guide student, leads to."""
@@ -147,7 +147,7 @@ class VotersBase:
         return None
 
     def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
-        return store.content_fingerprint(everyone)
+        return store.compute_content_fingerprint(everyone)
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """Rank 0 needs no help."""

@@ -127,13 +127,15 @@ class DpSgd:
             root = self._root(plan, data, stages)
             store = TeacherStore(root)
             said = {"model": repr(self), "seed": plan.seed, "events": repr(events), "delta": plan.privacy.delta}
-            call = UnfinishedCall(store, data.spec.name, said, lambda: store.fingerprint(everyone))
+            call = UnfinishedCall(store, data.spec.name, said, lambda: store.compute_fingerprint(everyone))
             plan = dataclasses.replace(plan, root=root)
             bought = call.find_model(plan.ledger_path)
             plan = plan if bought is None else dataclasses.replace(plan, folder=bought[0])
             release = plan.folder / "release"
             with holding(plan), Ledger(plan.ledger_path) as ledger:
-                budget = open_budget(plan, ledger, data, events, store.content_fingerprint(everyone), kind="torch")
+                budget = open_budget(
+                    plan, ledger, data, events, store.compute_content_fingerprint(everyone), kind="torch"
+                )
                 if bought is not None:
                     release_id = bought[1]
                     student = load(release / "student.safetensors")

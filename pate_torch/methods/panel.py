@@ -65,7 +65,7 @@ class PanelVoters(VotersBase):
                 progress = run.stages("Training one teacher again, alone")
                 self.panel.try_again(run.data.pool.x, prediction_KQ)
                 progress(1, 1)
-            votes = voting.count(prediction_KQ, self.panel.spec.num_classes)
+            votes = voting.count_votes(prediction_KQ, self.panel.spec.num_classes)
         return FittedVoters.of_votes(run, votes)
 
 
@@ -108,16 +108,16 @@ class Panel:
 
     def votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        return voting.count(self.predictions(x, progress), self.spec.num_classes)
+        return voting.count_votes(self.predictions(x, progress), self.spec.num_classes)
 
     def try_again(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
         if self.untried is not None:
             packed, own_x, own_y, teacher = self.untried
-            label_Q = independence.call_afresh(packed, own_x, own_y, teacher, x)
+            label_Q = independence.call_in_fresh_process(packed, own_x, own_y, teacher, x)
             label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, ABSTAIN)
             if not torch.equal(label_Q, prediction_KQ[teacher]):
-                raise independence.refusal(len(self))
+                raise independence.dependence_error(len(self))
             self.untried = None
 
 
@@ -158,7 +158,7 @@ def _fit_all(
     """PRIVATE. Every shard's teacher. ``fatal``: the error where no teacher could be fitted."""
     several = shards.num_teachers > 1
     packed = (
-        independence.pack(functools.partial(_vote_again, fit, seed)) if several else b""
+        independence.pickle_work(functools.partial(_vote_again, fit, seed)) if several else b""
     )  # before anything is trained
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
@@ -338,7 +338,7 @@ def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
             if parameter.grad is None:  # takes no part in the logits
                 parameter.grad = torch.zeros_like(parameter)
         with torch.no_grad():
-            optimizer.step(recipe.rate(step))
+            optimizer.step(recipe.compute_learning_rate(step))
         for parameter in params:
             parameter.grad = None
     module.eval()

@@ -104,7 +104,7 @@ class RecordVoters(VotersBase):
 
         with run.clock("records"):
             records = ask(run.encoder())
-        alias = run.store.new_alias(run.store.fingerprint(run.data.private))
+        alias = run.store.create_alias(run.store.compute_fingerprint(run.data.private))
         first = FittedVoters(id=alias, sensitive=records, refit=refit)
         return first
 

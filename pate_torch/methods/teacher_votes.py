@@ -23,9 +23,9 @@ from pate_torch.methods.description import VotersDescription, each_unit
 from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.independence import Trial
-from pate_torch.teachers.store import Identity, Stored, TeacherStore
+from pate_torch.teachers.store import Identity, StoredEnsemble, TeacherStore
 from pate_torch.teachers.training import train
 from pate_torch.types import Dataset
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pate_torch.config import RunConfig
     from pate_torch.context import RunContext
 
-Tally = Callable[[Ensemble], Tensor]
+Tally = Callable[[TeacherEnsemble], Tensor]
 """PRIVATE. Some of the teachers -> the counts of their votes on the public points, int32 [P, C]."""
 
 
@@ -77,7 +77,7 @@ class Teachers(VotersBase):
         assign_shards(config.partition, data.private, self.num_teachers, config.seed)
         if self.stored is not None:
             store, path = TeacherStore(config.root), config.ledger_path
-            store.manifest(self.stored)  # a wrong id is refused before the fingerprint leaves its key behind
+            store.load_manifest(self.stored)  # a wrong id is refused before the fingerprint leaves its key behind
             with Ledger(path) if path.exists() else contextlib.nullcontext() as ledger:
                 reusable(self.stored, store, self.identify(data, config), ledger)
 
@@ -89,9 +89,9 @@ class Teachers(VotersBase):
         pool = {} if config.teacher.start is None else {"pool": compute_tensor_digest(data.pool.x)}
         return Identity(
             dataset=data.spec.name,
-            fingerprint=TeacherStore(config.root).fingerprint(data.private),
+            fingerprint=TeacherStore(config.root).compute_fingerprint(data.private),
             partition=dataclasses.asdict(config.partition),  # type: ignore[call-overload]
-            configuration=config.teacher.configuration() | pool,
+            configuration=config.teacher.to_configuration() | pool,
             seed=config.seed,
             num_teachers=self.num_teachers,
         )
@@ -111,18 +111,18 @@ class Teachers(VotersBase):
             return self._votes(stored.ensemble, run.data, run.config, run.stages, together=fresh)
 
         with run.clock("votes"):
-            votes = run.store.votes_cached(stored.id, run.data.pool.x, ask, self._manner(run.config))
+            votes = run.store.get_or_count_votes(stored.id, run.data.pool.x, ask, self._manner(run.config))
         remember = functools.partial(run.store.set_ledger_head, stored.id)
-        alias = self.alias or self.stored or run.store.new_alias(stored.identity.fingerprint, stored.id)
+        alias = self.alias or self.stored or run.store.create_alias(stored.identity.fingerprint, stored.id)
         opened: SensitiveValue = votes
         if self.soft(run.config):
             progress, device = run.stages("Asking for probabilities"), run.config.device
             opened = SoftVotes.from_probabilities(
-                stored.ensemble.probabilities(run.data.pool.x, device=device, progress=progress)
+                stored.ensemble.predict_proba(run.data.pool.x, device=device, progress=progress)
             )
         return FittedVoters(id=alias, sensitive=opened, remember=remember, ensemble=stored.ensemble)
 
-    def ensemble(self, run: RunContext) -> tuple[Stored, bool]:
+    def ensemble(self, run: RunContext) -> tuple[StoredEnsemble, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
 
         Where another process trains them, this one waits for it, and takes over where it was killed.
@@ -142,14 +142,14 @@ class Teachers(VotersBase):
         def wait(holder: str) -> None:
             run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
-        with run.store.training(identity, wait) as checkpoints:
+        with run.store.lock_training(identity, wait) as checkpoints:
             found = self._at_hand(run, identity)  # whoever was waited for has trained them
             if found is not None:
                 return found, False
             run.afford()  # or has failed, and others have charged the account meanwhile
             distributed.broadcast_text(distributed.TRAIN)
             with run.clock("start"):
-                trunk = distributed.public_trunk(config.teacher, data, config.seed, config.device, run.stages)
+                trunk = distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, run.stages)
 
             def try_again(trial: Trial) -> None:
                 progress = run.stages("Training one teacher again, alone")
@@ -172,19 +172,19 @@ class Teachers(VotersBase):
                     checkpoint_dir=checkpoints,
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
                     log=do_nothing if run.board is None else run.board.log,
-                    losses=do_nothing if run.board is None else run.board.losses,
-                    try_again=try_again,
+                    on_losses=do_nothing if run.board is None else run.board.losses,
+                    on_trial=try_again,
                 )
             head = run.ledger.get_head()
             name = run.store.save(ensemble, identity, head)
             shutil.rmtree(checkpoints, ignore_errors=True)
-        return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
+        return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
 
     def assist(self, data: Dataset, config: RunConfig) -> None:
         """PRIVATE. Do the part of a torchrun's rank above 0 while rank 0 trains: its share of training and of votes."""
         quiet = Stages(quiet=True)
         shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        with TeacherStore(config.root).assisting(self.identify(data, config)) as (checkpoints, mine):
+        with TeacherStore(config.root).try_lock_training(self.identify(data, config)) as (checkpoints, mine):
             ensemble = train(
                 data.private,
                 data.spec,
@@ -192,14 +192,14 @@ class Teachers(VotersBase):
                 config.teacher,
                 seed=config.seed,
                 device=config.device,
-                trunk=distributed.public_trunk(config.teacher, data, config.seed, config.device, quiet),
+                trunk=distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, quiet),
                 checkpoint_dir=checkpoints,
             )
             self._votes(ensemble, data, config, quiet, together=True)
             if mine:  # on a machine of its own; by now rank 0 has stored the ensemble
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _at_hand(self, run: RunContext, identity: Identity) -> Stored | None:
+    def _at_hand(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
         found = self.stored or run.store.find(identity)
         if found is None:
             return None
@@ -211,10 +211,12 @@ class Teachers(VotersBase):
 
     # ---- votes --------------------------------------------------------------------------------------------------
 
-    def _votes(self, ensemble: Ensemble, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Votes:
+    def _votes(
+        self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, together: bool
+    ) -> Votes:
         """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
         tally = self._tally(data, config, stages, together=together)
-        return distributed.votes(ensemble, tally, len(data.pool), together=together)
+        return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=together)
 
     def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
         progress = stages("Counting votes")
@@ -263,7 +265,7 @@ def describe(
     )
 
 
-def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> Stored:
+def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> StoredEnsemble:
     """PRIVATE. The stored ensemble called ``name``.
 
     Raises:

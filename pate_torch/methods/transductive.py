@@ -36,7 +36,7 @@ from pate_torch.features.neighbors import (
 from pate_torch.methods.teacher_votes import Tally, Teachers
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.teachers import distributed, voting
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.types import Dataset
 
 if TYPE_CHECKING:
@@ -118,7 +118,11 @@ class JointVotes:
     balance: bool
 
     def predictions(
-        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing
+        self,
+        ensemble: TeacherEnsemble,
+        pool_x: Tensor,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> Tensor:
         """PRIVATE. Each teacher's class, [K, P], of the raw public points [P, ...]; ties go to the lowest class.
 
@@ -128,19 +132,23 @@ class JointVotes:
         if len(pool_x) != len(self.graph):
             raise ValueError(f"votes: the graph has {len(self.graph)} points, the pool {len(pool_x)}")
         num_classes = ensemble.network["num_classes"]
-        out = torch.zeros(len(ensemble), len(pool_x), dtype=voting.label_dtype(num_classes))
+        out = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
 
         def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
             on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
             out[rows] = torch.stack([self._joint(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]).cpu()
 
-        ensemble.opinions(pool_x, hear, device=device, progress=progress)
+        ensemble.forward_batches(pool_x, hear, device=device, progress=progress)
         out[~ensemble.trained_K] = 0
         return out
 
     def tally(
-        self, ensemble: Ensemble, pool_x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing
+        self,
+        ensemble: TeacherEnsemble,
+        pool_x: Tensor,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
     ) -> Tensor:
         """PRIVATE. The counts of all teachers' classes, int32 [P, C]."""
         return voting.tally(self.predictions(ensemble, pool_x, device, progress), ensemble.network["num_classes"])

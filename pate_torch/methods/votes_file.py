@@ -24,7 +24,7 @@ from pate_torch.methods.base import FittedVoters, Voters, VotersBase
 from pate_torch.methods.description import VotersDescription
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.voting import count_votes
 from pate_torch.types import Dataset, PrivateData
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class VotesFile(VotersBase):
 
     def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
-        return store.votes_fingerprint(self._read)
+        return store.compute_votes_fingerprint(self._read)
 
     def fitted(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes, as they were read."""
@@ -112,7 +112,7 @@ def read(
         _same("num_points", num_points, columns, "columns", form, path)
         if bool((table < 0).any()) or bool((table >= num_classes).any()):
             raise _bad(path, f"predictions must be classes in 0..{num_classes - 1}", "Check num_classes.")
-        return count(table, num_classes)
+        return count_votes(table, num_classes)
     _same("num_points", num_points, rows, "rows", form, path)
     _same("num_classes", num_classes, columns, "columns", form, path)
     total = int(table[0].sum())

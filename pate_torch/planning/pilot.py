@@ -268,7 +268,7 @@ def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed
         records, data.spec, ReplaceOne().make_shards(records, teachers, seed), short, seed=seed, trunk=trunk
     )
     asked = data.pool.x[: pilot.questions]
-    probability_KQC = ensemble.probabilities(asked)
+    probability_KQC = ensemble.predict_proba(asked)
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
     said_KQ = probability_KQC.argmax(-1).numpy()

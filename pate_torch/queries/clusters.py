@@ -16,10 +16,10 @@ from torch import Tensor
 from pate_torch.core import checks, rng
 from pate_torch.features.neighbors import build_neighbor_graph, compute_spectral_embedding, split_blocks
 from pate_torch.protocols import QueryState
-from pate_torch.queries.random import features, open_points, share, shuffled
+from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
 from pate_torch.queries.uncertainty import Margin
 
-_AXES = 256
+_MAX_EIGENVECTORS = 256
 """Eigenvectors that clusters are sought in, at most: more find none that are purer, and cost their square
 (docs/experiments/questions.md)."""
 
@@ -42,25 +42,25 @@ class Coreset:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices in greedy order, int64 [at most state.remaining]."""
-        x_PD = features(state)
+        x_PD = get_features(state)
         norm_P = x_PD.square().sum(1)
         nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
 
         def cover(point: int) -> None:
             """Distances to the nearest asked point, -1 at itself: what coincides with one (0) may be asked too."""
-            nearest_P.clamp_(max=_distances_to(point, x_PD, norm_P))
+            nearest_P.clamp_(max=_compute_distances_to(point, x_PD, norm_P))
             nearest_P[point] = -1.0
 
-        for asked in state.query_Q.tolist():
-            cover(asked)
-        chosen: list[int] = []
-        for _ in range(share(state)):
+        for index in state.query_Q.tolist():
+            cover(index)
+        query_indices: list[int] = []
+        for _ in range(compute_round_size(state)):
             if torch.isinf(nearest_P).all():
-                chosen.append(int(squared_distances(x_PD, x_PD.mean(0, keepdim=True)).argmin()))
+                query_indices.append(int(compute_squared_distances(x_PD, x_PD.mean(0, keepdim=True)).argmin()))
             else:
-                chosen.append(int(nearest_P.argmax()))
-            cover(chosen[-1])
-        return torch.tensor(chosen, dtype=torch.int64)
+                query_indices.append(int(nearest_P.argmax()))
+            cover(query_indices[-1])
+        return torch.tensor(query_indices, dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,24 +83,24 @@ class Medoids:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]: the open point of each cluster nearest to its center."""
-        count = share(state)
-        points = open_points(state)
+        count = compute_round_size(state)
+        points = get_open_points(state)
         if count == 0:
             return points[:0]
-        x_RD = features(state)[points]
+        x_RD = get_features(state)[points]
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
-        cluster_R, center_KD = kmeans(x_RD, count, stream, self.restarts)
-        off_center_R = off_center(x_RD, cluster_R, center_KD).cpu()
+        cluster_R, center_KD = fit_kmeans(x_RD, count, stream, self.restarts)
+        distance_R = compute_center_distances(x_RD, cluster_R, center_KD).cpu()
         cluster_R = cluster_R.cpu()
-        chosen = []
+        query_indices = []
         for cluster in range(count):
             members = (cluster_R == cluster).nonzero().squeeze(1)
             if len(members):
-                chosen.append(int(points[members[off_center_R[members].argmin()]]))
+                query_indices.append(int(points[members[distance_R[members].argmin()]]))
         # Coinciding points leave fewer clusters than questions.
-        chosen_Q = torch.tensor(chosen, dtype=torch.int64)
-        rest = shuffled(points[~torch.isin(points, chosen_Q)], state, self.name)
-        return torch.cat([chosen_Q, rest[: count - len(chosen)]])
+        medoid_Q = torch.tensor(query_indices, dtype=torch.int64)
+        other_points = shuffle(points[~torch.isin(points, medoid_Q)], state, self.name)
+        return torch.cat([medoid_Q, other_points[: count - len(query_indices)]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,46 +134,46 @@ class Prototypes:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, one for each cluster that holds no asked point yet, int64 [at most state.remaining]."""
-        count = share(state)
+        count = compute_round_size(state)
         if count == 0 or len(state.pool_x) == 1:
-            return open_points(state)[:count]
-        graph = build_neighbor_graph(features(state), self.neighbors)
+            return get_open_points(state)[:count]
+        graph = build_neighbor_graph(get_features(state), self.neighbors)
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         # Later rounds cut finer: a cluster with an asked point in it has spoken.
         clusters = len(state.query_Q) + count
-        place_PW = compute_spectral_embedding(graph, min(clusters, _AXES), stream)
-        cluster_P, center_KW = kmeans(place_PW, clusters, stream, self.restarts)
-        off_center_P = off_center(place_PW, cluster_P, center_KW).cpu()
+        place_PW = compute_spectral_embedding(graph, min(clusters, _MAX_EIGENVECTORS), stream)
+        cluster_P, center_KW = fit_kmeans(place_PW, clusters, stream, self.restarts)
+        distance_P = compute_center_distances(place_PW, cluster_P, center_KW).cpu()
         spacing_P, cluster_P = graph.spacing_P.cpu(), cluster_P.cpu()
         size_K = torch.bincount(cluster_P, minlength=len(center_KW))
         size_K[cluster_P[state.query_Q]] = 0
         first_K = torch.full_like(size_K, len(cluster_P))  # clusters are numbered as rounding has it, points are not
         first_K = first_K.scatter_reduce(0, cluster_P, torch.arange(len(cluster_P)), "amin")
-        largest_first = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
-        chosen = [
-            self._typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, off_center_P)
-            for less_size, _, cluster in largest_first
+        clusters_by_size = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
+        query_indices = [
+            self._select_typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, distance_P)
+            for less_size, _, cluster in clusters_by_size
             if less_size < 0
         ][:count]
-        return self._filled(torch.tensor(chosen, dtype=torch.int64), state, count, spacing_P)
+        return self._top_up(torch.tensor(query_indices, dtype=torch.int64), state, count, spacing_P)
 
     @staticmethod
-    def _typical(members: Tensor, spacing_P: Tensor, off_center_P: Tensor) -> int:
-        dense = members[spacing_P[members] <= spacing_P[members].median()]
-        return int(dense[off_center_P[dense].argmin()])
+    def _select_typical(members: Tensor, spacing_P: Tensor, distance_P: Tensor) -> int:
+        dense_members = members[spacing_P[members] <= spacing_P[members].median()]
+        return int(dense_members[distance_P[dense_members].argmin()])
 
     @staticmethod
-    def _filled(chosen: Tensor, state: QueryState, count: int, spacing_P: Tensor) -> Tensor:
+    def _top_up(points: Tensor, state: QueryState, count: int, spacing_P: Tensor) -> Tensor:
         """Top up with the densest open points: coinciding points leave fewer clusters than questions."""
-        rest = open_points(state)
-        rest = rest[~torch.isin(rest, chosen)]
-        rest = rest[spacing_P[rest].argsort(stable=True)]
-        return torch.cat([chosen, rest[: count - len(chosen)]])
+        extra = get_open_points(state)
+        extra = extra[~torch.isin(extra, points)]
+        extra = extra[spacing_P[extra].argsort(stable=True)]
+        return torch.cat([points, extra[: count - len(points)]])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrototypesThenMargin(Prototypes):
-    """Asks ``first`` prototypes; what remains, in equal shares over the other rounds, by the smallest margin.
+    """Asks ``num_prototypes`` prototypes; what remains, in equal shares over the other rounds, by the smallest margin.
 
     Labels that found clusters, then labels that mend their borders. Random first questions find fewer clusters (see
     ``Prototypes``), and the margin of a student that has missed one is large there. Without answers to learn from,
@@ -183,37 +183,39 @@ class PrototypesThenMargin(Prototypes):
     uses_guide: ClassVar[bool] = True
     name: str = "prototypes_then_margin"
     rounds: int = 2
-    first: int = 50
+    num_prototypes: int = 50
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("query.rounds", self.rounds, low=2)
-        checks.integer("query.first", self.first, low=1)
+        checks.integer("query.first", self.num_prototypes, low=1)
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]."""
         if len(state.query_Q) == 0:
-            state = dataclasses.replace(state, num_remaining=min(self.first, state.num_remaining), num_rounds_left=1)
+            state = dataclasses.replace(
+                state, num_remaining=min(self.num_prototypes, state.num_remaining), num_rounds_left=1
+            )
         if state.student_PC is None:
             return super().select(state)
         return Margin(name=self.name, rounds=self.rounds).select(state)
 
 
-def squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
+def compute_squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
     """Squared distances [P, K], never negative; direct differences would need P x K x D memory."""
     norms = x_PD.square().sum(1)[:, None] + y_KD.square().sum(1)[None]
     return (norms - 2 * x_PD @ y_KD.T).clamp(min=0)
 
 
-def off_center(x_PD: Tensor, cluster_P: Tensor, center_KD: Tensor) -> Tensor:
+def compute_center_distances(x_PD: Tensor, cluster_P: Tensor, center_KD: Tensor) -> Tensor:
     """Squared distance [P] of each point to its cluster's center, by blocks of all distances."""
     parts = []
     for rows in split_blocks(x_PD, len(center_KD)):
-        parts.append(squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]).squeeze(1))
+        parts.append(compute_squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]).squeeze(1))
     return torch.cat(parts)
 
 
-def kmeans(
+def fit_kmeans(
     x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 4, steps: int = 50
 ) -> tuple[Tensor, Tensor]:
     """The best of a few runs of Lloyd's algorithm from k-means++ starts (Arthur and Vassilvitskii 2007).
@@ -221,7 +223,7 @@ def kmeans(
     Returns:
         The cluster of each point [P], and the centers [K, D], on the points' device.
     """
-    starts = [_plus_plus(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
+    starts = [_draw_plus_plus_centers(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
     # Of several threads each would add up a part of a cluster, in another order on another machine.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # coinciding points leave fewer clusters
@@ -232,21 +234,21 @@ def kmeans(
     return cluster_P.to(x_PD.device), center_KD.to(x_PD.device)
 
 
-def _plus_plus(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
+def _draw_plus_plus_centers(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """The start of k-means: points drawn one after the other by their squared distance to the nearest before them.
 
     scikit-learn's tries several for each and takes five times as long (benchmarks/results/timings.md).
     """
     norm_P = x_PD.square().sum(1)
     nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
-    chosen = [int(torch.randint(len(x_PD), (1,), generator=generator))]
+    indices = [int(torch.randint(len(x_PD), (1,), generator=generator))]
     for _ in range(clusters - 1):
-        nearest_P = torch.minimum(nearest_P, _distances_to(chosen[-1], x_PD, norm_P))
+        nearest_P = torch.minimum(nearest_P, _compute_distances_to(indices[-1], x_PD, norm_P))
         weight_P = nearest_P.cpu() if float(nearest_P.sum()) > 0 else torch.ones(len(x_PD))
-        chosen.append(int(torch.multinomial(weight_P, 1, generator=generator)))
-    return x_PD[chosen]
+        indices.append(int(torch.multinomial(weight_P, 1, generator=generator)))
+    return x_PD[indices]
 
 
-def _distances_to(point: int, x_PD: Tensor, norm_P: Tensor) -> Tensor:
+def _compute_distances_to(point: int, x_PD: Tensor, norm_P: Tensor) -> Tensor:
     """Squared distances [P] of points of these squared lengths to one of them, never negative."""
     return (norm_P + norm_P[point] - 2 * (x_PD @ x_PD[point : point + 1].T).squeeze(1)).clamp(min=0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
-from pate_torch.queries.random import features, open_points, share, shuffled
+from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
 from pate_torch.types import NO_ANSWER
 
 
@@ -41,22 +41,22 @@ class Committee:
 
     def select(self, state: QueryState) -> Tensor:
         """Open points by falling vote entropy, random before the first answer, int64 [at most state.remaining]."""
-        points = shuffled(open_points(state), state, self.name)
+        points = shuffle(get_open_points(state), state, self.name)
         if bool((state.label_Q != NO_ANSWER).any()):
-            split_R = torch.special.entr(self._votes(state)[points] / self.members).sum(1)
-            points = points[split_R.argsort(descending=True, stable=True)]
-        return points[: share(state)]
+            entropy_R = torch.special.entr(self._count_votes(state)[points] / self.members).sum(1)
+            points = points[entropy_R.argsort(descending=True, stable=True)]
+        return points[: compute_round_size(state)]
 
-    def _votes(self, state: QueryState) -> Tensor:
+    def _count_votes(self, state: QueryState) -> Tensor:
         """How many members choose each class at each public point, [P, C]."""
-        answered = state.label_Q != NO_ANSWER
-        x_PD = F.pad(features(state).cpu().double(), (0, 1), value=1.0)
-        x_ND, label_N = x_PD[state.query_Q[answered].cpu()], state.label_Q[answered].cpu()
+        answered_Q = state.label_Q != NO_ANSWER
+        x_PD = F.pad(get_features(state).cpu().double(), (0, 1), value=1.0)
+        x_ND, label_N = x_PD[state.query_Q[answered_Q].cpu()], state.label_Q[answered_Q].cpu()
         stream = rng.make_torch_generator(state.seed, "query", self.name, "members", len(state.query_Q))
         votes_PC = torch.zeros(len(x_PD), state.spec.num_classes)
         for _ in range(self.members):
-            drawn = torch.randint(len(label_N), (len(label_N),), generator=stream)
-            x_MD, target_MC = x_ND[drawn], F.one_hot(label_N[drawn], state.spec.num_classes).double()
+            index_M = torch.randint(len(label_N), (len(label_N),), generator=stream)
+            x_MD, target_MC = x_ND[index_M], F.one_hot(label_N[index_M], state.spec.num_classes).double()
             gram = x_MD.T @ x_MD + self.ridge * torch.eye(x_MD.shape[1], dtype=torch.float64)
             choice_P = (x_PD @ torch.linalg.solve(gram, x_MD.T @ target_MC)).argmax(1)
             votes_PC[torch.arange(len(x_PD)), choice_P] += 1

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.protocols import QueryState
-from pate_torch.queries.random import features
+from pate_torch.queries.random import get_features
 from pate_torch.types import NO_ANSWER
 
-_CHUNK = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
+_CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Disagreement:
 
     Attributes:
         rounds: At least log2 of the pool (20 serves a million points).
-        fit: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
+        criterion: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
             ``loss`` in nats. With fewer answers than features some boundary runs through any point without one error,
             and ``error`` asks about everything; the loss still tells likely from unlikely.
         slack: See above. It and ridge were chosen on scikit-learn's embedded and made problems
@@ -50,7 +50,7 @@ class Disagreement:
     uses_guide: ClassVar[bool] = False
     name: str = "disagreement"
     rounds: int = 20
-    fit: str = "loss"
+    criterion: str = "loss"
     slack: float = 0.01
     confidence: float = 0.05
     ridge: float = 1.0
@@ -58,7 +58,7 @@ class Disagreement:
 
     def __post_init__(self) -> None:
         checks.integer("query.rounds", self.rounds, low=1)
-        checks.one_of("query.fit", self.fit, ("loss", "error"))
+        checks.one_of("query.fit", self.criterion, ("loss", "error"))
         checks.non_negative("query.slack", self.slack)
         checks.between("query.confidence", self.confidence, 0, 1, exclusive=True)
         checks.positive("query.ridge", self.ridge)
@@ -68,88 +68,88 @@ class Disagreement:
         """The points of the next stretch that are disagreed about, in stream order; empty when the stream has ended."""
         count = len(state.pool_x)
         stream_P = torch.randperm(count, generator=rng.make_torch_generator(state.seed, "query", self.name))
-        start = self._resume(stream_P, state.query_Q)
+        start = self._find_start(stream_P, state.query_Q)
         x_PD = None
         while start < count:
             stop = max(1, 2 * start)
             stretch = stream_P[start:stop]
             if len(state.label_Q[state.label_Q != NO_ANSWER].unique()) > 1:
-                x_PD = bordered(features(state, self.width).cpu()) if x_PD is None else x_PD
-                stretch = stretch[self._disputed(x_PD, state, stretch, max(1, start))]
+                x_PD = append_ones(get_features(state, self.width).cpu()) if x_PD is None else x_PD
+                stretch = stretch[self._find_disputed(x_PD, state, stretch, max(1, start))]
             if len(stretch):
                 return stretch[: state.num_remaining]
             start = stop
         return torch.zeros(0, dtype=torch.int64)
 
     @staticmethod
-    def _resume(stream_P: Tensor, asked_Q: Tensor) -> int:
+    def _find_start(stream_P: Tensor, asked_Q: Tensor) -> int:
         """Where the next stretch begins: the power of two at or after the last point asked."""
         if len(asked_Q) == 0:
             return 0
         place_P = torch.empty_like(stream_P)
         place_P[stream_P] = torch.arange(len(stream_P))
-        last = int(place_P[asked_Q.cpu()].max()) + 1
-        return 1 << (last - 1).bit_length()
+        end = int(place_P[asked_Q.cpu()].max()) + 1
+        return 1 << (end - 1).bit_length()
 
-    def allowed(self, time: int, errors: int) -> float:
+    def compute_allowed_excess(self, time: int, errors: int) -> float:
         """The excess U(j) j at stream time j."""
         complexity = math.log(math.log2(2 * time) ** 2 / self.confidence)
         return self.slack * (complexity + math.sqrt(errors * complexity))
 
-    def _disputed(self, x_PD: Tensor, state: QueryState, stretch: Tensor, time: int) -> Tensor:
+    def _find_disputed(self, x_PD: Tensor, state: QueryState, stretch: Tensor, time: int) -> Tensor:
         """Bool, one for each point of the stretch."""
-        answered = state.label_Q != NO_ANSWER
-        x_ND = x_PD[state.query_Q[answered].cpu()]
-        label_N = state.label_Q[answered].cpu()
-        disputed = torch.zeros(len(stretch), dtype=torch.bool)
+        answered_Q = state.label_Q != NO_ANSWER
+        x_ND = x_PD[state.query_Q[answered_Q].cpu()]
+        label_N = state.label_Q[answered_Q].cpu()
+        is_disputed = torch.zeros(len(stretch), dtype=torch.bool)
         # With two classes one problem says it all; a class never answered has no hypothesis of its own yet.
         classes = [1] if state.spec.num_classes == 2 else label_N.unique().tolist()
         for c in classes:
             sign_N = torch.where(label_N == c, 1.0, -1.0).double()
-            best_D = best_fit(x_ND, sign_N, self.ridge)
-            errors = int(mistakes(x_ND @ best_D, sign_N))
-            allowed = self.allowed(time, errors)
-            lowest = float(penalised_loss(x_ND, sign_N, best_D[None], self.ridge))
-            for part in torch.arange(len(stretch)).split(_CHUNK):
-                through_BD = boundary_fit(x_ND, sign_N, x_PD[stretch[part]], best_D, self.ridge)
-                if self.fit == "error":
-                    extra_B = mistakes(through_BD @ x_ND.T, sign_N).double() - errors
+            best_D = fit_logistic(x_ND, sign_N, self.ridge)
+            errors = int(count_mistakes(x_ND @ best_D, sign_N))
+            max_excess = self.compute_allowed_excess(time, errors)
+            best_loss = float(compute_penalized_loss(x_ND, sign_N, best_D[None], self.ridge))
+            for part in torch.arange(len(stretch)).split(_CHUNK_CANDIDATES):
+                boundary_BD = fit_through_point(x_ND, sign_N, x_PD[stretch[part]], best_D, self.ridge)
+                if self.criterion == "error":
+                    extra_B = count_mistakes(boundary_BD @ x_ND.T, sign_N).double() - errors
                 else:
-                    extra_B = penalised_loss(x_ND, sign_N, through_BD, self.ridge) - lowest
-                disputed[part] |= extra_B <= allowed
-        return disputed
+                    extra_B = compute_penalized_loss(x_ND, sign_N, boundary_BD, self.ridge) - best_loss
+                is_disputed[part] |= extra_B <= max_excess
+        return is_disputed
 
 
-def bordered(x_PD: Tensor) -> Tensor:
+def append_ones(x_PD: Tensor) -> Tensor:
     """Float64 points with a last coordinate 1, so that a hyperplane is one vector."""
     return F.pad(x_PD.double(), (0, 1), value=1.0)
 
 
-def mistakes(score: Tensor, sign_N: Tensor) -> Tensor:
+def count_mistakes(score: Tensor, sign_N: Tensor) -> Tensor:
     """How many of the N signs each row of scores [..., N] gets wrong; a zero score is a mistake."""
     return (score * sign_N <= 0).sum(-1)
 
 
-def best_fit(x_ND: Tensor, sign_N: Tensor, ridge: float, steps: int = 30) -> Tensor:
+def fit_logistic(x_ND: Tensor, sign_N: Tensor, ridge: float, steps: int = 30) -> Tensor:
     """The ridge-penalised logistic fit argmin_w sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2, [D], by damped Newton.
 
     The last coordinate, the intercept, is hardly penalised.
     """
-    free_1D = torch.zeros(1, x_ND.shape[1], dtype=torch.float64)
-    return _newton(x_ND, sign_N, None, free_1D, ridge, steps)[0]
+    start_1D = torch.zeros(1, x_ND.shape[1], dtype=torch.float64)
+    return _minimize_newton(x_ND, sign_N, None, start_1D, ridge, steps)[0]
 
 
-def boundary_fit(x_ND: Tensor, sign_N: Tensor, point_BD: Tensor, start_D: Tensor, ridge: float) -> Tensor:
+def fit_through_point(x_ND: Tensor, sign_N: Tensor, point_BD: Tensor, start_D: Tensor, ridge: float) -> Tensor:
     """The same minimum over the w with point.w = 0, [B, D], one for each point.
 
     The best fit that gives a point the *other* label lies on this hyperplane, the loss being convex; that the boundary
     belongs to either side is the limit taken.
     """
-    along_B = (point_BD @ start_D) / point_BD.square().sum(1)
-    return _newton(x_ND, sign_N, point_BD, start_D - along_B[:, None] * point_BD, ridge, steps=12)
+    coefficient_B = (point_BD @ start_D) / point_BD.square().sum(1)
+    return _minimize_newton(x_ND, sign_N, point_BD, start_D - coefficient_B[:, None] * point_BD, ridge, steps=12)
 
 
-def _newton(
+def _minimize_newton(
     x_ND: Tensor,
     sign_N: Tensor,
     point_BD: Tensor | None,
@@ -158,9 +158,9 @@ def _newton(
     steps: int,
     tolerance: float = 1e-6,
 ) -> Tensor:
-    penalty_D = _penalty(x_ND, ridge)
+    penalty_D = _make_penalty(x_ND, ridge)
     products_NE = (x_ND[:, :, None] * x_ND[:, None, :]).flatten(1)
-    cost_B = penalised_loss(x_ND, sign_N, w_BD, ridge)
+    cost_B = compute_penalized_loss(x_ND, sign_N, w_BD, ridge)
     for _ in range(steps):
         p_BN = torch.sigmoid(-(w_BD @ x_ND.T) * sign_N)
         slope_BD = -(p_BN * sign_N) @ x_ND + penalty_D * w_BD
@@ -170,32 +170,32 @@ def _newton(
         if point_BD is not None:
             # Stay on the hyperplane: subtract the part of the step that leaves it, in the metric of the curvature.
             normal_BD = torch.cholesky_solve(point_BD[:, :, None], factor).squeeze(2)
-            off_B = (point_BD * move_BD).sum(1) / (point_BD * normal_BD).sum(1)
-            move_BD = move_BD - off_B[:, None] * normal_BD
+            offset_B = (point_BD * move_BD).sum(1) / (point_BD * normal_BD).sum(1)
+            move_BD = move_BD - offset_B[:, None] * normal_BD
         size_B = torch.ones(len(w_BD), dtype=torch.float64)
         for _ in range(20):
             trial_BD = w_BD - size_B[:, None] * move_BD
-            trial_B = penalised_loss(x_ND, sign_N, trial_BD, ridge)
+            trial_B = compute_penalized_loss(x_ND, sign_N, trial_BD, ridge)
             worse_B = trial_B > cost_B
             if not bool(worse_B.any()):
                 break
             size_B = torch.where(worse_B, size_B / 2, size_B)
-        kept_B = trial_B <= cost_B
-        gain = float(torch.where(kept_B, cost_B - trial_B, 0.0).max())
-        w_BD = torch.where(kept_B[:, None], trial_BD, w_BD)
-        cost_B = torch.where(kept_B, trial_B, cost_B)
+        improved_B = trial_B <= cost_B
+        gain = float(torch.where(improved_B, cost_B - trial_B, 0.0).max())
+        w_BD = torch.where(improved_B[:, None], trial_BD, w_BD)
+        cost_B = torch.where(improved_B, trial_B, cost_B)
         if gain < tolerance:
             break
     return w_BD
 
 
-def penalised_loss(x_ND: Tensor, sign_N: Tensor, w_BD: Tensor, ridge: float) -> Tensor:
+def compute_penalized_loss(x_ND: Tensor, sign_N: Tensor, w_BD: Tensor, ridge: float) -> Tensor:
     """The loss sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2 in nats, [B]."""
-    penalty = 0.5 * (_penalty(x_ND, ridge) * w_BD.square()).sum(1)
+    penalty = 0.5 * (_make_penalty(x_ND, ridge) * w_BD.square()).sum(1)
     return F.softplus(-(w_BD @ x_ND.T) * sign_N).sum(1) + penalty
 
 
-def _penalty(x_ND: Tensor, ridge: float) -> Tensor:
+def _make_penalty(x_ND: Tensor, ridge: float) -> Tensor:
     """The border's weight, which only shifts, is held just enough to keep the minimum unique."""
     penalty_D = torch.full((x_ND.shape[1],), ridge, dtype=torch.float64)
     penalty_D[-1] = 1e-3 * ridge

@@ -13,26 +13,26 @@ from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.protocols import QueryState
 
 
-def open_points(state: QueryState) -> Tensor:
+def get_open_points(state: QueryState) -> Tensor:
     """Pool indices not asked before, increasing, int64 [R]."""
-    unseen_P = torch.ones(len(state.pool_x), dtype=torch.bool)
-    unseen_P[state.query_Q.cpu()] = False
-    return unseen_P.nonzero().squeeze(1)
+    is_open_P = torch.ones(len(state.pool_x), dtype=torch.bool)
+    is_open_P[state.query_Q.cpu()] = False
+    return is_open_P.nonzero().squeeze(1)
 
 
-def shuffled(points: Tensor, state: QueryState, strategy: str) -> Tensor:
+def shuffle(points: Tensor, state: QueryState, strategy: str) -> Tensor:
     """The points in an order that depends on (seed, strategy, how many were asked before) alone."""
     stream = rng.make_torch_generator(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 
-def share(state: QueryState) -> int:
+def compute_round_size(state: QueryState) -> int:
     """How many to ask this round: an equal share of what remains, at least one while any remains."""
     checks.integer("rounds_left", state.num_rounds_left, low=1)
     return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
-def features(state: QueryState, width: int = 64) -> Tensor:
+def get_features(state: QueryState, width: int = 64) -> Tensor:
     """The learnt features where they are, else the normalized points on at most ``width`` axes; float32 [P, D]."""
     if state.feature_PD is not None:
         return state.feature_PD.float()
@@ -57,5 +57,5 @@ class Random:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]."""
-        points = open_points(state)
-        return (shuffled(points, state, self.name) if self.shuffle else points)[: share(state)]
+        points = get_open_points(state)
+        return (shuffle(points, state, self.name) if self.shuffle else points)[: compute_round_size(state)]

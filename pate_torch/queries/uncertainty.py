@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.protocols import QueryState
-from pate_torch.queries.random import open_points, share, shuffled
+from pate_torch.queries.random import compute_round_size, get_open_points, shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class Margin:
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, most doubtful first, int64 [at most state.remaining]."""
-        points = shuffled(open_points(state), state, self.name)
+        points = shuffle(get_open_points(state), state, self.name)
         if state.student_PC is not None:
             best = state.student_PC.cpu()[points].topk(2, dim=1).values
             points = points[(best[:, 1] - best[:, 0]).argsort(descending=True, stable=True)]
-        return points[: share(state)]
+        return points[: compute_round_size(state)]

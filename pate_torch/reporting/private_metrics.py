@@ -35,9 +35,9 @@ from pate_torch.reporting.report import Baseline
 from pate_torch.reporting.statement import advantage_bound
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed
-from pate_torch.teachers.baseline import logits_of_one, train_on_all
-from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.baseline import compute_first_logits, train_on_all
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.voting import count_votes
 from pate_torch.types import Dataset, PrivateData, Release
 
 if TYPE_CHECKING:
@@ -140,8 +140,8 @@ def owner_summary(
     data: Dataset,
     release: Release,
     votes: Votes | None,
-    ensemble: Ensemble | None,
-    nonprivate: Ensemble | None,
+    ensemble: TeacherEnsemble | None,
+    nonprivate: TeacherEnsemble | None,
     model: OutcomeModel | None,
     rounds: int,
     delta: float,
@@ -167,14 +167,14 @@ def owner_summary(
     if nonprivate is not None:
         alone = _figure(
             "Model without privacy",
-            lambda: accuracy_of(nonprivate.predictions(data.evaluation.x, device=device)[0], truth),
+            lambda: accuracy_of(nonprivate.predict(data.evaluation.x, device=device)[0], truth),
             missing,
         )
     if ensemble is not None:
 
         def both() -> tuple[float, float]:
-            prediction_KQ = ensemble.predictions(data.evaluation.x, device=device)
-            plurality = count(prediction_KQ, data.spec.num_classes).compute_plurality()
+            prediction_KQ = ensemble.predict(data.evaluation.x, device=device)
+            plurality = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
             return accuracy_of(prediction_KQ, truth), accuracy_of(plurality, truth)
 
         mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
@@ -226,7 +226,7 @@ def attack_student(
     sides: Sides,
     *,
     student: Student,
-    nonprivate: Ensemble | None,
+    nonprivate: TeacherEnsemble | None,
     events: Iterable[PrivacyEvent],
     delta: float,
     seed: int,
@@ -252,7 +252,7 @@ def attack_student(
         planned = tuple(events)
         bound = advantage_bound(accounting.compute_guarantee(planned, delta).epsilon, delta)
         by_plan = min(bound, accounting.compute_delta(planned, 0.0))
-    contrast = None if nonprivate is None else attack(functools.partial(logits_of_one, nonprivate), sides, seed)
+    contrast = None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
     return Membership(
         student=attack(student.compute_logits, sides, seed),
         nonprivate=contrast,
@@ -281,7 +281,7 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
         run.board.votes(votes, release.labels.answered_Q)
 
 
-def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble | None]:
+def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, TeacherEnsemble | None]:
     """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
     config, voters = run.config, release.voters
     if voters is None:
@@ -305,7 +305,7 @@ def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, Ensemble
 
 
 def examine(
-    run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: Ensemble | None
+    run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: TeacherEnsemble | None
 ) -> OwnerSummary:
     """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
     config, data, facts = run.config, run.data, release.facts
@@ -318,7 +318,7 @@ def examine(
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
         return figures
-    if not run.store.behind(facts["teachers_id"], run.store.fingerprint(data.private)):
+    if not run.store.was_trained_on(facts["teachers_id"], run.store.compute_fingerprint(data.private)):
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])

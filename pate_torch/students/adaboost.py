@@ -15,9 +15,9 @@ from sklearn.ensemble import AdaBoostClassifier
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
-from pate_torch.students.training import prepare
+from pate_torch.students.training import build_problem
 
-_UNSEEN = -30.0  # logit of a class without labels
+_MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,28 +51,28 @@ class AdaBoost:
         Raises:
             ValueError: There are no labels.
         """
-        problem = prepare(task, seed, torch.device("cpu"))
+        problem = build_problem(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.x_P[problem.query_Q]).flatten(1).numpy()
-        x_SD, label_S, share_S = problem.weighted(x_QD)
+        x_SD, label_S, share_S = problem.to_weighted_rows(x_QD)
         if share_S is not None:
             x_SD, label_S, share_S = x_SD[share_S > 0], label_S[share_S > 0], share_S[share_S > 0]
-        seen = np.unique(label_S)
+        present_classes = np.unique(label_S)
         stumps: list[tuple[int, float, np.ndarray, np.ndarray]] = []
-        if len(seen) > 1:
+        if len(present_classes) > 1:
             random_state = rng.derive_seed(seed, "student", "adaboost") % 2**32
             model = AdaBoostClassifier(
                 n_estimators=self.iterations, learning_rate=self.learning_rate, random_state=random_state
             ).fit(x_SD, label_S, share_S)
             total = float(model.estimator_weights_[: len(model.estimators_)].sum())
             for stump, weight in zip(model.estimators_, model.estimator_weights_, strict=False):
-                stumps.append(_votes(stump, float(weight) / total, seen, spec.num_classes))
+                stumps.append(_compute_stump_votes(stump, float(weight) / total, present_classes, spec.num_classes))
         description = networks.describe(
             "boosted_stumps", spec.input_shape, spec.num_classes, iterations=max(1, len(stumps))
         )
         module = networks.rebuild(description)
-        bias_C = np.full(spec.num_classes, _UNSEEN)
-        bias_C[seen] = 0.0
+        bias_C = np.full(spec.num_classes, _MISSING_CLASS_LOGIT)
+        bias_C[present_classes] = 0.0
         if stumps:
             feature_K, cut_K, low_KC, high_KC = map(np.array, zip(*stumps, strict=True))
             state = {"feature_K": feature_K, "cut_K": cut_K, "low_KC": low_KC, "high_KC": high_KC}
@@ -81,29 +81,32 @@ class AdaBoost:
         progress(1, 1)
         student = Student(description, module.eval().to(device), spec)
         with torch.no_grad():
-            fitted_Q = module(torch.from_numpy(x_QD).to(device)).argmax(1).cpu().numpy()
-        error = float(np.mean(fitted_Q != label_Q))
+            prediction_Q = module(torch.from_numpy(x_QD).to(device)).argmax(1).cpu().numpy()
+        error = float(np.mean(prediction_Q != label_Q))
         log("student/training_error", error, 0)
         student.curves["student/training_error"] = [(0, error)]
         return student
 
 
-def _votes(
-    stump: object, weight: float, seen: np.ndarray, num_classes: int
+def _compute_stump_votes(
+    stump: object, weight: float, present_classes: np.ndarray, num_classes: int
 ) -> tuple[int, float, np.ndarray, np.ndarray]:
     """(feature, cut, votes at or below it, votes above it) of a fitted stump, in all classes."""
     tree = stump.tree_  # type: ignore[attr-defined]
     if tree.node_count == 1:
-        both = _vote(tree.value[0, 0], weight, seen, num_classes)
-        return 0, 0.0, both, both
-    sides = [_vote(tree.value[node, 0], weight, seen, num_classes) for node in (1, tree.children_right[0])]
-    return int(tree.feature[0]), float(tree.threshold[0]), sides[0], sides[1]
+        vote_C = _compute_leaf_votes(tree.value[0, 0], weight, present_classes, num_classes)
+        return 0, 0.0, vote_C, vote_C
+    side_votes = [
+        _compute_leaf_votes(tree.value[node, 0], weight, present_classes, num_classes)
+        for node in (1, tree.children_right[0])
+    ]
+    return int(tree.feature[0]), float(tree.threshold[0]), side_votes[0], side_votes[1]
 
 
-def _vote(value: np.ndarray, weight: float, seen: np.ndarray, num_classes: int) -> np.ndarray:
+def _compute_leaf_votes(value: np.ndarray, weight: float, present_classes: np.ndarray, num_classes: int) -> np.ndarray:
     """SAMME's votes of one leaf, over the number of classes less one: as scikit-learn turns them to probabilities."""
-    others = len(seen) - 1
+    num_other_classes = len(present_classes) - 1
     vote_C = np.zeros(num_classes)
-    vote_C[seen] = -weight / others
-    vote_C[seen[int(np.argmax(value))]] = weight
-    return vote_C / others
+    vote_C[present_classes] = -weight / num_other_classes
+    vote_C[present_classes[int(np.argmax(value))]] = weight
+    return vote_C / num_other_classes

@@ -21,7 +21,7 @@ from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ensemble:
+class BaggingStudent:
     """Bagging: several fits of ``member``; the module returns their mean log-probabilities.
 
     The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
@@ -62,20 +62,20 @@ class Ensemble:
         Raises:
             ValueError: There are no labels.
         """
-        logged: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
+        member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
-        def join(k: int, progress: Progress) -> Student:
-            def tell(tag: str, value: float, step: int) -> None:
-                logged[k].append((f"{tag}/{k}", value, step))
+        def fit_member(k: int, progress: Progress) -> Student:
+            def log_member(tag: str, value: float, step: int) -> None:
+                member_logs[k].append((f"{tag}/{k}", value, step))
 
             # The first is the student alone: it starts from the features that chose the questions.
-            told = self._resampled(task, seed, k)
+            member_task = self._resample(task, seed, k)
             return self.member.fit(
-                told, seed=rng.derive_member_seed(seed, k), device=device, progress=progress, log=tell
+                member_task, seed=rng.derive_member_seed(seed, k), device=device, progress=progress, log=log_member
             )
 
-        students = run_in_parallel([functools.partial(join, k) for k in range(self.members)], device, progress)
-        for tag, value, step in itertools.chain(*logged):  # one after the other: threads come in any order
+        students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
+        for tag, value, step in itertools.chain(*member_logs):  # one after the other: threads come in any order
             log(tag, value, step)
         spec, design = task.spec, students[0].network
         description = networks.describe(
@@ -89,12 +89,12 @@ class Ensemble:
         curves = {f"{tag}/{k}": curve for k, student in enumerate(students) for tag, curve in student.curves.items()}
         return Student(description, module, spec, curves)
 
-    def _resampled(self, task: StudentTask, seed: int, k: int) -> StudentTask:
+    def _resample(self, task: StudentTask, seed: int, k: int) -> StudentTask:
         count = len(task.query_Q)
         if k == 0 or not self.bootstrap or count == 0:
             return task
-        drawn_Q = torch.randint(count, (count,), generator=rng.make_torch_generator(seed, "student", "bootstrap", k))
-        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[drawn_Q]
-        round_Q = None if task.round_Q is None else task.round_Q.cpu()[drawn_Q]
-        query_Q, label_Q = task.query_Q.cpu()[drawn_Q], task.label_Q.cpu()[drawn_Q]
+        index_Q = torch.randint(count, (count,), generator=rng.make_torch_generator(seed, "student", "bootstrap", k))
+        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[index_Q]
+        round_Q = None if task.round_Q is None else task.round_Q.cpu()[index_Q]
+        query_Q, label_Q = task.query_Q.cpu()[index_Q], task.label_Q.cpu()[index_Q]
         return replace(task, query_Q=query_Q, label_Q=label_Q, posterior_QC=posterior_QC, round_Q=round_Q)

@@ -27,34 +27,34 @@ from pate_torch.protocols import PointEncoder, Student
 from pate_torch.students import store
 from pate_torch.types import DataSpec
 
-FILE = "student.safetensors"
-FORMATS = {"torch_export": ".pt2"}
+STUDENT_FILE = "student.safetensors"
+FORMAT_SUFFIXES = {"torch_export": ".pt2"}
 
 
-def find(where: Path | str) -> Path:
-    """The student's file: ``where`` itself, or in the folder of a run or of its release.
+def resolve_path(location: Path | str) -> Path:
+    """The student's file: ``location`` itself, or in the folder of a run or of its release.
 
     Raises:
         ValueError: There is none.
     """
-    where = Path(where)
-    if where.is_file():
-        return where
-    for candidate in (where / "release" / FILE, where / FILE):
+    location = Path(location)
+    if location.is_file():
+        return location
+    for candidate in (location / "release" / STUDENT_FILE, location / STUDENT_FILE):
         if candidate.is_file():
             return candidate
-    raise checks.error("student", str(where), f"is neither a student's file nor a run that has one ({FILE})")
+    raise checks.error("student", str(location), f"is neither a student's file nor a run that has one ({STUDENT_FILE})")
 
 
 def load_student(
-    where: Path | str,
+    location: Path | str,
     device: torch.device | str = "cpu",
     encoder: PointEncoder | Mapping[str, Path | str] | None = None,
 ) -> Student:
     """Load a released student, by its file or the folder of its run. No code in the file is run.
 
     Args:
-        where: The student's file, or a folder that has it.
+        location: The student's file, or a folder that has it.
         device: Where it predicts.
         encoder: What the student sees points through, where it needs one that was not published with it: an
             ``Encoder``, or its files, {"weights": ..., "tokenizer": ...}.
@@ -62,7 +62,7 @@ def load_student(
     Raises:
         ValueError: There is no student, or the encoder is another than it needs.
     """
-    file = find(where)
+    file = resolve_path(location)
     student = store.load(file, device)
     card, folder = student.spec.encoder, file.parent / ENCODER_FOLDER
     if isinstance(encoder, Mapping) and card is not None:
@@ -72,7 +72,7 @@ def load_student(
     return student if encoder is None else student.with_encoder(cast(PointEncoder, encoder))
 
 
-class Deployed(nn.Module):
+class ExportedModel(nn.Module):
     """Raw points [B, ...] -> class probabilities, float32 [B, C].
 
     Args:
@@ -102,20 +102,20 @@ def export(student: Student, path: Path | str, format: str = "torch_export") -> 
         ValueError: The format is unknown.
         ArithmeticError: The program's output differs from the student's.
     """
-    checks.one_of("format", format, FORMATS)
+    checks.one_of("format", format, FORMAT_SUFFIXES)
     path = Path(path)
-    example = _example(student.spec, 4)
+    example = _make_example(student.spec, 4)
     # A copy on the CPU: exporting must not move the student.
     network = store.networks.rebuild(student.network)
     network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
     batch = torch.export.Dim("batch")
-    program = torch.export.export(Deployed(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(ExportedModel(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
     facts = {"spec": student.spec.to_dict(), "input": str(example.dtype), "output": "class probabilities"}
     if student.spec.schema is not None:
         facts["features"] = student.spec.schema.feature_names
     torch.export.save(program, path, extra_files={"pate_torch.json": json.dumps(facts)})
     for size in (1, 3):
-        x = _example(student.spec, size)
+        x = _make_example(student.spec, size)
         if not torch.allclose(load_export(path)(x), student.compute_probabilities(x), atol=1e-5):
             raise ArithmeticError(f"{path}: the exported program differs from the student")
     return path
@@ -126,24 +126,24 @@ def load_export(path: Path | str) -> nn.Module:
     return torch.export.load(path).module()
 
 
-def _example(spec: DataSpec, size: int) -> Tensor:
+def _make_example(spec: DataSpec, size: int) -> Tensor:
     """Any points of the right shape: the program must not depend on them."""
-    count = torch.arange(size * torch.Size(spec.input_shape).numel()).view(size, *spec.input_shape)
-    return (count % 251).to(torch.uint8) if spec.is_image else (count % 7).float()
+    values = torch.arange(size * torch.Size(spec.input_shape).numel()).view(size, *spec.input_shape)
+    return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``pate export``; its exit code. 0: done; 2: a bad choice of the user's."""
     parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
     parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
-    parser.add_argument("--format", default="torch_export", choices=sorted(FORMATS))
+    parser.add_argument("--format", default="torch_export", choices=sorted(FORMAT_SUFFIXES))
     parser.add_argument("--output", type=Path, help="where to write (default: beside the release folder)")
     options = parser.parse_args(arguments)
     try:
-        file = find(options.run)
+        file = resolve_path(options.run)
         folder = file.parent.resolve()  # a release is published as it was written: nothing is added to it
-        beside = folder.parent if (folder / "privacy.json").exists() else folder
-        output = options.output or beside / f"{file.stem}{FORMATS[options.format]}"
+        default_folder = folder.parent if (folder / "privacy.json").exists() else folder
+        output = options.output or default_folder / f"{file.stem}{FORMAT_SUFFIXES[options.format]}"
         if (output.parent / "privacy.json").exists():
             raise checks.error("--output", str(output), "lies in a release folder", "Write beside it.")
         print(export(store.load(file), output, options.format))

@@ -20,15 +20,20 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import make_strong_view, make_weak_view
-from pate_torch.students.label_spreading import expected_shares, most_confident, propagate, propagated_loss
+from pate_torch.students.label_spreading import (
+    compute_expected_shares,
+    compute_propagated_loss,
+    propagate,
+    select_most_confident,
+)
 from pate_torch.students.training import (
-    Average,
+    AveragedModel,
     GradientStudent,
-    Note,
     Objective,
     StudentProblem,
-    batches,
-    released_loss,
+    TensorLog,
+    compute_released_loss,
+    iterate_batches,
 )
 
 
@@ -46,7 +51,7 @@ class FixMatch(GradientStudent):
         keep_fraction: Share of each class's propagated labels that is used: those with the widest lead.
     """
 
-    everywhere: ClassVar[bool] = False
+    include_unqueried: ClassVar[bool] = False
     name: str = "fixmatch"
     steps: int = 600
     ema: float = 0.99
@@ -66,45 +71,51 @@ class FixMatch(GradientStudent):
         checks.between("student.propagation", self.propagation, 0, 1)
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
 
-    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """Corrected cross-entropy on labels, plus masked cross-entropy on confident guesses."""
         spec = problem.spec
         weak, strong = make_weak_view(spec, self.affine), make_strong_view(spec, self.affine)
-        draws = problem.stream("views")
-        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
+        generator = problem.make_generator("views")
+        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
+        unlabeled_batches = iterate_batches(
+            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
+        )
         align = Alignment(problem, self.alignment)
-        fade = max(1, round(self.propagation * self.steps))
+        fade_steps = max(1, round(self.propagation * self.steps))
         propagated_P = (
-            most_confident(propagate(problem, self.features, align.target_C), self.keep_fraction)
+            select_most_confident(propagate(problem, self.features, align.target_C), self.keep_fraction)
             if self.propagation
             else None
         )
 
-        def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labeled)
-            points = next(unlabeled)
-            x = problem.x_P[points]
-            guess_BC = align(guess(average.module, weak(x, spec, draws)))
-            sure_B, class_B = guess_BC.max(1)
-            mask_B = (sure_B >= self.threshold).float()
+        def compute_loss(model: nn.Module, step: int) -> Tensor:
+            index_B = next(labeled_batches)
+            index_U = next(unlabeled_batches)
+            x = problem.x_P[index_U]
+            guess_BC = align(predict_proba(average.module, weak(x, spec, generator)))
+            confidence_B, class_B = guess_BC.max(1)
+            mask_B = (confidence_B >= self.threshold).float()
             # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
-            views = torch.cat([weak(problem.x_P[problem.query_Q[chosen]], spec, draws), strong(x, spec, draws)])
+            views = torch.cat(
+                [weak(problem.x_P[problem.query_Q[index_B]], spec, generator), strong(x, spec, generator)]
+            )
             logits = model(views).float()
-            ours, theirs = logits[: len(chosen)], logits[len(chosen) :]
-            supervised = released_loss(problem, ours, chosen).mean()
-            consistency = (F.cross_entropy(theirs, class_B, reduction="none") * mask_B).mean()
-            if propagated_P is not None and step < fade:
-                consistency = consistency + (1 - step / fade) * propagated_loss(theirs, propagated_P[points])
+            labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
+            supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            consistency_loss = (F.cross_entropy(unlabeled_logits, class_B, reduction="none") * mask_B).mean()
+            if propagated_P is not None and step < fade_steps:
+                consistency_loss = consistency_loss + (1 - step / fade_steps) * compute_propagated_loss(
+                    unlabeled_logits, propagated_P[index_U]
+                )
             if step % max(1, self.steps // 50) == 0:
                 note("student/confident", mask_B.mean(), step)
-            return supervised + self.weight * consistency
+            return supervised_loss + self.weight * consistency_loss
 
-        return loss
+        return compute_loss
 
 
 @torch.no_grad()
-def guess(model: nn.Module, x: Tensor) -> Tensor:
+def predict_proba(model: nn.Module, x: Tensor) -> Tensor:
     """Class probabilities of a model in evaluation mode, float32 [B, C]."""
     return model(x).float().softmax(1)
 
@@ -116,12 +127,12 @@ class Alignment:
 
     Args:
         problem: Gives the expected shares.
-        kind: See ``expected_shares``.
+        kind: See ``compute_expected_shares``.
         decay: Decay of the mean guess.
     """
 
     def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:
-        self.target_C = expected_shares(problem, kind)
+        self.target_C = compute_expected_shares(problem, kind)
         self.active = kind != "none"
         self.mean_C = self.target_C.clone()
         self.decay = decay

@@ -30,19 +30,19 @@ if TYPE_CHECKING:  # training asks for this opinion
 
 _RIDGES = tuple(10.0**k for k in range(4, -3, -1))
 """Weights of half the squared norm against the summed loss, of features whose mean square is 1; strongest first."""
-LINEAR = tuple(LogisticRegression(C=1 / ridge, max_iter=300, tol=1e-3) for ridge in _RIDGES)
-_MODELS = (*LINEAR, *(KNeighborsClassifier(count) for count in (30, 10, 3)))
-_FOLDS = 5
-_SUREST = 0.2
+LINEAR_MODELS = tuple(LogisticRegression(C=1 / ridge, max_iter=300, tol=1e-3) for ridge in _RIDGES)
+_MODELS = (*LINEAR_MODELS, *(KNeighborsClassifier(count) for count in (30, 10, 3)))
+_NUM_FOLDS = 5
+_CONFIDENT_FRACTION = 0.2
 """Share of the labeled points on which the model is taken to be right."""
-_ENOUGH = 50
+_MIN_LABELS_FOR_NOISE_ESTIMATE = 50
 """Labels: of fewer, the surest are too few to tell how many are wrong."""
-_LEAST = 1e-3
+_MIN_PROBABILITY = 1e-3
 """Of a probability: a class that the model has not seen may still be meant."""
 
 
-def cross_validated(
-    x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, classes: int, models: Sequence[Any] = _MODELS
+def select_by_cross_validation(
+    x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, models: Sequence[Any] = _MODELS
 ) -> tuple[Any, np.ndarray]:
     """The model with the best cross-validated predictions, and those predictions.
 
@@ -52,90 +52,94 @@ def cross_validated(
         x_QD: Features of the labeled points.
         label_Q: Their labels.
         point_Q: Which point each is; labels of one point are in one fold.
-        classes: C.
+        num_classes: C.
         models: The candidates.
 
     Returns:
         The model, and the probabilities [Q, C] of each point by a fit that has not seen it.
     """
-    folds = min(_FOLDS, len(np.unique(point_Q)))
-    if folds < 2:
-        return models[0], np.full((len(x_QD), classes), 1 / classes)
-    parts = list(GroupKFold(folds).split(x_QD, label_Q, point_Q))
+    num_folds = min(_NUM_FOLDS, len(np.unique(point_Q)))
+    if num_folds < 2:
+        return models[0], np.full((len(x_QD), num_classes), 1 / num_classes)
+    splits = list(GroupKFold(num_folds).split(x_QD, label_Q, point_Q))
 
-    def opinion(model: Any) -> np.ndarray:
-        said_QC = np.empty((len(x_QD), classes))
-        for known, asked in parts:
-            said_QC[asked] = _said(model, x_QD[known], label_Q[known], x_QD[asked], classes)
-        return said_QC
+    def predict_out_of_fold(model: Any) -> np.ndarray:
+        proba_QC = np.empty((len(x_QD), num_classes))
+        for train_index, test_index in splits:
+            proba_QC[test_index] = _predict_proba(
+                model, x_QD[train_index], label_Q[train_index], x_QD[test_index], num_classes
+            )
+        return proba_QC
 
-    def score(told: tuple[Any, np.ndarray]) -> tuple[int, float]:
-        likelihood_Q = told[1][np.arange(len(label_Q)), label_Q]
-        return int((told[1].argmax(1) == label_Q).sum()), float(np.log(likelihood_Q).mean())
+    def compute_score(candidate: tuple[Any, np.ndarray]) -> tuple[int, float]:
+        likelihood_Q = candidate[1][np.arange(len(label_Q)), label_Q]
+        return int((candidate[1].argmax(1) == label_Q).sum()), float(np.log(likelihood_Q).mean())
 
-    return max(((model, opinion(model)) for model in models), key=score)
+    return max(((model, predict_out_of_fold(model)) for model in models), key=compute_score)
 
 
-def _said(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, classes: int) -> np.ndarray:
+def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
     """Class probabilities of other points, [P, C], by a model fitted to these labels."""
-    said_PC = np.full((len(x_PD), classes), _LEAST)
-    seen = np.unique(label_Q)
-    if len(seen) == 1:
-        said_PC[:, seen] += 1.0
+    proba_PC = np.full((len(x_PD), num_classes), _MIN_PROBABILITY)
+    present_classes = np.unique(label_Q)
+    if len(present_classes) == 1:
+        proba_PC[:, present_classes] += 1.0
     else:
-        few = {"n_neighbors": len(x_QD)} if getattr(model, "n_neighbors", 0) > len(x_QD) else {}
-        with quietly():
-            said_PC[:, seen] += clone(model).set_params(**few).fit(x_QD, label_Q).predict_proba(x_PD)
-    share_PC: np.ndarray = said_PC / said_PC.sum(1, keepdims=True)
+        params = {"n_neighbors": len(x_QD)} if getattr(model, "n_neighbors", 0) > len(x_QD) else {}
+        with suppress_class_warnings():
+            proba_PC[:, present_classes] += clone(model).set_params(**params).fit(x_QD, label_Q).predict_proba(x_PD)
+    share_PC: np.ndarray = proba_PC / proba_PC.sum(1, keepdims=True)
     return share_PC
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def suppress_class_warnings() -> Iterator[None]:
     """Fit classes, however few labels they have: scikit-learn would ask each time whether these are classes at all."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The number of unique classes")
         yield
 
 
-def scale(x_QD: np.ndarray) -> float:
+def compute_rms(x_QD: np.ndarray) -> float:
     """The root mean square: divided by it, one ridge means the same for features of any size."""
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
-def believable(wrong: float, classes: int) -> float:
+def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
     """The share of wrong labels, held below (C-1)/C: there a label says nothing, and its loss has no gradient."""
-    return min(wrong, 0.95 * (1 - 1 / classes))
+    return min(noise_rate, 0.95 * (1 - 1 / num_classes))
 
 
-def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
+def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
     """The problem with label posteriors in the place of labels, or as it is where there is no opinion.
 
     Args:
         problem: The released labels.
-        everywhere: Whether for all public points, asked or not.
+        include_unqueried: Whether for all public points, asked or not.
     """
-    if len(problem.query_Q) < _ENOUGH:
+    if len(problem.query_Q) < _MIN_LABELS_FOR_NOISE_ESTIMATE:
         return problem
     x_PD = problem.spec.normalize(problem.x_P.cpu(), torch.float64).flatten(1).numpy()
     query_Q, label_Q = problem.query_Q.cpu().numpy(), problem.label_Q.cpu().numpy()
-    classes, x_PD = problem.spec.num_classes, x_PD / scale(x_PD)
-    model, said_QC = cross_validated(x_PD[query_Q], label_Q, query_Q, classes)
-    commonest = np.bincount(label_Q).max()
-    if (said_QC.argmax(1) == label_Q).sum() <= commonest + np.sqrt(commonest * (1 - commonest / len(label_Q))):
+    num_classes, x_PD = problem.spec.num_classes, x_PD / compute_rms(x_PD)
+    model, proba_QC = select_by_cross_validation(x_PD[query_Q], label_Q, query_Q, num_classes)
+    max_label_count = np.bincount(label_Q).max()
+    if (proba_QC.argmax(1) == label_Q).sum() <= max_label_count + np.sqrt(
+        max_label_count * (1 - max_label_count / len(label_Q))
+    ):
         return problem
-    surest_Q = said_QC.max(1) >= np.quantile(said_QC.max(1), 1 - _SUREST)
-    wrong = float((said_QC.argmax(1) != label_Q)[surest_Q].mean())
-    wrong = believable(wrong, classes)
-    spread = wrong / (classes - 1)
-    likelihood_QC = np.full(said_QC.shape, spread)
-    likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - wrong
-    posterior_QC = _shares(said_QC * likelihood_QC)
-    if not everywhere:
+    confident_Q = proba_QC.max(1) >= np.quantile(proba_QC.max(1), 1 - _CONFIDENT_FRACTION)
+    noise_rate = float((proba_QC.argmax(1) != label_Q)[confident_Q].mean())
+    noise_rate = clip_noise_rate(noise_rate, num_classes)
+    rate_per_wrong_class = noise_rate / (num_classes - 1)
+    likelihood_QC = np.full(proba_QC.shape, rate_per_wrong_class)
+    likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - noise_rate
+    posterior_QC = _normalize_rows(proba_QC * likelihood_QC)
+    if not include_unqueried:
         return replace(problem, posterior_QC=torch.from_numpy(posterior_QC).float().to(problem.x_P.device))
     # What it says is said of labels, flips and all: without these, of classes.
-    said_PC = _said(model, x_PD[query_Q], label_Q, x_PD, classes)
-    belief_PC = _shares((said_PC - spread) / (1 - wrong - spread))
+    proba_PC = _predict_proba(model, x_PD[query_Q], label_Q, x_PD, num_classes)
+    belief_PC = _normalize_rows((proba_PC - rate_per_wrong_class) / (1 - noise_rate - rate_per_wrong_class))
     belief_PC[query_Q] = posterior_QC
     return replace(
         problem,
@@ -145,7 +149,7 @@ def doubted(problem: StudentProblem, *, everywhere: bool) -> StudentProblem:
     )
 
 
-def _shares(weight_PC: np.ndarray) -> np.ndarray:
-    weight_PC = weight_PC.clip(min=_LEAST)
+def _normalize_rows(weight_PC: np.ndarray) -> np.ndarray:
+    weight_PC = weight_PC.clip(min=_MIN_PROBABILITY)
     share_PC: np.ndarray = weight_PC / weight_PC.sum(1, keepdims=True)
     return share_PC

@@ -26,20 +26,22 @@ from pate_torch.features.neighbors import (
 from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import FeatureRecipe, Student
 from pate_torch.students.training import (
-    Average,
+    AveragedModel,
     GradientStudent,
-    Note,
     Objective,
     StudentProblem,
-    batches,
-    label_loss,
-    released_loss,
+    TensorLog,
+    compute_label_loss,
+    compute_released_loss,
+    iterate_batches,
 )
 
-_ERROR = 0.1  # of a propagated label that is kept: 1-6 % measured on printed glyphs; more is safer than less
-_NEIGHBORS = 10
+_PROPAGATED_ERROR_RATE = (
+    0.1  # of a propagated label that is kept: 1-6 % measured on printed glyphs; more is safer than less
+)
+_NUM_NEIGHBORS = 10
 ALPHA = 0.99
-"""For a few answers, or those of cells that lie in other features (``neighbors.spread``)."""
+"""For a few answers, or those of cells that lie in other features (``neighbors.expand``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class LabelSpreading(GradientStudent):
         alignment: Expected share of each class, ``draw_uniform`` or ``labels``.
     """
 
-    everywhere: ClassVar[bool] = False
+    include_unqueried: ClassVar[bool] = False
     name: str = "label_spreading"
     steps: int = 400
     unlabeled_batch: int = 128
@@ -65,23 +67,25 @@ class LabelSpreading(GradientStudent):
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
 
-    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """Corrected cross-entropy on released and on propagated labels."""
         spec = problem.spec
-        target_C = expected_shares(problem, self.alignment)
-        propagated_P = most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
-        view, draws = make_weak_view(spec, self.affine), problem.stream("views")
-        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
+        target_C = compute_expected_shares(problem, self.alignment)
+        propagated_P = select_most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
+        view, generator = make_weak_view(spec, self.affine), problem.make_generator("views")
+        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
+        unlabeled_batches = iterate_batches(
+            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
+        )
 
-        def loss(model: nn.Module, step: int) -> Tensor:
-            chosen, points = next(labeled), next(unlabeled)
-            own = model(view(problem.x_P[problem.query_Q[chosen]], spec, draws)).float()
-            other = model(view(problem.x_P[points], spec, draws)).float()
-            supervised = released_loss(problem, own, chosen).mean()
-            return supervised + propagated_loss(other, propagated_P[points])
+        def compute_loss(model: nn.Module, step: int) -> Tensor:
+            index_B, index_U = next(labeled_batches), next(unlabeled_batches)
+            labeled_logits = model(view(problem.x_P[problem.query_Q[index_B]], spec, generator)).float()
+            unlabeled_logits = model(view(problem.x_P[index_U], spec, generator)).float()
+            supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
 
-        return loss
+        return compute_loss
 
 
 def propagate(
@@ -89,7 +93,7 @@ def propagate(
     recipe: FeatureRecipe | None,
     target_C: Tensor,
     *,
-    before: Student | None = None,
+    previous_student: Student | None = None,
     alpha: float = ALPHA,
 ) -> Tensor:
     """Released labels propagated over the k-NN graph of the public points, as probabilities [P, C].
@@ -98,18 +102,18 @@ def propagate(
         problem: The released labels and the public points.
         recipe: Of the features that the graph joins; None: principal axes.
         target_C: Share that each class should get.
-        before: An earlier student, whose features then take their place.
-        alpha: See ``neighbors.spread``.
+        previous_student: An earlier student, whose features then take their place.
+        alpha: See ``neighbors.expand``.
     """
     x_P, spec = problem.x_P, problem.spec
-    if before is not None:
-        feature_PD = encode(make_feature_extractor(before.module), x_P, spec)
+    if previous_student is not None:
+        feature_PD = encode(make_feature_extractor(previous_student.module), x_P, spec)
     elif recipe is not None:
         encoder = recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device)
         feature_PD = encode(encoder, x_P, spec)
     else:
         feature_PD = compute_coordinates(x_P, spec)
-    graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NEIGHBORS)
+    graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes, device=graph.device)
     seeds_PC[problem.query_Q.to(graph.device)] = problem.target_QC.to(graph.device)
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
@@ -118,22 +122,22 @@ def propagate(
     return sinkhorn_balance(mass_PC, target_C.to(graph.device)).to(x_P.device)
 
 
-def most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
+def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
     """The likeliest class of each point, and -1 outside the ``keep_fraction`` of each class with the widest lead."""
-    best = share_PC.topk(2, dim=1)
-    class_P, lead_P = best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+    top_2 = share_PC.topk(2, dim=1)
+    class_P, lead_P = top_2.indices[:, 0], top_2.values[:, 0] - top_2.values[:, 1]
     for c in class_P.unique().tolist():
-        mine = class_P == c
-        class_P[mine & (lead_P < lead_P[mine].quantile(1 - keep_fraction))] = -1
+        mask_P = class_P == c
+        class_P[mask_P & (lead_P < lead_P[mask_P].quantile(1 - keep_fraction))] = -1
     return class_P
 
 
-def propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
+def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     """Mean corrected cross-entropy of propagated labels; -1 (not kept) counts nothing."""
-    return (label_loss(logits_BC, label_B.clamp(min=0), _ERROR) * (label_B >= 0)).mean()
+    return (compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE) * (label_B >= 0)).mean()
 
 
-def expected_shares(problem: StudentProblem, kind: str) -> Tensor:
+def compute_expected_shares(problem: StudentProblem, kind: str) -> Tensor:
     """The share that each class should get, [C]: ``draw_uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if kind == "uniform":

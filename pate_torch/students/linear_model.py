@@ -26,7 +26,7 @@ class ReleasedModel:
     features: FeatureRecipe | None = None
 
     @property
-    def last(self) -> str:
+    def publish(self) -> str:
         """What is returned, as ``SelfTraining`` calls it."""
         return "model"
 
@@ -49,18 +49,18 @@ class ReleasedModel:
         Raises:
             ValueError: None was released, or it is of other features.
         """
-        student = linear_student(task, None, self.features, seed, device)
+        student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
 
 
-_SMALLEST = 1e-30
+_MIN_COMPARED_PROBABILITY = 1e-30
 """Probabilities below, of which float32 knows few digits, are not compared."""
-_OFF = 0.02
+_MAX_LOGIT_DEVIATION = 0.02
 """Of the spread of the released logits: other features miss them by all of it, rounding by a thousandth."""
 
 
-def linear_student(
+def make_linear_student(
     task: StudentTask,
     guide: Student | None,
     recipe: FeatureRecipe | None,
@@ -83,40 +83,46 @@ def linear_student(
     if model is None:
         fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
         raise checks.error("student.last", "model", "is the model trained on gradients, and none was released", fix)
-    trunk, network = _trunk(task, guide, recipe, seed, device)
+    trunk, network = _build_trunk(task, guide, recipe, seed, device)
     trunk = append_mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
-    moved = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
-    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **moved)
+    shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
+    description = networks.describe("probe", task.spec.input_shape, task.spec.num_classes, of=network, **shift_options)
     module = networks.rebuild(description)
     state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
     state |= {"2.weight": (model.weight_DC.T / model.radius).contiguous(), "2.bias": model.bias_C / model.radius}
     if module.get_submodule("2").weight.shape != state["2.weight"].shape:
-        raise _foreign("has another width")
+        raise _foreign_model_error("has another width")
     module.load_state_dict(state)
     student = Student(description, module.to(device).eval(), task.spec)
-    off = _off(student, task)
-    if not off < _OFF:
-        raise _foreign(f"its logits lie {off:.2g} of their spread from the released ones")
+    deviation = _compute_logit_deviation(student, task)
+    if not deviation < _MAX_LOGIT_DEVIATION:
+        raise _foreign_model_error(f"its logits lie {deviation:.2g} of their spread from the released ones")
     return student
 
 
-def _off(student: Student, task: StudentTask) -> float:
+def _compute_logit_deviation(student: Student, task: StudentTask) -> float:
     """How far the student's logits lie from those that were released, at most, in units of their spread."""
     assert task.model is not None and task.posterior_QC is not None, "a model was released with its logits"
-    theirs_QC = task.posterior_QC.cpu().double()
-    told_Q = (theirs_QC > _SMALLEST).all(1)
-    theirs_QC = theirs_QC[told_Q].log()
-    ours_QC = student.compute_logits(task.pool_x[task.query_Q[told_Q].cpu()]).cpu().double()
-    ours_QC = (task.model.radius * ours_QC).log_softmax(1)
-    return float((ours_QC - theirs_QC).abs().max() / theirs_QC.std().clamp(min=1)) if bool(told_Q.any()) else 0.0
+    released_QC = task.posterior_QC.cpu().double()
+    comparable_Q = (released_QC > _MIN_COMPARED_PROBABILITY).all(1)
+    released_QC = released_QC[comparable_Q].log()
+    logit_QC = student.compute_logits(task.pool_x[task.query_Q[comparable_Q].cpu()]).cpu().double()
+    logit_QC = (task.model.radius * logit_QC).log_softmax(1)
+    return (
+        float((logit_QC - released_QC).abs().max() / released_QC.std().clamp(min=1))
+        if bool(comparable_Q.any())
+        else 0.0
+    )
 
 
-def _foreign(why: str) -> ValueError:
+def _foreign_model_error(reason: str) -> ValueError:
     fix = "Use the student of the run that asked, with student@guide_student=same; or student.last=student."
-    return checks.error("student.last", "model", f"is a model of other features than those of the students: {why}", fix)
+    return checks.error(
+        "student.last", "model", f"is a model of other features than those of the students: {reason}", fix
+    )
 
 
-def _trunk(
+def _build_trunk(
     task: StudentTask,
     guide: Student | None,
     recipe: FeatureRecipe | None,

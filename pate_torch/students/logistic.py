@@ -12,10 +12,15 @@ from torch import nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
-from pate_torch.students.label_noise import LINEAR, cross_validated, quietly, scale
-from pate_torch.students.training import prepare
+from pate_torch.students.label_noise import (
+    LINEAR_MODELS,
+    compute_rms,
+    select_by_cross_validation,
+    suppress_class_warnings,
+)
+from pate_torch.students.training import build_problem
 
-_UNSEEN = -30.0  # logit of a class without labels: a probability of 1e-13
+_MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels: a probability of 1e-13
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +61,19 @@ class Logistic:
         Raises:
             ValueError: There are no labels.
         """
-        problem = prepare(task, seed, torch.device("cpu"))
+        problem = build_problem(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
-        ridge, size = self.ridge, 1.0
+        ridge, rms = self.ridge, 1.0
         if ridge is None:
-            size = scale(x_QD)
-            chosen, _ = cross_validated(x_QD / size, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR)
-            ridge = 1 / chosen.C
-        x_SD, label_S, share_S = problem.weighted(x_QD / size)
+            rms = compute_rms(x_QD)
+            best_model, _ = select_by_cross_validation(
+                x_QD / rms, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR_MODELS
+            )
+            ridge = 1 / best_model.C
+        x_SD, label_S, share_S = problem.to_weighted_rows(x_QD / rms)
         weight_CD, bias_C = self._solve(x_SD, label_S, spec.num_classes, ridge, share_S)
-        weight_CD /= size
+        weight_CD /= rms
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)
         module = networks.rebuild(description)
         linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
@@ -82,10 +89,10 @@ class Logistic:
         self, x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
         weight_CD = np.zeros((num_classes, x_QD.shape[1]))
-        bias_C = np.full(num_classes, _UNSEEN)
-        seen = np.unique(label_Q)
-        if len(seen) == 1:
-            bias_C[seen] = 0.0
+        bias_C = np.full(num_classes, _MISSING_CLASS_LOGIT)
+        present_classes = np.unique(label_Q)
+        if len(present_classes) == 1:
+            bias_C[present_classes] = 0.0
             return weight_CD, bias_C
         model = LogisticRegression(
             C=1 / ridge,
@@ -93,11 +100,11 @@ class Logistic:
             tol=1e-7,
             class_weight="balanced" if self.balanced else None,
         )
-        with quietly():
+        with suppress_class_warnings():
             model.fit(x_QD, label_Q, share_Q)
         coefficients, intercepts = model.coef_, model.intercept_
-        if len(seen) == 2:
+        if len(present_classes) == 2:
             # One logit for the second class: halves of either sign have the same softmax.
             coefficients, intercepts = np.concatenate([-coefficients, coefficients]) / 2, intercepts * [-0.5, 0.5]
-        weight_CD[seen], bias_C[seen] = coefficients, intercepts
+        weight_CD[present_classes], bias_C[present_classes] = coefficients, intercepts
         return weight_CD, bias_C

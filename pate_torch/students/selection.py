@@ -70,23 +70,23 @@ class Selection:
                 f"cannot protect {private.unit}: one group may own many errors",
                 "Use selection=none.",
             )
-        rest, held = hold_out(private, self.validation, adjacency, seed, "selection")
-        if not (len(rest) and len(held)):
+        rest, validation = hold_out(private, self.validation, adjacency, seed, "selection")
+        if not (len(rest) and len(validation)):
             raise checks.error("selection.validation", self.validation, "leaves one side without records")
-        return replace(data, private=rest), held
+        return replace(data, private=rest), validation
 
     def choose(
         self,
         fit: Callable[[str, StudentAlgorithm], Student],
         *,
-        held: PrivateData,
+        validation: PrivateData,
         budget: Budget,
     ) -> tuple[str, Student, str]:
         """Train every candidate and choose one.
 
         Args:
             fit: Trains one candidate on the released labels.
-            held: PRIVATE. The held-out records.
+            validation: PRIVATE. The held-out records.
             budget: Is charged.
 
         Returns:
@@ -98,13 +98,14 @@ class Selection:
         budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
         # A record's content is its unit's name where a source has none better, so equal records are one unit.
-        held = select_one_per_unit(held, budget.adjacency)
+        validation = select_one_per_unit(validation, budget.adjacency)
         errors = [
-            int((student.compute_probabilities(held.x).argmax(1) != held.y).sum()) for student in students.values()
+            int((student.compute_probabilities(validation.x).argmax(1) != validation.y).sum())
+            for student in students.values()
         ]
         with budget.spend(
             self.privacy_events(), mechanism=f"selection:{self.name}", purpose=PURPOSE_STUDENT_CHOICE
         ) as spending:
             winner = draw(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
-        chosen = list(students)[winner]
-        return chosen, students[chosen], spending.id
+        winner_name = list(students)[winner]
+        return winner_name, students[winner_name], spending.id

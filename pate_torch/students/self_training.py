@@ -24,10 +24,10 @@ from pate_torch.protocols import (
     StudentTask,
     do_nothing,
 )
-from pate_torch.students.bagging import Ensemble
-from pate_torch.students.label_spreading import ALPHA, most_confident, propagate
-from pate_torch.students.linear_model import linear_student
-from pate_torch.students.training import prepare
+from pate_torch.students.bagging import BaggingStudent
+from pate_torch.students.label_spreading import ALPHA, propagate, select_most_confident
+from pate_torch.students.linear_model import make_linear_student
+from pate_torch.students.training import build_problem
 from pate_torch.types import DataSpec
 
 
@@ -36,25 +36,25 @@ class SelfTraining:
     """Students of pseudo-labels, each in the features of the one before.
 
     Attributes:
-        first: The algorithm of the first student.
-        then: The algorithm of each later one.
+        first_student: The algorithm of the first student.
+        later_students: The algorithm of each later one.
         features: Features that the first graph joins; None: principal axes.
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.spread``).
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.expand``).
         alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
             them.
         num_generations: Students that learn from the first round's answers; each later round adds one.
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
             the features of all of them, concatenated.
-        last: What is returned. ``student``: one that learnt from the last round's answers. ``model``: the released
+        publish: What is returned. ``student``: one that learnt from the last round's answers. ``model``: the released
             linear model itself (``voters=gradients``), in the features of the students before: it was fitted to private
             records, which those students never saw, so that it does not repeat their mistakes.
     """
 
-    first: StudentAlgorithm
-    then: StudentAlgorithm
+    first_student: StudentAlgorithm
+    later_students: StudentAlgorithm
     name: str = "self_training"
     features: FeatureRecipe | None = None
     keep_fraction: float = 0.8
@@ -63,7 +63,7 @@ class SelfTraining:
     alpha_later: float = 0.9
     num_generations: int = 2
     members: int = 1
-    last: str = "student"
+    publish: str = "student"
 
     def __post_init__(self) -> None:
         for key in ("first", "then"):
@@ -77,16 +77,16 @@ class SelfTraining:
         checks.between("student.alpha_later", self.alpha_later, 0, 1, exclusive=True)
         checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
-        checks.one_of("student.last", self.last, ("student", "model"))
+        checks.one_of("student.last", self.publish, ("student", "model"))
 
     @property
     def guide(self) -> SelfTraining:
         """The recipe of the guide student: this one, but that it never returns the model."""
-        return replace(self, last="student")
+        return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first, self.then, self.features):
+        for part in (self.first_student, self.later_students, self.features):
             if isinstance(part, Checkable):
                 part.check(spec)
 
@@ -105,53 +105,57 @@ class SelfTraining:
         last, and the others follow it.
 
         Raises:
-            ValueError: There are no labels, or (``last``) no model was released.
+            ValueError: There are no labels, or (``publish``) no model was released.
         """
         rounds = _by_round(task)
-        told = rounds[:1] * self.num_generations + rounds[1:]
-        learnt = told if self.last == "student" else told[: -1 if len(rounds) > 1 else 0]
-        student, first = task.guide, 0 if task.guide is None else len(told) - 1
+        generation_tasks = rounds[:1] * self.num_generations + rounds[1:]
+        student_tasks = (
+            generation_tasks if self.publish == "student" else generation_tasks[: -1 if len(rounds) > 1 else 0]
+        )
+        student, first_generation = task.guide, 0 if task.guide is None else len(generation_tasks) - 1
         curves = {} if student is None else dict(student.curves)
-        for turn in range(first, len(learnt)):
-            student = self._generation(learnt, turn, student, seed, device, progress, log)
-            curves |= {_tag(tag, turn): curve for tag, curve in student.curves.items()}
-        if self.last == "model":
-            student = linear_student(rounds[-1], student, self.features, seed, device)
+        for generation in range(first_generation, len(student_tasks)):
+            student = self._fit_generation(student_tasks, generation, student, seed, device, progress, log)
+            curves |= {_format_tag(tag, generation): curve for tag, curve in student.curves.items()}
+        if self.publish == "model":
+            student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 
-    def _generation(
+    def _fit_generation(
         self,
-        told: Sequence[StudentTask],
-        turn: int,
-        before: Student | None,
+        tasks: Sequence[StudentTask],
+        generation: int,
+        previous_student: Student | None,
         seed: int,
         device: torch.device,
         progress: Progress,
         log: Log,
     ) -> Student:
         """The student of one generation. before: that of the generation before."""
-        alpha = self.alpha if turn < self.num_generations else self.alpha_later
-        clear = self._clear(told[turn], before, alpha, seed, device)
-        algorithm = self.first if before is None else self.then
+        alpha = self.alpha if generation < self.num_generations else self.alpha_later
+        confident_task = self._select_confident(tasks[generation], previous_student, alpha, seed, device)
+        algorithm = self.first_student if previous_student is None else self.later_students
         if self.members > 1:
-            algorithm = Ensemble(member=algorithm, members=self.members, bootstrap=False)
+            algorithm = BaggingStudent(member=algorithm, members=self.members, bootstrap=False)
         return algorithm.fit(
-            clear,
+            confident_task,
             seed=seed,
             device=device,
-            progress=lambda done, total: progress(turn * total + done, len(told) * total),
-            log=lambda tag, value, step: log(_tag(tag, turn), value, step),
+            progress=lambda done, total: progress(generation * total + done, len(tasks) * total),
+            log=lambda tag, value, step: log(_format_tag(tag, generation), value, step),
         )
 
-    def _clear(
-        self, task: StudentTask, before: Student | None, alpha: float, seed: int, device: torch.device
+    def _select_confident(
+        self, task: StudentTask, previous_student: Student | None, alpha: float, seed: int, device: torch.device
     ) -> StudentTask:
         """The most confident propagated labels. before: the student of the generation before, whose features help."""
-        problem = prepare(task, seed, device)
-        keep_fraction = self.keep_fraction if before is None else self.keep_fraction_later
-        share_PC = propagate(problem, self.features, problem.target_QC.mean(0), before=before, alpha=alpha)
-        class_P = most_confident(share_PC, keep_fraction).cpu()
+        problem = build_problem(task, seed, device)
+        keep_fraction = self.keep_fraction if previous_student is None else self.keep_fraction_later
+        share_PC = propagate(
+            problem, self.features, problem.target_QC.mean(0), previous_student=previous_student, alpha=alpha
+        )
+        class_P = select_most_confident(share_PC, keep_fraction).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
 
@@ -170,6 +174,6 @@ def _by_round(task: StudentTask) -> list[StudentTask]:
     return told
 
 
-def _tag(tag: str, turn: int) -> str:
+def _format_tag(tag: str, generation: int) -> str:
     """Curves of the first student keep their names, those of later ones get their number."""
-    return f"{tag}/{turn}" if turn else tag
+    return f"{tag}/{generation}" if generation else tag

@@ -21,15 +21,17 @@ from pate_torch.protocols import Student
 from pate_torch.types import OPTIONAL_SPEC_FIELDS, DataSpec
 
 FORMAT = "pate_torch.student/1"
-KEY = "pate_torch"
+METADATA_KEY = "pate_torch"
 
 
 def save(student: Student, path: Path) -> None:
     """Write the weights, the network's description and the public facts of the data, by an atomic rename."""
     spec = student.spec.to_dict()
-    beside = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
-    facts = {"format": FORMAT, "network": student.network, "spec": spec, **beside}
-    header = {KEY: json.dumps(facts, sort_keys=True)}  # one entry: the order of several is not fixed in the file
+    extra = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
+    facts = {"format": FORMAT, "network": student.network, "spec": spec, **extra}
+    header = {
+        METADATA_KEY: json.dumps(facts, sort_keys=True)
+    }  # one entry: the order of several is not fixed in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     with atomic_replacement(path, SHARED_FILE_MODE) as temporary:
         save_file(tensors, temporary, metadata=header)
@@ -48,7 +50,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     except (OSError, SafetensorError) as error:
         raise checks.error("student", str(path), f"is missing or not a safetensors file ({error})") from error
     try:
-        facts: dict[str, Any] = json.loads(header.get(KEY, "{}"))
+        facts: dict[str, Any] = json.loads(header.get(METADATA_KEY, "{}"))
     except (ValueError, RecursionError):
         facts = {}
     if not isinstance(facts, dict):
@@ -58,11 +60,11 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     try:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
-        _fit(network, spec, tensors)
+        _check_header(network, spec, tensors)
         with torch.device("meta"):  # a header may ask for layers of any size: the file's own are compared first
             module = networks.rebuild(network)
-        asked = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
-        if asked != {name: (value.shape, value.dtype) for name, value in tensors.items()}:
+        expected = {name: (value.shape, value.dtype) for name, value in module.state_dict().items()}
+        if expected != {name: (value.shape, value.dtype) for name, value in tensors.items()}:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
@@ -70,7 +72,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
-def _fit(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
+def _check_header(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
     """Raise ValueError where header and tensors contradict each other, before anything is built of them."""
     if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
         raise ValueError("its network takes other points or has other classes than its data")
@@ -82,6 +84,6 @@ def _fit(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tenso
             raise ValueError("its network has more layers than the file has tensors")
         design = options.get("of")
     for name, value in tensors.items():
-        rules = name.rpartition(".")[2] in ("feature_K", "feature_R")
-        if rules and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
+        is_rule = name.rpartition(".")[2] in ("feature_K", "feature_R")
+        if is_rule and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
             raise ValueError("its rules are about features that points do not have")

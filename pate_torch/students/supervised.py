@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from pate_torch.features.augmentation import make_weak_view
 from pate_torch.students.training import (
-    Average,
+    AveragedModel,
     GradientStudent,
-    Note,
     Objective,
     StudentProblem,
-    batches,
-    released_loss,
+    TensorLog,
+    compute_released_loss,
+    iterate_batches,
 )
 
 
@@ -24,15 +24,15 @@ class Supervised(GradientStudent):
 
     name: str = "supervised"
 
-    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """Mean corrected cross-entropy of a batch of distorted labeled points."""
         view = make_weak_view(problem.spec, self.affine)
-        draws = problem.stream("views")
-        order = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
+        generator = problem.make_generator("views")
+        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
 
-        def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(order)
-            x = view(problem.x_P[problem.query_Q[chosen]], problem.spec, draws)
-            return released_loss(problem, model(x).float(), chosen).mean()
+        def compute_loss(model: nn.Module, step: int) -> Tensor:
+            index_B = next(labeled_batches)
+            x = view(problem.x_P[problem.query_Q[index_B]], problem.spec, generator)
+            return compute_released_loss(problem, model(x).float(), index_B).mean()
 
-        return loss
+        return compute_loss

@@ -13,16 +13,16 @@ from torch import Tensor
 from pate_torch.protocols import StudentTask
 from pate_torch.types import DataSpec, NoisyCounts, PublicPool, Release
 
-_GRID = 400
+_NUM_GRID_POINTS = 400
 
 
-def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
+def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
     """The pool and the answers, with the noisy counts or the scores behind them where there are any.
 
     Answers given for cells, or by a model, speak for every public point.
     """
     if release.num_pool_rounds:
-        label_Q, share_QC = _everywhere(release)
+        label_Q, share_QC = _compute_pool_labels(release)
         rounds = torch.arange(release.num_pool_rounds)
         return StudentTask(
             spec,
@@ -33,56 +33,56 @@ def student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentT
             round_Q=rounds.repeat_interleave(len(pool)),
             model=release.model,
         )
-    answered, believed_QC = release.answered_Q, None
+    answered_Q, posterior_QC = release.answered_Q, None
     if release.noisy_counts is not None:  # round by round: how far teachers lead differs with who answers what
-        believed_QC = torch.cat(
-            [label_posterior(part) for part in release.noisy_counts.split(release.queries_per_round)]
-        )[answered]
+        posterior_QC = torch.cat(
+            [compute_label_posterior(part) for part in release.noisy_counts.split(release.queries_per_round)]
+        )[answered_Q]
     elif release.score_QC is not None:
-        believed_QC = release.score_QC[answered]
-        believed_QC = believed_QC / believed_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
+        posterior_QC = release.score_QC[answered_Q]
+        posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
     return StudentTask(
         spec,
         pool.x,
-        release.query_Q[answered],
-        release.label_Q[answered],
-        posterior_QC=believed_QC,
+        release.query_Q[answered_Q],
+        release.label_Q[answered_Q],
+        posterior_QC=posterior_QC,
         soft=release.score_QC is not None,
-        round_Q=release.round_Q[answered],
+        round_Q=release.round_Q[answered_Q],
     )
 
 
-def _everywhere(release: Release) -> tuple[Tensor, Tensor]:
+def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
     """(label, class shares) of every public point, round after round, [Q] and [Q, C] with Q = R P."""
     if release.score_RPC is not None:
         share_QC = release.score_RPC.flatten(0, 1).softmax(1)
         return share_QC.argmax(1), share_QC
     assert release.cell_RP is not None and release.noisy_counts is not None
     cell_Q = release.cell_RP.flatten()
-    return release.label_Q[cell_Q], class_proportions(release.noisy_counts)[cell_Q]
+    return release.label_Q[cell_Q], compute_class_proportions(release.noisy_counts)[cell_Q]
 
 
-def lead(noisy: NoisyCounts) -> float:
+def estimate_lead(noisy: NoisyCounts) -> float:
     """The maximum-likelihood lead g > 0, in votes; the class of each question is unknown.
 
     log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
     """
-    z_QC = _centered(noisy)
-    largest = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
-    g_G = torch.linspace(1 / _GRID, 1, _GRID, dtype=torch.float64) * largest
+    z_QC = _center_rows(noisy)
+    max_lead = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
+    g_G = torch.linspace(1 / _NUM_GRID_POINTS, 1, _NUM_GRID_POINTS, dtype=torch.float64) * max_lead
     penalty_G = g_G.square() * (1 - 1 / z_QC.shape[1]) / 2
     log_GQ = torch.stack([((g * z_QC - p) / noisy.sigma**2).logsumexp(1) for g, p in zip(g_G, penalty_G, strict=True)])
     return float(g_G[log_GQ.sum(1).argmax()])
 
 
-def label_posterior(noisy: NoisyCounts) -> Tensor:
+def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
     """Class probabilities, float32 [Q, C], from a uniform prior; the lead is estimated from all questions together."""
     if len(noisy.counts_QC) == 0:
         return torch.zeros(noisy.counts_QC.shape)
-    return (lead(noisy) * _centered(noisy) / noisy.sigma**2).softmax(1).float()
+    return (estimate_lead(noisy) * _center_rows(noisy) / noisy.sigma**2).softmax(1).float()
 
 
-def class_proportions(noisy: NoisyCounts) -> Tensor:
+def compute_class_proportions(noisy: NoisyCounts) -> Tensor:
     """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
 
     A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
@@ -90,10 +90,10 @@ def class_proportions(noisy: NoisyCounts) -> Tensor:
     """
     excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
     total_Q1 = excess_QC.sum(1, keepdim=True)
-    even = 1 / excess_QC.shape[1]
-    return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), even).float()
+    uniform = 1 / excess_QC.shape[1]
+    return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), uniform).float()
 
 
-def _centered(noisy: NoisyCounts) -> Tensor:
+def _center_rows(noisy: NoisyCounts) -> Tensor:
     counts_QC = noisy.counts_QC.double().cpu()
     return counts_QC - counts_QC.mean(1, keepdim=True)

@@ -25,18 +25,18 @@ from pate_torch.core.parallel import single_thread_mode
 from pate_torch.features.augmentation import Affine, parse_affine
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
 from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
-from pate_torch.students.label_noise import believable, doubted
+from pate_torch.students.label_noise import clip_noise_rate, with_label_posteriors
 from pate_torch.types import DataSpec
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
-Note = Callable[[str, Tensor, int], None]
+TensorLog = Callable[[str, Tensor, int], None]
 """(tag, scalar, step): a ``protocols.Log`` of what still lies on the device."""
 
-LOOKED_AT = 50
+SYNC_EVERY = 50
 """Steps after which losses and notes are read, together: to read those of each step would let a GPU wait at each."""
 
-SMALL_POINT = 400
+MAX_SINGLE_THREAD_FEATURES = 400
 """Numbers in one point, up to which a training step on a CPU gains nothing from threads.
 
 A default run on 8x8 digits took 21 s with one thread on a machine of its own, where four had not finished after 60 s
@@ -50,7 +50,7 @@ class StudentProblem:
 
     Attributes:
         x_P: Raw points.
-        flip: Label error to correct for.
+        flip_rate: Label error to correct for.
         posterior_QC: Label posteriors, float32, positive; None where only labels were released.
     """
 
@@ -58,7 +58,7 @@ class StudentProblem:
     x_P: Tensor
     query_Q: Tensor
     label_Q: Tensor
-    flip: float
+    flip_rate: float
     seed: int
     posterior_QC: Tensor | None = None
     soft: bool = False
@@ -70,7 +70,7 @@ class StudentProblem:
             return self.posterior_QC
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
-    def weighted(self, x_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    def to_weighted_rows(self, x_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Rows, labels and weights (None: all one) for learners that know no soft labels.
 
         Of soft labels every class of every point is a row, weighted by its share: the same cross-entropy.
@@ -81,12 +81,12 @@ class StudentProblem:
         label_S = np.tile(np.arange(classes), len(x_QD))
         return np.repeat(x_QD, classes, 0), label_S, self.target_QC.double().cpu().numpy().ravel()
 
-    def stream(self, *names: str | int) -> torch.Generator:
+    def make_generator(self, *names: str | int) -> torch.Generator:
         """The generator of one named use of randomness, on the points' device."""
         return rng.make_torch_generator(self.seed, "student", *names, device=self.x_P.device)
 
 
-def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
+def build_problem(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
     """Check a task and move it to its device.
 
     Args:
@@ -110,39 +110,51 @@ def prepare(task: StudentTask, seed: int, device: torch.device, label_noise: flo
     checks.integer("label", int(label_Q.max()), high=task.spec.num_classes - 1)
     checks.integer("query", int(query_Q.min()), low=0)
     checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
-    wrong = believable(label_noise, task.spec.num_classes)
-    posterior_QC = None if task.posterior_QC is None else _doubted(task.posterior_QC, len(query_Q), wrong).to(device)
+    flip_rate = clip_noise_rate(label_noise, task.spec.num_classes)
+    posterior_QC = (
+        None if task.posterior_QC is None else _smooth_posteriors(task.posterior_QC, len(query_Q), flip_rate).to(device)
+    )
     return StudentProblem(
-        task.spec, task.pool_x.to(device), query_Q.to(device), label_Q.to(device), wrong, seed, posterior_QC, task.soft
+        task.spec,
+        task.pool_x.to(device),
+        query_Q.to(device),
+        label_Q.to(device),
+        flip_rate,
+        seed,
+        posterior_QC,
+        task.soft,
     )
 
 
-def _doubted(posterior_QC: Tensor, queries: int, flip: float) -> Tensor:
+def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float) -> Tensor:
     """Label posteriors after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
     posterior_QC = posterior_QC.cpu().float()
-    if posterior_QC.dim() != 2 or len(posterior_QC) != queries:
-        raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {queries} questions")
-    if not bool((posterior_QC >= 0).all()) or not torch.allclose(posterior_QC.sum(1), torch.ones(queries), atol=1e-3):
+    if posterior_QC.dim() != 2 or len(posterior_QC) != num_queries:
+        raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {num_queries} questions")
+    if not bool((posterior_QC >= 0).all()) or not torch.allclose(
+        posterior_QC.sum(1), torch.ones(num_queries), atol=1e-3
+    ):
         raise ValueError("labels: label posteriors must be non-negative, and every row must sum to 1")
-    spread = flip / (posterior_QC.shape[1] - 1)
-    return ((1 - flip - spread) * posterior_QC + spread).clamp(min=1e-6)
+    rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
+    return ((1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class).clamp(min=1e-6)
 
 
-def released_loss(problem: StudentProblem, logits_BC: Tensor, chosen_B: Tensor) -> Tensor:
+def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
-    Of labels: ``label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c P(counts | c), so
+    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c P(counts
+        | c), so
     that of two classes which the noise left close the model may take either. (A cross-entropy with the posteriors as
     targets would teach it the doubt.)
     """
     if problem.posterior_QC is None:
-        return label_loss(logits_BC, problem.label_Q[chosen_B], problem.flip)
+        return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)
     if problem.soft:
-        return -(logits_BC.log_softmax(1) * problem.posterior_QC[chosen_B]).sum(1)
-    return -(logits_BC.log_softmax(1) + problem.posterior_QC[chosen_B].log()).logsumexp(1)
+        return -(logits_BC.log_softmax(1) * problem.posterior_QC[index_B]).sum(1)
+    return -(logits_BC.log_softmax(1) + problem.posterior_QC[index_B].log()).logsumexp(1)
 
 
-def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
+def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> Tensor:
     """Cross-entropy of the label as it was released, [B]: forward correction with symmetric flips.
 
     P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with flip
@@ -152,27 +164,27 @@ def label_loss(logits_BC: Tensor, label_B: Tensor, flip: float) -> Tensor:
     Source: Patrini et al. 2017, "forward" correction.
     """
     log_p_B = -F.cross_entropy(logits_BC, label_B, reduction="none")
-    if flip == 0:
+    if flip_rate == 0:
         return -log_p_B
-    spread = flip / (logits_BC.shape[1] - 1)
-    return -torch.log((1 - flip - spread) * log_p_B.exp() + spread)
+    rate_per_wrong_class = flip_rate / (logits_BC.shape[1] - 1)
+    return -torch.log((1 - flip_rate - rate_per_wrong_class) * log_p_B.exp() + rate_per_wrong_class)
 
 
-def batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end.
 
     They lie on the generator's device.
     """
-    rest = torch.zeros(0, dtype=torch.int64, device=generator.device)
+    queue = torch.zeros(0, dtype=torch.int64, device=generator.device)
     while True:
-        while len(rest) < size:
-            rest = torch.cat([rest, torch.randperm(count, generator=generator, device=generator.device)])
-        yield rest[:size]
-        rest = rest[size:]
+        while len(queue) < size:
+            queue = torch.cat([queue, torch.randperm(count, generator=generator, device=generator.device)])
+        yield queue[:size]
+        queue = queue[size:]
 
 
-class Notes:
-    """What a training notes: it stays on the device until ``read``.
+class DeferredLog:
+    """What a training notes: it stays on the device until ``flush``.
 
     Args:
         log: Is told what was noted.
@@ -181,39 +193,39 @@ class Notes:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._losses: list[tuple[Tensor, int]] = []
-        self._waiting: list[tuple[str, Tensor, int]] = []
+        self._pending: list[tuple[str, Tensor, int]] = []
 
     def __call__(self, tag: str, value: Tensor, step: int) -> None:
         """Note a value of one step."""
-        self._waiting.append((tag, value.detach(), step))
+        self._pending.append((tag, value.detach(), step))
 
-    def loss(self, value: Tensor, step: int, *, shown: bool) -> None:
-        """Note the loss of a step, ``shown`` or only to be checked."""
+    def log_loss(self, value: Tensor, step: int, *, is_logged: bool) -> None:
+        """Note the loss of a step, ``is_logged`` or only to be checked."""
         self._losses.append((value.detach(), step))
-        if shown:
+        if is_logged:
             self("student/loss", value, step)
 
-    def read(self) -> None:
+    def flush(self) -> None:
         """Tell what was noted.
 
         Raises:
             FloatingPointError: A loss was not finite.
         """
-        for value, (_, step) in zip(_numbers([value for value, _ in self._losses]), self._losses, strict=True):
+        for value, (_, step) in zip(_to_floats([value for value, _ in self._losses]), self._losses, strict=True):
             if not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
-        noted = _numbers([value for _, value, _ in self._waiting])
-        for (tag, _, step), value in zip(self._waiting, noted, strict=True):
+        values = _to_floats([value for _, value, _ in self._pending])
+        for (tag, _, step), value in zip(self._pending, values, strict=True):
             self._log(tag, value, step)
-        self._losses, self._waiting = [], []
+        self._losses, self._pending = [], []
 
 
-def _numbers(scalars: Sequence[Tensor]) -> list[float]:
+def _to_floats(scalars: Sequence[Tensor]) -> list[float]:
     """Scalars of one device, in one copy."""
     return torch.stack([scalar.float() for scalar in scalars]).tolist() if scalars else []
 
 
-class Average:
+class AveragedModel:
     """The exponential average of a model's weights and float buffers; young averages forget faster.
 
     Args:
@@ -226,16 +238,18 @@ class Average:
         self.decay = decay
         self.updates = 0
         pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
-        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._float_pairs = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def update(self) -> None:
         """Move the average towards the model's present weights."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
-        torch._foreach_lerp_([mine for mine, _ in self._averaged], [theirs for _, theirs in self._averaged], weight)
-        for mine, theirs in self._copied:
-            mine.copy_(theirs)
+        torch._foreach_lerp_(
+            [average for average, _ in self._float_pairs], [current for _, current in self._float_pairs], weight
+        )
+        for average, current in self._integer_pairs:
+            average.copy_(current)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,12 +264,12 @@ class GradientStudent(ABC):
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
         features: Learn the network's trunk from the public points first, without labels.
         label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
-            on feature rows by a second opinion (``opinion.doubted``), on images none.
+            on feature rows by a second opinion (``opinion.with_label_posteriors``), on images none.
         precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
             results then depend on the machine).
     """
 
-    everywhere: ClassVar[bool] = True
+    include_unqueried: ClassVar[bool] = True
     """Whether the second opinion (``opinion``) on points that were not asked is learnt, too: not where labels are
     propagated."""
     name: str
@@ -299,7 +313,7 @@ class GradientStudent(ABC):
             self.features.check(spec)
 
     @abstractmethod
-    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """The loss of one step; ``average`` is the averaged model, which may give targets."""
 
     def fit(
@@ -318,40 +332,42 @@ class GradientStudent(ABC):
         Raises:
             ValueError: There are no labels.
         """
-        problem = prepare(task, seed, device, self.label_noise or 0.0)
+        problem = build_problem(task, seed, device, self.label_noise or 0.0)
         spec = task.spec
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
-            problem = doubted(problem, everywhere=self.everywhere)
+            problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         # Channels last is what convolutions compute in: a fifth less time, and the same numbers but for rounding.
-        model = self.initial(problem, description).to(memory_format=torch.channels_last)
+        model = self.make_initial_network(problem, description).to(memory_format=torch.channels_last)
         curves: dict[str, list[tuple[int, float]]] = {}
 
         def note(tag: str, value: float, step: int) -> None:
             curves.setdefault(tag, []).append((step, value))
             log(tag, value, step)
 
-        average, notes = Average(model, self.ema), Notes(note)
-        with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= SMALL_POINT):
-            self._descend(model, average, self.objective(problem, average, notes), progress, notes)
+        average, deferred_log = AveragedModel(model, self.ema), DeferredLog(note)
+        with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= MAX_SINGLE_THREAD_FEATURES):
+            self._optimize(model, average, self.make_objective(problem, average, deferred_log), progress, deferred_log)
         module = average.module.to(memory_format=torch.contiguous_format)
         return Student(description, module, spec, curves)
 
-    def initial(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
+    def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
         """The network before the first step: fresh, or with a trunk learnt from the public points."""
         device = problem.x_P.device
-        initial = rng.make_torch_generator(problem.seed, "student", "initial")
-        model = networks.initialize(networks.rebuild(description), initial).to(device)
+        generator = rng.make_torch_generator(problem.seed, "student", "initial")
+        model = networks.initialize(networks.rebuild(description), generator).to(device)
         if self.features is not None:
             transfer_weights(
                 self.features.single_encoder.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model
             )
         return model
 
-    def _descend(self, model: nn.Module, average: Average, loss: Objective, progress: Progress, notes: Notes) -> None:
-        decayed = [p for p in model.parameters() if p.dim() > 1]
-        plain = [p for p in model.parameters() if p.dim() <= 1]
-        optimizers = [Adam(decayed, self.weight_decay), Adam(plain, 0.0)]
+    def _optimize(
+        self, model: nn.Module, average: AveragedModel, loss: Objective, progress: Progress, deferred_log: DeferredLog
+    ) -> None:
+        decayed_params = [p for p in model.parameters() if p.dim() > 1]
+        undecayed_params = [p for p in model.parameters() if p.dim() <= 1]
+        optimizers = [Adam(decayed_params, self.weight_decay), Adam(undecayed_params, 0.0)]
         for step in range(self.steps):
             model.train()
             with autocast(self.precision, next(model.parameters()).device):
@@ -359,18 +375,18 @@ class GradientStudent(ABC):
             model.zero_grad()
             value.backward()
             for optimizer in optimizers:
-                optimizer.step(self.learning_rate * cosine(step, self.steps))
+                optimizer.step(self.learning_rate * compute_lr_factor(step, self.steps))
             average.update()
-            last = step == self.steps - 1
-            notes.loss(value, step, shown=last or step % max(1, self.steps // 50) == 0)
-            if last or (step + 1) % LOOKED_AT == 0:
-                notes.read()
+            is_last_step = step == self.steps - 1
+            deferred_log.log_loss(value, step, is_logged=is_last_step or step % max(1, self.steps // 50) == 0)
+            if is_last_step or (step + 1) % SYNC_EVERY == 0:
+                deferred_log.flush()
             progress(step + 1, self.steps)
 
 
-def cosine(step: int, steps: int, warmup: float = 0.05) -> float:
+def compute_lr_factor(step: int, steps: int, warmup: float = 0.05) -> float:
     """The share of the peak learning rate: a short linear rise, then half a cosine down to a hundredth."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+    warmup_steps = max(1, round(warmup * steps))
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))

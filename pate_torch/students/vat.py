@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.features.augmentation import make_weak_view
 from pate_torch.students.training import (
-    Average,
+    AveragedModel,
     GradientStudent,
-    Note,
     Objective,
     StudentProblem,
-    batches,
-    released_loss,
+    TensorLog,
+    compute_released_loss,
+    iterate_batches,
 )
 
 
@@ -36,7 +36,7 @@ class Vat(GradientStudent):
         radius: Length of the disturbance over the square root of the number of features (so: a typical change of one
             normalized feature).
         probe: Length, likewise, of the finite difference that finds its direction.
-        smooth: Weight of the change.
+        smoothness: Weight of the change.
         entropy: Weight of the entropy.
     """
 
@@ -45,7 +45,7 @@ class Vat(GradientStudent):
     unlabeled_batch: int = 128
     radius: float = 0.15
     probe: float = 1e-3
-    smooth: float = 1.0
+    smoothness: float = 1.0
     entropy: float = 0.3
 
     def __post_init__(self) -> None:
@@ -53,46 +53,55 @@ class Vat(GradientStudent):
         checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.positive("student.radius", self.radius)
         checks.positive("student.probe", self.probe)
-        checks.non_negative("student.smooth", self.smooth)
+        checks.non_negative("student.smooth", self.smoothness)
         checks.non_negative("student.entropy", self.entropy)
 
-    def objective(self, problem: StudentProblem, average: Average, note: Note) -> Objective:
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
         spec = problem.spec
-        view, draws = make_weak_view(spec, self.affine), problem.stream("views")
-        labeled = batches(len(problem.query_Q), self.batch_size, problem.stream("batches"))
-        unlabeled = batches(len(problem.x_P), self.unlabeled_batch, problem.stream("unlabelled"))
+        view, generator = make_weak_view(spec, self.affine), problem.make_generator("views")
+        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
+        unlabeled_batches = iterate_batches(
+            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
+        )
 
-        def loss(model: nn.Module, step: int) -> Tensor:
-            chosen = next(labeled)
-            x = view(problem.x_P[next(unlabeled)], spec, draws)
-            labeled_x = view(problem.x_P[problem.query_Q[chosen]], spec, draws)
+        def compute_loss(model: nn.Module, step: int) -> Tensor:
+            index_B = next(labeled_batches)
+            x = view(problem.x_P[next(unlabeled_batches)], spec, generator)
+            labeled_x = view(problem.x_P[problem.query_Q[index_B]], spec, generator)
             logits = model(torch.cat([labeled_x, x])).float()
-            supervised = released_loss(problem, logits[: len(chosen)], chosen).mean()
-            ours = logits[len(chosen) :]
-            undecided = -(ours.softmax(1) * ours.log_softmax(1)).sum(1).mean()
-            uneven = self._change(model, x, draws)
+            supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
+            unlabeled_logits = logits[len(index_B) :]
+            entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
+            smoothness = self._compute_smoothness(model, x, generator)
             if step % max(1, self.steps // 50) == 0:
-                note("student/smoothness", uneven, step)
-                note("student/entropy", undecided, step)
-            return supervised + self.smooth * uneven + self.entropy * undecided
+                note("student/smoothness", smoothness, step)
+                note("student/entropy", entropy, step)
+            return supervised_loss + self.smoothness * smoothness + self.entropy * entropy
 
-        return loss
+        return compute_loss
 
-    def _change(self, model: nn.Module, x: Tensor, draws: torch.Generator) -> Tensor:
+    def _compute_smoothness(self, model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
         """Mean divergence between the prediction at x and at its adversarial neighbor."""
         with frozen_statistics(model):
-            here = model(x).float().log_softmax(1).detach()
-            direction = unit(torch.randn(x.shape, generator=draws, device=draws.device)).requires_grad_()
-            probed = F.kl_div(
-                model(x + self.probe * direction).float().log_softmax(1), here, log_target=True, reduction="batchmean"
+            log_proba = model(x).float().log_softmax(1).detach()
+            direction = scale_to_unit_rms(
+                torch.randn(x.shape, generator=generator, device=generator.device)
+            ).requires_grad_()
+            probe_loss = F.kl_div(
+                model(x + self.probe * direction).float().log_softmax(1),
+                log_proba,
+                log_target=True,
+                reduction="batchmean",
             )
-            (gradient,) = torch.autograd.grad(probed, direction)
-            worst = x + self.radius * unit(gradient)
-            return F.kl_div(model(worst).float().log_softmax(1), here, log_target=True, reduction="batchmean")
+            (gradient,) = torch.autograd.grad(probe_loss, direction)
+            adversarial_x = x + self.radius * scale_to_unit_rms(gradient)
+            return F.kl_div(
+                model(adversarial_x).float().log_softmax(1), log_proba, log_target=True, reduction="batchmean"
+            )
 
 
-def unit(x: Tensor) -> Tensor:
+def scale_to_unit_rms(x: Tensor) -> Tensor:
     """Every point scaled to root-mean-square 1 (zero stays zero)."""
     flat = x.flatten(1)
     return (flat / flat.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)).view_as(x)

@@ -35,44 +35,45 @@ class RecordHashes:
     unit_N: np.ndarray
 
     @classmethod
-    def of(cls, private: PrivateData, store: TeacherStore) -> RecordHashes:
+    def from_data(cls, private: PrivateData, store: TeacherStore) -> RecordHashes:
         """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
         x = private.x if private.origin is None else private.origin
-        keyed = hashlib.blake2b(key=store.secret(), digest_size=8)
-        keyed.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
+        keyed_state = hashlib.blake2b(key=store.get_secret_key(), digest_size=8)
+        keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
         digests = bytearray()
         size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), private.y.numpy().tobytes()
         for row in range(len(x)):
-            state = keyed.copy()
+            state = keyed_state.copy()
             state.update(points[row * size : (row + 1) * size])
             state.update(labels[row * 8 : (row + 1) * 8])
             digests += state.digest()
         _, unit_N = np.unique(private.unit_id, return_inverse=True)
         return cls(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
 
-    def known_share(self, others: RecordHashes) -> float:
-        """The share of these units with a record among ``others``, beyond what few distinct records explain.
+    def compute_known_share(self, charged: RecordHashes) -> float:
+        """The share of these units with a record among ``charged``, beyond what few distinct records explain.
 
-        Records of a few values coincide between people. Among ``others`` a unit that shares a record with another unit
+        Records of a few values coincide between people. Among ``charged`` a unit that shares a record with another unit
         coincides by chance; the share of such units estimates the probability that a new unit does (Good-Turing), to
         which three standard deviations are added.
         """
-        share = self._share_of_units(np.isin(self.hash_N, others.hash_N))
-        pairs = np.unique(np.stack([others.hash_N, others.unit_N.astype(np.uint64)]), axis=1)
+        share = self._compute_unit_share(np.isin(self.hash_N, charged.hash_N))
+        pairs = np.unique(np.stack([charged.hash_N, charged.unit_N.astype(np.uint64)]), axis=1)
         hashes, counts = np.unique(pairs[0], return_counts=True)
-        chance = others._share_of_units(np.isin(others.hash_N, hashes[counts > 1]))
+        chance = charged._compute_unit_share(np.isin(charged.hash_N, hashes[counts > 1]))
         spread = 3 * np.sqrt(chance * (1 - chance) / max(1, len(np.unique(self.unit_N))))
         return share - min(1.0, chance + spread)
 
-    def _share_of_units(self, marked_N: np.ndarray) -> float:
-        return len(np.unique(self.unit_N[marked_N])) / max(1, len(np.unique(self.unit_N)))
+    def _compute_unit_share(self, mask_N: np.ndarray) -> float:
+        return len(np.unique(self.unit_N[mask_N])) / max(1, len(np.unique(self.unit_N)))
 
-    def joined(self, more: RecordHashes) -> RecordHashes:
-        """These records, and those of ``more`` that are not among them."""
-        new_N = ~np.isin(more.hash_N, self.hash_N)
-        first = 1 + self.unit_N.max(initial=-1)
+    def merge(self, added: RecordHashes) -> RecordHashes:
+        """These records, and those of ``added`` that are not among them."""
+        new_N = ~np.isin(added.hash_N, self.hash_N)
+        first_unit = 1 + self.unit_N.max(initial=-1)
         return RecordHashes(
-            np.concatenate([self.hash_N, more.hash_N[new_N]]), np.concatenate([self.unit_N, first + more.unit_N[new_N]])
+            np.concatenate([self.hash_N, added.hash_N[new_N]]),
+            np.concatenate([self.unit_N, first_unit + added.unit_N[new_N]]),
         )
 
 
@@ -90,29 +91,32 @@ class AccountRecords:
     account: str
     records: RecordHashes | None
 
-    def remember(self, ledger_head: str) -> None:
+    def record_ledger_head(self, ledger_head: str) -> None:
         """PRIVATE. Note that the account was charged for these records, and the newest entry of the ledger."""
-        self.store.remember(self.account, ledger_head)
+        self.store.record_ledger_head(self.account, ledger_head)
         if self.records is not None:
-            held = self._charged(self.account)
-            joined = self.records if held is None else held.joined(self.records)
-            if held is None or len(joined.hash_N) > len(held.hash_N):
-                with self.store.writing(), atomic_replacement(self._file(self.account)) as temporary:
-                    save_file({"hash_N": joined.hash_N, "unit_N": joined.unit_N}, temporary)
+            charged = self._load_charged(self.account)
+            merged = self.records if charged is None else charged.merge(self.records)
+            if charged is None or len(merged.hash_N) > len(charged.hash_N):
+                with self.store.lock(), atomic_replacement(self._get_path(self.account)) as temporary:
+                    save_file({"hash_N": merged.hash_N, "unit_N": merged.unit_N}, temporary)
 
     def find_duplicate(self, accounts: Iterable[str]) -> str | None:
         """PRIVATE. The first of other accounts that shares a tenth of its units, or of these, with this one."""
         for account in accounts:
-            held = self._charged(account)
-            if held is None or self.records is None:
+            charged = self._load_charged(account)
+            if charged is None or self.records is None:
                 continue
-            if max(self.records.known_share(held), held.known_share(self.records)) >= MAX_KNOWN_SHARE:
+            if (
+                max(self.records.compute_known_share(charged), charged.compute_known_share(self.records))
+                >= MAX_KNOWN_SHARE
+            ):
                 return account
         return None
 
-    def _file(self, account: str) -> Path:
+    def _get_path(self, account: str) -> Path:
         return create_private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
 
-    def _charged(self, account: str) -> RecordHashes | None:
-        file = self._file(account)
+    def _load_charged(self, account: str) -> RecordHashes | None:
+        file = self._get_path(account)
         return RecordHashes(**load_file(file)) if file.exists() else None

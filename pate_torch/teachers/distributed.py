@@ -20,7 +20,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import Dataset, DataSpec
@@ -42,7 +42,7 @@ class World:
     local_size: int = 1
 
 
-def world() -> World:
+def get_world() -> World:
     """The ranks of this run; joins the group on the first call when started by torchrun."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
@@ -56,34 +56,36 @@ def world() -> World:
 
 def is_main() -> bool:
     """Whether this process is the one that writes, charges and reports."""
-    return world().rank == 0
+    return get_world().rank == 0
 
 
-def local_device(device: torch.device) -> torch.device:
+def get_local_device(device: torch.device) -> torch.device:
     """The device of this rank, resolved once, by all ranks together: rank i of a machine takes its i-th GPU.
 
     Raises:
         ValueError: Ranks have devices of different kinds, on which launches are of other sizes.
     """
-    me = world()
-    if me.size == 1:
+    ranks = get_world()
+    if ranks.size == 1:
         return device
-    kinds: list[str] = [""] * me.size
-    _checked(lambda: dist.all_gather_object(kinds, device.type))
+    kinds: list[str] = [""] * ranks.size
+    _run_collective(lambda: dist.all_gather_object(kinds, device.type))
     if len(set(kinds)) > 1:
-        found = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
-        raise checks.error("device", device.type, f"must be of one kind on all ranks ({found})", "Name it: device=cpu.")
+        kinds_by_rank = ", ".join(f"rank {rank} {kind}" for rank, kind in enumerate(kinds))
+        raise checks.error(
+            "device", device.type, f"must be of one kind on all ranks ({kinds_by_rank})", "Name it: device=cpu."
+        )
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", me.local_rank % torch.cuda.device_count())
+        return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
     return device
 
 
 def broadcast_text(text: str) -> str:
     """Rank 0's text on every rank: the run id, for instance."""
-    if world().size == 1:
+    if get_world().size == 1:
         return text
     box = [text]
-    _checked(lambda: dist.broadcast_object_list(box, src=0))
+    _run_collective(lambda: dist.broadcast_object_list(box, src=0))
     return box[0]
 
 
@@ -93,7 +95,7 @@ def close() -> None:
         dist.destroy_process_group()
 
 
-def _checked(operation: Callable[[], object]) -> None:
+def _run_collective(operation: Callable[[], object]) -> None:
     try:
         operation()
     except RuntimeError as error:
@@ -104,26 +106,28 @@ def _checked(operation: Callable[[], object]) -> None:
 
 def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
     """Fill tensors [K, ...] in place: row k is sent by rank ``owner_K[k]`` to all. Equal neighbors travel together."""
-    if world().size == 1:
+    if get_world().size == 1:
         return
     starts = [k for k in range(len(owner_K)) if k == 0 or owner_K[k] != owner_K[k - 1]]
     for start, stop in zip(starts, [*starts[1:], len(owner_K)], strict=True):
         for tensor in rows_K.values():
             part = tensor[start:stop].contiguous()
-            _checked(lambda part=part, source=owner_K[start]: dist.broadcast(part, source))  # type: ignore[misc]
+            _run_collective(lambda part=part, source=owner_K[start]: dist.broadcast(part, source))  # type: ignore[misc]
             tensor[start:stop] = part
 
 
 def share_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
     """Rank 0's trunk on every rank (the others pass None): machines differ in the last bits."""
-    if trunk is not None and world().size == 1:
+    if trunk is not None and get_world().size == 1:
         return trunk
-    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.facts())))
-    state = share_tensors(None if trunk is None else trunk.state())
+    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.to_facts())))
+    state = share_tensors(None if trunk is None else trunk.get_state())
     return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
 
 
-def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages) -> Trunk | None:
+def learn_public_trunk(
+    recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages
+) -> Trunk | None:
     """The trunk that teachers start from, learnt by rank 0 from the public points; None: the recipe has none."""
     if recipe.start is None:
         return None
@@ -134,34 +138,38 @@ def public_trunk(recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.
     return share_trunk(trunk, data.spec)
 
 
-def share_tensors(own: dict[str, Tensor] | None) -> dict[str, Tensor]:
+def share_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """Rank 0's tensors on every rank (the others pass None)."""
-    if own is not None and world().size == 1:
-        return own
-    shapes = {name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in (own or {}).items()}
+    if tensors is not None and get_world().size == 1:
+        return tensors
+    shapes = {
+        name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in (tensors or {}).items()
+    }
     rows = {
-        name: torch.empty(1, *shape, dtype=getattr(torch, dtype)) if own is None else own[name][None]
+        name: torch.empty(1, *shape, dtype=getattr(torch, dtype)) if tensors is None else tensors[name][None]
         for name, (shape, dtype) in json.loads(broadcast_text(json.dumps(shapes))).items()
     }
     share_rows(rows, [0])
     return {name: row[0] for name, row in rows.items()}
 
 
-def votes(ensemble: Ensemble, tally: Callable[[Ensemble], Tensor], num_points: int, *, together: bool = True) -> Votes:
+def count_votes(
+    ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int, *, across_ranks: bool = True
+) -> Votes:
     """PRIVATE. The votes of all teachers, on every rank; each rank asks its share of them.
 
     Args:
         ensemble: All teachers.
         tally: Counts, int32 [P, C], of some of the teachers.
         num_points: P.
-        together: False where this rank asks them all alone.
+        across_ranks: False where this rank asks them all alone.
     """
-    me = world()
-    if me.size == 1 or not together:
+    ranks = get_world()
+    if ranks.size == 1 or not across_ranks:
         return Votes(tally(ensemble), len(ensemble))
     counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)
-    share = slice(me.rank, None, me.size)
+    share = slice(ranks.rank, None, ranks.size)
     if len(ensemble.trained_K[share]):
         counts += tally(ensemble.select(share))
-    _checked(lambda: dist.all_reduce(counts))
+    _run_collective(lambda: dist.all_reduce(counts))
     return Votes(counts, len(ensemble))

@@ -26,10 +26,10 @@ from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
-Tell = Callable[[float], object]
+ShareCallback = Callable[[float], object]
 """Is told which share of the work on a chunk is done, while it is less than all."""
 
-BLOCK = 32
+BLOCK_STEPS = 32
 """Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
 
 CURVE_POINTS = 50
@@ -64,7 +64,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trained:
+class TrainedChunk:
     """PRIVATE. What a chunk's training gave.
 
     Attributes:
@@ -80,23 +80,23 @@ class Trained:
     def __len__(self) -> int:
         return self.loss_Pk.shape[1]
 
-    def rows(self) -> dict[str, Tensor]:
+    def to_rows(self) -> dict[str, Tensor]:
         """Everything by teacher, [k, ...]; the curves under names of their own."""
         return self.params | {"curve.loss": self.loss_Pk.T, "curve.accuracy": self.accuracy_Pk.T}
 
-    def take(self, teachers: slice) -> Trained:
+    def select(self, teachers: slice) -> TrainedChunk:
         """Some of the teachers."""
         params = {name: parameter[teachers] for name, parameter in self.params.items()}
-        return Trained(params, self.loss_Pk[:, teachers], self.accuracy_Pk[:, teachers])
+        return TrainedChunk(params, self.loss_Pk[:, teachers], self.accuracy_Pk[:, teachers])
 
     @staticmethod
-    def joined(parts: Sequence[Trained]) -> Trained:
+    def merge(parts: Sequence[TrainedChunk]) -> TrainedChunk:
         """The teachers of all parts, in their order."""
         params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
         loss_Pk, accuracy_Pk = (
             torch.cat([getattr(part, key) for part in parts], 1) for key in ("loss_Pk", "accuracy_Pk")
         )
-        return Trained(params, loss_Pk, accuracy_Pk)
+        return TrainedChunk(params, loss_Pk, accuracy_Pk)
 
 
 def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
@@ -111,13 +111,13 @@ def gather_rows(x_N: Tensor, y_N: Tensor, index_KS: Tensor, mask_KS: Tensor, tea
     x = torch.zeros(len(teachers), capacity, *x_N.shape[1:], dtype=x_N.dtype)
     y = torch.zeros(len(teachers), capacity, dtype=torch.int64)
     for row in range(len(teachers)):
-        own = index[row][mask[row]]
-        x[row, : len(own)] = x_N[own]
-        y[row, : len(own)] = y_N[own]
+        record_index = index[row][mask[row]]
+        x[row, : len(record_index)] = x_N[record_index]
+        y[row, : len(record_index)] = y_N[record_index]
     return Chunk(teachers.start, x, y, mask.sum(1))
 
 
-def batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
+def draw_batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
     """A teacher's own batches, int32 [steps, B]: permutations of its 0 .. size-1, one after the other."""
     total = steps * batch_size
     if size <= 1:
@@ -146,20 +146,23 @@ class Feed:
         self.mean, self.std = spec.get_constants(self.dtype, device)
         sizes = chunk.size_k.tolist()
         self.index = torch.stack(
-            [batches(seed, k, n, recipe.steps, recipe.batch_size) for k, n in zip(chunk.teachers, sizes, strict=True)],
+            [
+                draw_batches(seed, k, n, recipe.steps, recipe.batch_size)
+                for k, n in zip(chunk.teachers, sizes, strict=True)
+            ],
             dim=1,
         )  # [steps, k, B]
         self.generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
 
-    def _maps(self) -> Iterator[Tensor]:
-        """Distortions of the next ``BLOCK`` batches, [steps, B, k, 2, 3], block by block."""
+    def _iterate_maps(self) -> Iterator[Tensor]:
+        """Distortions of the next ``BLOCK_STEPS`` batches, [steps, B, k, 2, 3], block by block."""
         affine, batch = self.recipe.augment, self.recipe.batch_size
         assert affine is not None
-        for index in self.index.split(BLOCK):
-            drawn = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
-            yield torch.stack([d.view(-1, batch, 2, 3) for d in drawn], dim=2)
+        for index in self.index.split(BLOCK_STEPS):
+            maps_by_teacher = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
+            yield torch.stack([maps.view(-1, batch, 2, 3) for maps in maps_by_teacher], dim=2)
 
-    def _images(self, x: Tensor, maps: Tensor | None) -> Tensor:
+    def _normalize_images(self, x: Tensor, maps: Tensor | None) -> Tensor:
         x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
         if maps is not None:
             assert self.recipe.augment is not None
@@ -170,31 +173,31 @@ class Feed:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
         x_R, y_R = self.x.flatten(0, 1), self.y.flatten()
-        drawn = None if self.recipe.augment is None else prefetch(self._maps())
-        for block in self.index.split(BLOCK):
+        map_stream = None if self.recipe.augment is None else prefetch(self._iterate_maps())
+        for block in self.index.split(BLOCK_STEPS):
             index = to_device(block, self.device).long()
-            maps = None if drawn is None else to_device(next(drawn), self.device)
+            maps = None if map_stream is None else to_device(next(map_stream), self.device)
             for t, index_kB in enumerate(index):
                 row_kB = index_kB + first[:, None]
                 # Whole rows are copied; an index for each of the two dimensions would copy number by number.
                 x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
-                yield self._images(x, None if maps is None else maps[t]), y_R[row_kB]
+                yield self._normalize_images(x, None if maps is None else maps[t]), y_R[row_kB]
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """Flush numbers too small for full precision to zero in this thread (where the processor can).
 
     A teacher soon knows its few records by heart; then Adam's squared gradients sink below 1e-38, where arithmetic
     takes a core a hundred times as long (MLP, 900 steps on 240 records: a third of the time).
     """
     smallest = torch.tensor(torch.finfo(torch.float64).smallest_normal, dtype=torch.float64)
-    before = not bool(smallest / 2)
+    was_flushing = not bool(smallest / 2)
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_flush_denormal(was_flushing)
 
 
 def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
@@ -204,63 +207,68 @@ def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sg
     return Adam(params, recipe.weight_decay)
 
 
-def point_of(step: int, steps: int) -> int:
+def get_curve_point(step: int, steps: int) -> int:
     """The point of the learning curve that a step belongs to."""
     return step * min(CURVE_POINTS, steps) // steps
 
 
-def _losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
+def _compute_losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
     """Mean loss per teacher, [k]."""
     flat = logits_kBC.flatten(0, 1)
     flat = flat.float() if flat.dtype == torch.bfloat16 else flat
     return F.cross_entropy(flat, y_kB.flatten(), reduction="none", label_smoothing=smoothing).view(y_kB.shape).mean(1)
 
 
-def _run(
+def _train_params(
     forward: Callable[[Tensor], Tensor],
     params: list[Tensor],
     feed: Feed,
     recipe: TeacherRecipe,
     device: torch.device,
-    tell: Tell,
+    report_share: ShareCallback,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    with float32_precision(tf32=recipe.dtype == "tf32"), flushed():
-        return _steps(forward, params, feed, recipe, device, tell)
+    with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
+        return _run_steps(forward, params, feed, recipe, device, report_share)
 
 
-def _steps(
+def _run_steps(
     forward: Callable[[Tensor], Tensor],
     params: list[Tensor],
     feed: Feed,
     recipe: TeacherRecipe,
     device: torch.device,
-    tell: Tell,
+    report_share: ShareCallback,
 ) -> tuple[Tensor, Tensor]:
     optimizer = make_optimizer(params, recipe)
     points = min(CURVE_POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
     for step, (x, y) in enumerate(feed):
         logits = forward(x)
-        losses = _losses(logits, y, recipe.label_smoothing)
+        losses = _compute_losses(logits, y, recipe.label_smoothing)
         losses.sum().backward()
         with torch.no_grad():
-            optimizer.step(recipe.rate(step))
+            optimizer.step(recipe.compute_learning_rate(step))
             for parameter in params:
                 parameter.grad = None
-            point = point_of(step, recipe.steps)
+            point = get_curve_point(step, recipe.steps)
             curves[0, point] += losses.detach()
             curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
             curves[2, point] += 1
-        if point < point_of(step + 1, recipe.steps) < points:
-            tell((step + 1) / recipe.steps)
+        if point < get_curve_point(step + 1, recipe.steps) < points:
+            report_share((step + 1) / recipe.steps)
     return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
 
 
 def train_stacked(
-    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = do_nothing
-) -> Trained:
-    """PRIVATE. Train all teachers of the chunk at once; ``tell`` gets the share of the work done, now and then."""
+    chunk: Chunk,
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    report_share: ShareCallback = do_nothing,
+) -> TrainedChunk:
+    """PRIVATE. Train all teachers of the chunk at once; ``report_share`` gets the share of the work done, now and then."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
@@ -270,14 +278,14 @@ def train_stacked(
     def forward(x: Tensor) -> Tensor:
         return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
 
-    loss, accuracy = _run(forward, list(params.values()), feed, recipe, device, tell)
+    loss, accuracy = _train_params(forward, list(params.values()), feed, recipe, device, report_share)
     return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
 
 
-def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> Trained:
+def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> TrainedChunk:
     """An empty shard's teacher learnt nothing: its parameters are zero, and it votes a constant."""
     empty = chunk.size_k == 0
     for parameter in params.values():
         parameter[empty] = 0
     loss[:, empty], accuracy[:, empty] = 0, 0
-    return Trained(params, loss, accuracy)
+    return TrainedChunk(params, loss, accuracy)

@@ -16,22 +16,22 @@ from pate_torch.core.device import to_device
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
-from pate_torch.teachers.recipe import MEMORY_GIB
+from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec
 
-TEACHERS, POINTS = 8, 64
+CPU_TEACHERS, CPU_POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long). A GPU takes as many as its memory holds (``launch.ask_size``)."""
+as long). A GPU takes as many as its memory holds (``launch.compute_query_size``)."""
 
-STRETCH = 1 << 16
+TALLY_CHUNK_QUERIES = 1 << 16
 """Queries whose predictions are held at a time."""
 
-Hear = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
+LogitsCallback = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
 """PRIVATE. Takes some teachers' rows and their logits, part by part."""
 
 
-def _in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Iterator[int]:
+def _map_in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Iterator[int]:
     """Results in any order; on a CPU by as many Python threads as torch has, each doing its operations alone.
 
     Threads inside operations of this size mostly wait for each other; and sums they share out change with their number.
@@ -40,17 +40,17 @@ def _in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Itera
     if not on_cpu or threads == 1:
         yield from map(work, items)
         return
-    before = torch.get_num_threads()
+    previous_threads = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for future in as_completed([pool.submit(work, item) for item in items]):
                 yield future.result()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Ensemble:
+class TeacherEnsemble:
     """PRIVATE. Teachers with stacked parameters. A teacher whose shard was empty is not trained and votes class 0.
 
     Attributes:
@@ -67,16 +67,16 @@ class Ensemble:
     trained_K: Tensor
     spec: DataSpec
     trunk: Trunk | None = None
-    memory_gib: float = MEMORY_GIB
+    memory_gib: float = DEFAULT_MEMORY_GIB
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
         if self.trained_K.dtype != torch.bool or teachers < 1:
             raise ValueError("ensemble: trained_K must be a bool tensor with at least one teacher")
-        expected = {name: tuple(p.shape) for name, p in self._module().named_parameters()}
-        found = {name: tuple(p.shape) for name, p in self.params.items()}
-        if found != {name: (teachers, *shape) for name, shape in expected.items()}:
-            raise ValueError(f"ensemble: parameters {found} do not fit {teachers} networks {self.network['name']!r}")
+        expected = {name: tuple(p.shape) for name, p in self._build_module().named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in self.params.items()}
+        if shapes != {name: (teachers, *shape) for name, shape in expected.items()}:
+            raise ValueError(f"ensemble: parameters {shapes} do not fit {teachers} networks {self.network['name']!r}")
 
     def __len__(self) -> int:
         return len(self.trained_K)
@@ -84,44 +84,44 @@ class Ensemble:
     def __repr__(self) -> str:
         return f"Ensemble({len(self)} teachers, {self.network['name']}, content withheld)"
 
-    def _module(self) -> torch.nn.Module:
+    def _build_module(self) -> torch.nn.Module:
         return networks.rebuild(self.network)
 
-    def select(self, teachers: slice) -> Ensemble:
+    def select(self, teachers: slice) -> TeacherEnsemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return Ensemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk, self.memory_gib)
+        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk, self.memory_gib)
 
-    def opinions(
+    def forward_batches(
         self,
         x: Tensor,
-        hear: Hear,
+        on_logits: LogitsCallback,
         batch: int | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
-        """PRIVATE. Call ``hear(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
+        """PRIVATE. Call ``on_logits(rows, iterate_logits)`` for a few teachers at a time, from several threads on a CPU.
 
         Non-finite logits of a point become all equal, a vote for class 0: a teacher which diverged still has exactly
         one vote.
 
         Args:
             x: Raw points [Q, ...].
-            hear: Takes (start, logits [k, B, C]) of successive points, on the device.
+            on_logits: Takes (start, logits [k, B, C]) of successive points, on the device.
             batch: Points at a time; None: by the device.
             device: Device of the evaluation.
             progress: Called with (done, total).
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
-            x, spec = self.trunk.features(x, device), self.trunk.spec
+            x, spec = self.trunk.compute_features(x, device), self.trunk.spec
         on_cpu = device.type == "cpu"
-        module = self._module().to(device)
+        module = self._build_module().to(device)
         dtype = next(iter(self.params.values())).dtype
-        together, size = (TEACHERS, POINTS) if on_cpu else self._fitting(spec, dtype)
+        chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else self._compute_sizes(spec, dtype)
         size = batch or size
 
-        def parts(rows: slice) -> Iterator[tuple[int, Tensor]]:
+        def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
             for start in range(0, len(x), size):
                 part = spec.normalize(to_device(x[start : start + size], device), dtype)
@@ -129,54 +129,54 @@ class Ensemble:
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 
         @torch.no_grad()
-        def ask(first: int) -> int:
-            rows = slice(first, min(first + together, len(self)))
-            hear(rows, parts(rows))
+        def evaluate_chunk(first: int) -> int:
+            rows = slice(first, min(first + chunk_teachers, len(self)))
+            on_logits(rows, iterate_logits(rows))
             return rows.stop - rows.start
 
         done = 0
-        for count in _in_threads(ask, range(0, len(self), together), on_cpu):
+        for count in _map_in_threads(evaluate_chunk, range(0, len(self), chunk_teachers), on_cpu):
             done += count
             progress(done, len(self))
 
-    def _fitting(self, spec: DataSpec, dtype: torch.dtype) -> tuple[int, int]:
+    def _compute_sizes(self, spec: DataSpec, dtype: torch.dtype) -> tuple[int, int]:
         """Teachers and points that are asked at once on a GPU."""
-        cost = launch.network_cost(self.network["name"], self.network["options"], spec)
-        return launch.ask_size(cost, len(self), self.memory_gib, dtype.itemsize)
+        cost = launch.compute_network_cost(self.network["name"], self.network["options"], spec)
+        return launch.compute_query_size(cost, len(self), self.memory_gib, dtype.itemsize)
 
-    def predictions(
+    def predict(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
         """
-        out = torch.zeros(len(self), len(x), dtype=voting.label_dtype(self.network["num_classes"]))
+        out = torch.zeros(len(self), len(x), dtype=voting.get_label_dtype(self.network["num_classes"]))
 
-        def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
-            predicted = [logits.argmax(2).to(out.dtype) for _, logits in parts]
-            if predicted:
-                out[rows] = torch.cat(predicted, 1).cpu()
+        def store_predictions(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+            classes = [logits.argmax(2).to(out.dtype) for _, logits in parts]
+            if classes:
+                out[rows] = torch.cat(classes, 1).cpu()
 
-        self.opinions(x, hear, batch, device, progress)
+        self.forward_batches(x, store_predictions, batch, device, progress)
         out[~self.trained_K] = 0
         return out
 
-    def probabilities(
+    def predict_proba(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
         """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
-        def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+        def store_probabilities(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             for start, logits in parts:
                 out[rows, start : start + logits.shape[1]] = logits.float().softmax(2).cpu()
 
-        self.opinions(x, hear, batch, device, progress)
+        self.forward_batches(x, store_probabilities, batch, device, progress)
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
-    def votes(
+    def count_votes(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
     ) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
@@ -188,12 +188,12 @@ class Ensemble:
         """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
         num_classes = self.network["num_classes"]
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
-        stretch = max(batch or 0, STRETCH)
-        for start in range(0, len(x), stretch):
-            part = x[start : start + stretch]
+        chunk = max(batch or 0, TALLY_CHUNK_QUERIES)
+        for start in range(0, len(x), chunk):
+            part = x[start : start + chunk]
 
             def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
                 progress(start + size * done // total, len(x))
 
-            counts[start : start + stretch] = voting.tally(self.predictions(part, batch, device, report), num_classes)
+            counts[start : start + chunk] = voting.tally(self.predict(part, batch, device, report), num_classes)
         return counts

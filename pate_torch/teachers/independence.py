@@ -25,12 +25,12 @@ from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.teachers.engine import Chunk, train_stacked
-from pate_torch.teachers.ensemble import TEACHERS, Ensemble
+from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
 T = TypeVar("T")
-_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def choose(candidates: Sequence[T]) -> T:
@@ -38,7 +38,7 @@ def choose(candidates: Sequence[T]) -> T:
     return secrets.choice(candidates)
 
 
-def refusal(num_teachers: int) -> ValueError:
+def dependence_error(num_teachers: int) -> ValueError:
     """The error of a teacher that came out another."""
     return checks.error(
         "teacher",
@@ -49,31 +49,33 @@ def refusal(num_teachers: int) -> ValueError:
     )
 
 
-def pack(work: Callable[..., Any]) -> bytes:
+def pickle_work(work: Callable[..., Any]) -> bytes:
     """What the user gave, as it is now, for a fresh process. Raises ValueError where it cannot be copied."""
     try:
         return bytes(cloudpickle.dumps(work))
     except Exception as error:
-        allowed = f"cannot be sent to the fresh process that tries one teacher again ({type(error).__name__}: {error})"
+        message = f"cannot be sent to the fresh process that tries one teacher again ({type(error).__name__}: {error})"
         fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
-        raise checks.error("teacher", "the one given", allowed, fix) from error
+        raise checks.error("teacher", "the one given", message, fix) from error
 
 
-def call_afresh(packed: bytes, *arguments: Any) -> Any:
+def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     """PRIVATE. ``work(*arguments)`` in a new Python process, which gets nothing else of this one.
 
     Raises:
         ValueError: The work cannot be read, or fails, there.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _RANKS}
+    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     package = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    sent = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((packed, arguments))
+    input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
     program = "from pate_torch.teachers.independence import answer; answer()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=sent, capture_output=True, env=environment, check=False
+    process = subprocess.run(
+        [sys.executable, "-c", program], input=input_bytes, capture_output=True, env=environment, check=False
     )
-    error, result = pickle.loads(done.stdout) if done.returncode == 0 else (f"exit code {done.returncode}", None)
+    error, result = (
+        pickle.loads(process.stdout) if process.returncode == 0 else (f"exit code {process.returncode}", None)
+    )
     if error:
         fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
         raise checks.error("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
@@ -87,9 +89,9 @@ def answer() -> None:
         paths, threads = pickle.load(sys.stdin.buffer)
         sys.path[:] = paths
         torch.set_num_threads(threads)
-        packed, arguments = pickle.load(sys.stdin.buffer)
+        work_bytes, arguments = pickle.load(sys.stdin.buffer)
         try:
-            work = pickle.loads(packed)
+            work = pickle.loads(work_bytes)
         except Exception as error:  # it has seen no record yet
             out.write(pickle.dumps((f"{type(error).__name__}: {error}", None)))
             return
@@ -106,18 +108,18 @@ class Trial:
     Attributes:
         ensemble: All teachers.
         teacher: The one that is tried.
-        again: What trains it, without what the others learnt.
+        retraining: What trains it, without what the others learnt.
     """
 
-    ensemble: Ensemble
+    ensemble: TeacherEnsemble
     teacher: int
-    again: Retraining
+    retraining: Retraining
 
     @classmethod
-    def drawn(
+    def draw(
         cls,
-        ensemble: Ensemble,
-        launched: Sequence[range],
+        ensemble: TeacherEnsemble,
+        launches: Sequence[range],
         private: PrivateData,
         spec: DataSpec,
         shards: Shards,
@@ -126,26 +128,34 @@ class Trial:
         device: torch.device,
     ) -> Trial:
         """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
-        candidates = [(launch, teacher) for launch in launched for teacher in launch]
+        candidates = [(launch, teacher) for launch in launches for teacher in launch]
         launch, teacher = choose(candidates[1:] or candidates)
-        own, row, size = shards.get_indices(teacher), teacher - launch.start, len(launch)
+        record_index, row, size = shards.get_indices(teacher), teacher - launch.start, len(launch)
         x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
         y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
-        x_kS[row, : len(own)], y_kS[row, : len(own)], size_k[row] = private.x[own], private.y[own], len(own)
+        x_kS[row, : len(record_index)], y_kS[row, : len(record_index)], size_k[row] = (
+            private.x[record_index],
+            private.y[record_index],
+            len(record_index),
+        )
         chunk = Chunk(launch.start, x_kS, y_kS, size_k)
         return cls(ensemble, teacher, Retraining(chunk, row, spec, recipe, seed, device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
         """Raise ValueError unless its parameters and its probabilities on the public points come out bit for bit."""
         row = {name: p[self.teacher] for name, p in self.ensemble.params.items()}
-        first = self.teacher - self.teacher % TEACHERS
-        asked = self.ensemble.select(slice(first, first + TEACHERS))
-        here = _bits(row, _asked(asked, self.teacher - first, public_x, device))
-        blank = {name: torch.zeros_like(p) for name, p in asked.params.items()}
-        others = Ensemble(asked.network, blank, torch.zeros_like(asked.trained_K), asked.spec, asked.trunk)
-        there = call_afresh(pickle.dumps(self.again), others, self.teacher - first, public_x)
-        if here != there:
-            raise refusal(len(self.ensemble))
+        first_teacher = self.teacher - self.teacher % CPU_TEACHERS
+        group = self.ensemble.select(slice(first_teacher, first_teacher + CPU_TEACHERS))
+        expected_bytes = _to_bytes(row, _compute_probabilities(group, self.teacher - first_teacher, public_x, device))
+        blank_params = {name: torch.zeros_like(p) for name, p in group.params.items()}
+        blank_ensemble = TeacherEnsemble(
+            group.network, blank_params, torch.zeros_like(group.trained_K), group.spec, group.trunk
+        )
+        fresh_bytes = call_in_fresh_process(
+            pickle.dumps(self.retraining), blank_ensemble, self.teacher - first_teacher, public_x
+        )
+        if expected_bytes != fresh_bytes:
+            raise dependence_error(len(self.ensemble))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -162,21 +172,21 @@ class Retraining:
     seed: int
     device: torch.device
 
-    def __call__(self, others: Ensemble, place: int, public_x: Tensor) -> bytes:
-        """PRIVATE. The bits of the teacher; ``others`` are blank ones beside which it is asked at its old place."""
+    def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
+        """PRIVATE. The bits of the teacher; ``blank_ensemble`` are blank ones beside which it is asked at its old place."""
         with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
-            trained = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
-        row = {name: p[self.row] for name, p in trained.params.items()}
+            result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
+        row = {name: p[self.row] for name, p in result.params.items()}
         for name, value in row.items():
-            others.params[name][place] = value
-        others.trained_K[place] = bool(self.chunk.size_k[self.row])
-        return _bits(row, _asked(others, place, public_x, self.device))
+            blank_ensemble.params[name][place] = value
+        blank_ensemble.trained_K[place] = bool(self.chunk.size_k[self.row])
+        return _to_bytes(row, _compute_probabilities(blank_ensemble, place, public_x, self.device))
 
 
-def _asked(ensemble: Ensemble, place: int, public_x: Tensor, device: torch.device) -> Tensor:
+def _compute_probabilities(ensemble: TeacherEnsemble, place: int, public_x: Tensor, device: torch.device) -> Tensor:
     with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
-        return ensemble.probabilities(public_x, device=device)[place]
+        return ensemble.predict_proba(public_x, device=device)[place]
 
 
-def _bits(row: dict[str, Tensor], probability_PC: Tensor) -> bytes:
+def _to_bytes(row: dict[str, Tensor], probability_PC: Tensor) -> bytes:
     return b"".join(value.contiguous().numpy().tobytes() for value in (*row.values(), probability_PC))

@@ -16,7 +16,7 @@ from pate_torch.features.augmentation import Affine
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 
-MEMORY_GIB = 20.0
+DEFAULT_MEMORY_GIB = 20.0
 """Of a card of 24 GiB, what is left beside the driver's part and what the allocator leaves between blocks."""
 BACKENDS = ("auto", "vectorised", "processes")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
@@ -58,7 +58,7 @@ class TeacherRecipe:
     backend: str = "auto"
     chunk: int | None = None
     workers: int | None = None
-    memory_gib: float = MEMORY_GIB
+    memory_gib: float = DEFAULT_MEMORY_GIB
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class TeacherRecipe:
         """The type of parameters and optimizer state."""
         return DTYPES[self.dtype]
 
-    def rate(self, step: int) -> float:
+    def compute_learning_rate(self, step: int) -> float:
         """The learning rate at step 0 .. steps-1."""
         if self.schedule == "constant":
             return self.learning_rate
@@ -107,7 +107,7 @@ class TeacherRecipe:
             raise checks.error("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
-    def configuration(self) -> dict[str, Any]:
+    def to_configuration(self) -> dict[str, Any]:
         """The choices that decide the trained teachers, as plain data: not the backend, the workers or the memory.
 
         On a GPU the memory decides how many teachers are launched together, and with it how sums are rounded.

@@ -96,22 +96,22 @@ class _Conv(torch.autograd.Function):
         if ctx.relu:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         stride, padding, dilation, groups = ctx.geometry
-        wanted = [ctx.needs_input_grad[0], True, ctx.has_bias]
+        output_mask = [ctx.needs_input_grad[0], True, ctx.has_bias]
         grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            grad, x, weight, [len(weight)], stride, padding, dilation, False, [0, 0], groups, wanted
+            grad, x, weight, [len(weight)], stride, padding, dilation, False, [0, 0], groups, output_mask
         )
         return grad_x, grad_weight, grad_bias, None, None
 
 
-def _patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
+def _extract_patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
     """Patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
     (dh, dw), (kh, kw), (sh, sw) = layer.dilation, layer.kernel_size, layer.stride
-    view = F.pad(x, _padding(layer)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
+    view = F.pad(x, _get_padding(layer)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
     view = view[..., ::dh, ::dw].unflatten(1, (count, -1))  # [B, K, I, H', W', kh, kw]
     return view.permute(1, 2, 5, 6, 0, 3, 4).flatten(1, 3)
 
 
-def _padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
+def _get_padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
     assert not isinstance(layer.padding, str)
     (top, left) = layer.padding
     return left, left, top, top
@@ -128,7 +128,7 @@ class _ConvMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, relu: bool) -> Tensor:
         count, outputs = weight.shape[:2]
-        patches, flat = _patches(x, layer, count), weight.flatten(2)
+        patches, flat = _extract_patches(x, layer, count), weight.flatten(2)
         shape, patches = patches.shape[3:], patches.flatten(2)
         out = torch.bmm(flat, patches) if bias is None else torch.baddbmm(bias.unsqueeze(2), flat, patches)
         out = out.relu_() if relu else out
@@ -146,13 +146,13 @@ class _ConvMatmul(torch.autograd.Function):
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         count, (height, width) = len(weight), grad.shape[2:]
         grad = grad.unflatten(1, (count, -1)).permute(1, 2, 0, 3, 4).flatten(2)  # [K, O, B*L]
-        grad_weight = torch.bmm(grad, _patches(x, layer, count).flatten(2).mT).view_as(weight)
+        grad_weight = torch.bmm(grad, _extract_patches(x, layer, count).flatten(2).mT).view_as(weight)
         grad_bias = grad.sum(2) if ctx.has_bias else None
         grad_x = None
         if ctx.needs_input_grad[0]:
             (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
             parts = torch.bmm(weight.flatten(2).mT, grad).view(count, -1, kh, kw, len(x), height, width)
-            left, right, top, bottom = _padding(layer)
+            left, right, top, bottom = _get_padding(layer)
             padded = x.new_zeros(len(x), x.shape[1], x.shape[2] + top + bottom, x.shape[3] + left + right)
             for i in range(kh):
                 for j in range(kw):
@@ -164,70 +164,75 @@ class _ConvMatmul(torch.autograd.Function):
 
 
 class _Layers:
-    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D], with k = ``own`` networks in them.
+    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D], with k = ``num_separate`` networks in them.
 
-    ``own`` is 1 until the first layer with parameters when all networks see the same input, K after it.
+    ``num_separate`` is 1 until the first layer with parameters when all networks see the same input, K after it.
     """
 
-    def __init__(self, params: Mapping[str, Tensor], own: int) -> None:
-        self.params, self.own = params, own
+    def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:
+        self.params, self.num_separate = params, num_separate
         self.networks = len(next(iter(params.values())))
 
-    def parameter(self, name: str, like: Tensor) -> Tensor | None:
-        found = self.params.get(name)
-        return None if found is None else found.to(like.dtype)
+    def get_parameter(self, name: str, reference: Tensor) -> Tensor | None:
+        value = self.params.get(name)
+        return None if value is None else value.to(reference.dtype)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def expand(self, x: Tensor) -> Tensor:
         """Give every network its own copy of a shared input."""
-        if self.own == self.networks:
+        if self.num_separate == self.networks:
             return x
-        self.own = self.networks
+        self.num_separate = self.networks
         return x.repeat(1, self.networks, 1, 1) if x.dim() == 4 else x.expand(self.networks, -1, -1)
 
     def apply(self, module: nn.Module, prefix: str, x: Tensor, relu: bool = False) -> Tensor:
         """One layer, and the ReLU after it if ``relu``."""
         match module:
             case nn.Sequential():
-                for name, layer, followed in order(module):
-                    x = self.apply(layer, f"{prefix}{name}.", x, followed)
+                for name, layer, has_relu in plan_layers(module):
+                    x = self.apply(layer, f"{prefix}{name}.", x, has_relu)
                 return x
             case networks.Residual():
-                x = self.spread(x)
+                x = self.expand(x)
                 branch = self.apply(module.branch, prefix + "branch.", x)
                 return self.apply(module.shortcut, prefix + "shortcut.", x) + branch
             case nn.Linear():
-                x = self.spread(x)
-                weight, bias = self.parameter(prefix + "weight", x), self.parameter(prefix + "bias", x)
+                x = self.expand(x)
+                weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
                 return _Dense.apply(x, weight, bias, relu)
             case nn.Conv2d():
-                return self.conv(module, prefix, x, relu)
+                return self.apply_conv(module, prefix, x, relu)
             case nn.GroupNorm():
-                return self.group_norm(module, prefix, x)
+                return self.apply_group_norm(module, prefix, x)
             case nn.ReLU():
                 return F.relu(x)
             case nn.Flatten():
-                return x.unflatten(1, (self.own, -1)).flatten(2).transpose(0, 1) if x.dim() == 4 else x
+                return x.unflatten(1, (self.num_separate, -1)).flatten(2).transpose(0, 1) if x.dim() == 4 else x
             case nn.MaxPool2d() | nn.AdaptiveAvgPool2d() | nn.Identity():
                 return module(x)
         raise AssertionError(f"no stacked form for {type(module).__name__}")
 
-    def conv(self, layer: nn.Conv2d, prefix: str, x: Tensor, relu: bool) -> Tensor:
-        weight, bias = self.parameter(prefix + "weight", x), self.parameter(prefix + "bias", x)
+    def apply_conv(self, layer: nn.Conv2d, prefix: str, x: Tensor, relu: bool) -> Tensor:
+        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
         assert weight is not None and not isinstance(layer.padding, str)
-        if x.device.type in MATMUL_DEVICES and self.own == self.networks:
+        if x.device.type in MATMUL_DEVICES and self.num_separate == self.networks:
             return _ConvMatmul.apply(x, weight, bias, layer, relu)
-        geometry = (layer.stride, layer.padding, layer.dilation, self.own)  # a shared input: one wide convolution
-        self.own = self.networks
+        geometry = (
+            layer.stride,
+            layer.padding,
+            layer.dilation,
+            self.num_separate,
+        )  # a shared input: one wide convolution
+        self.num_separate = self.networks
         return _Conv.apply(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), geometry, relu)
 
-    def group_norm(self, layer: nn.GroupNorm, prefix: str, x: Tensor) -> Tensor:
-        x = self.spread(x)
-        weight, bias = self.parameter(prefix + "weight", x), self.parameter(prefix + "bias", x)
+    def apply_group_norm(self, layer: nn.GroupNorm, prefix: str, x: Tensor) -> Tensor:
+        x = self.expand(x)
+        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
         assert weight is not None and bias is not None
         return F.group_norm(x, self.networks * layer.num_groups, weight.flatten(), bias.flatten(), layer.eps)
 
 
-def order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
+def plan_layers(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
     """The layers, and whether each also applies the ReLU that follows it (which is then left out)."""
     plan: list[tuple[str, nn.Module, bool]] = []
     for name, layer in sequence.named_children():
@@ -238,30 +243,30 @@ def order(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
     return plan
 
 
-_KNOWN = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,
+_STACKABLE_LAYERS = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,
           nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten, networks.Flatten)  # fmt: skip
 
 
 def has_stacked_form(module: nn.Module) -> bool:
     """Whether every layer is one that this module knows."""
-    plain = all(type(layer) in _KNOWN for layer in module.modules())
+    is_known = all(type(layer) in _STACKABLE_LAYERS for layer in module.modules())
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
-    return plain and all(c.groups == 1 and c.padding_mode == "zeros" and c.padding != "same" for c in convolutions)
+    return is_known and all(c.groups == 1 and c.padding_mode == "zeros" and c.padding != "same" for c in convolutions)
 
 
 def forward(module: nn.Module, params: Parameters, x: Tensor) -> Tensor:
     """Logits [K, B, C] of inputs [B, K, ...] (each network its own) or [B, 1, ...] (the same for all)."""
     if not has_stacked_form(module):
         return forward_vmap(module, params, x)
-    layers = _Layers(params, own=x.shape[1])
+    layers = _Layers(params, num_separate=x.shape[1])
     return layers.apply(module, "", x.flatten(1, 2) if x.dim() == 5 else x.transpose(0, 1))
 
 
 def forward_vmap(module: nn.Module, params: Parameters, x: Tensor) -> Tensor:
     """The same by ``torch.vmap``, for any architecture without buffers; the slow twin of ``forward`` in the tests."""
 
-    def one(single: Parameters, inputs: Tensor) -> Tensor:
+    def call_one(single: Parameters, inputs: Tensor) -> Tensor:
         return torch.func.functional_call(module, single, (inputs,))
 
-    networks_ = len(next(iter(params.values())))
-    return torch.vmap(one, in_dims=(0, 1))(params, x.expand(-1, networks_, *x.shape[2:]))
+    num_networks = len(next(iter(params.values())))
+    return torch.vmap(call_one, in_dims=(0, 1))(params, x.expand(-1, num_networks, *x.shape[2:]))

@@ -37,21 +37,21 @@ from pate_torch.core.files import (
 )
 from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.types import DataSpec, PrivateData
 
 SCHEMA_VERSION = 1
-ID = re.compile(r"[0-9a-f]{16}")
-HASH = re.compile(r"[0-9a-f]{64}")
-TRAINED = "__trained__"
-TRUNK = "__trunk__."
+ID_PATTERN = re.compile(r"[0-9a-f]{16}")
+HASH_PATTERN = re.compile(r"[0-9a-f]{64}")
+TRAINED_KEY = "__trained__"
+TRUNK_PREFIX = "__trunk__."
 ACCOUNTS = "accounts"
 ALIASES = "aliases"
-LOCK = ".lock"
-PARTIAL = ".partial-"
-UNFINISHED = re.compile(r"\.[0-9a-f]{16}")
-ABANDONED = 7 * 24 * 3600.0
+LOCK_FILE = ".lock"
+PARTIAL_PREFIX = ".partial-"
+UNFINISHED_PATTERN = re.compile(r"\.[0-9a-f]{16}")
+CHECKPOINT_MAX_AGE_SECONDS = 7 * 24 * 3600.0
 """Seconds after which nobody is expected to come back for the checkpoints of an interrupted training."""
 
 
@@ -73,7 +73,7 @@ class Identity:
     num_teachers: int
 
     def __post_init__(self) -> None:
-        if not HASH.fullmatch(self.fingerprint):
+        if not HASH_PATTERN.fullmatch(self.fingerprint):
             raise ValueError("fingerprint: must come from TeacherStore.fingerprint")
         for name in ("partition", "configuration"):  # through JSON, so that tuples and lists compare equal
             object.__setattr__(self, name, json.loads(json.dumps(dict(getattr(self, name)), sort_keys=True)))
@@ -83,7 +83,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stored:
+class StoredEnsemble:
     """PRIVATE. An ensemble with what its manifest says.
 
     Attributes:
@@ -91,32 +91,34 @@ class Stored:
     """
 
     id: str
-    ensemble: Ensemble
+    ensemble: TeacherEnsemble
     identity: Identity
     ledger_head: str | None
 
 
-def _tensors(ensemble: Ensemble) -> dict[str, Tensor]:
+def _to_tensors(ensemble: TeacherEnsemble) -> dict[str, Tensor]:
     """Everything of an ensemble that is a tensor."""
-    tensors = {name: value.contiguous() for name, value in ensemble.params.items()} | {TRAINED: ensemble.trained_K}
-    state = {} if ensemble.trunk is None else ensemble.trunk.state()
-    return tensors | {TRUNK + name: value for name, value in state.items()}
+    tensors = {name: value.contiguous() for name, value in ensemble.params.items()} | {TRAINED_KEY: ensemble.trained_K}
+    state = {} if ensemble.trunk is None else ensemble.trunk.get_state()
+    return tensors | {TRUNK_PREFIX + name: value for name, value in state.items()}
 
 
-def _trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], input_spec: DataSpec) -> Trunk | None:
+def _rebuild_trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], input_spec: DataSpec) -> Trunk | None:
     """The trunk, if there is one; its tensors are taken out of ``tensors``."""
-    state = {name.removeprefix(TRUNK): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK)}
+    state = {
+        name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK_PREFIX)
+    }
     if facts is None:
         return None
     return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
 
 
-def _lock(checkpoints: Path) -> Path:
+def _get_lock_path(checkpoints: Path) -> Path:
     """Beside the folder, which goes when its teachers are there."""
     return checkpoints.with_name(f"{checkpoints.name}.lock")
 
 
-def _age(folder: Path) -> float:
+def _compute_age_seconds(folder: Path) -> float:
     """Seconds since anything was written into it."""
     return time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
 
@@ -132,17 +134,17 @@ class TeacherStore:
         """PRIVATE. The folder of all ensembles."""
         return Path(self.root) / "teachers"
 
-    def keyed_digest(self, *parts: bytes | memoryview) -> str:
+    def compute_keyed_digest(self, *parts: bytes | memoryview) -> str:
         """PRIVATE. Keyed BLAKE2b of anything private that is to be known again; 64 hex digits."""
-        state = hashlib.blake2b(key=self.secret(), digest_size=32)
+        state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
         for part in parts:
             state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
             state.update(part)
         return state.hexdigest()
 
-    def fingerprint(self, private: PrivateData) -> str:
+    def compute_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
-        state = hashlib.blake2b(key=self.secret(), digest_size=32)
+        state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
         for tensor in (private.x, private.y):
             state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             state.update(get_tensor_bytes(tensor))
@@ -150,27 +152,27 @@ class TeacherStore:
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
 
-    def content_fingerprint(self, private: PrivateData) -> str:
+    def compute_content_fingerprint(self, private: PrivateData) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         x = private.x if private.origin is None else private.origin
-        return self.keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
+        return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
-    def votes_fingerprint(self, votes: Votes) -> str:
+    def compute_votes_fingerprint(self, votes: Votes) -> str:
         """PRIVATE. Keyed BLAKE2b of votes that were brought, under whichever name they come; 64 hex digits."""
-        return self.keyed_digest(get_tensor_bytes(votes.counts_QC.to("cpu", torch.int64)))
+        return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.to("cpu", torch.int64)))
 
-    def save(self, ensemble: Ensemble, identity: Identity, ledger_head: str | None = None) -> str:
+    def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
         if len(ensemble) != identity.num_teachers:
             raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
         name = secrets.token_hex(8)
-        with self.writing():
+        with self.lock():
             temporary = self.folder / f".{name}"
             create_private_folder(temporary)
             try:
                 create_private_folder(temporary / "votes")
                 tensors = temporary / "ensemble.safetensors"
-                save_file(_tensors(ensemble), tensors)
+                save_file(_to_tensors(ensemble), tensors)
                 tensors.chmod(0o600)
                 manifest = {
                     "schema_version": SCHEMA_VERSION,
@@ -179,7 +181,7 @@ class TeacherStore:
                     **asdict(identity),
                     "network": ensemble.network,
                     "spec": ensemble.spec.to_dict(),
-                    "trunk": None if ensemble.trunk is None else ensemble.trunk.facts(),
+                    "trunk": None if ensemble.trunk is None else ensemble.trunk.to_facts(),
                     "sha256": compute_file_digest(tensors),
                     "ledger_head": ledger_head,
                 }
@@ -191,15 +193,15 @@ class TeacherStore:
         return name
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with locks.hold(create_private_folder(self.folder) / LOCK, "PATE_HOME", on_wait=do_nothing):
+        with locks.hold(create_private_folder(self.folder) / LOCK_FILE, "PATE_HOME", on_wait=do_nothing):
             yield
 
     # ---- training -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def training(self, identity: Identity, busy: Callable[[str], object]) -> Iterator[Path]:
+    def lock_training(self, identity: Identity, busy: Callable[[str], object]) -> Iterator[Path]:
         """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
 
         Args:
@@ -207,163 +209,165 @@ class TeacherStore:
             busy: Called with who trains them, before this waits for its end; by then they may be there.
         """
         create_private_folder(self.folder)
-        checkpoints = self._checkpoints(asdict(identity))
-        with locks.hold(_lock(checkpoints), "PATE_HOME", on_wait=busy):
+        checkpoints = self._get_checkpoint_folder(asdict(identity))
+        with locks.hold(_get_lock_path(checkpoints), "PATE_HOME", on_wait=busy):
             yield checkpoints
 
     @contextlib.contextmanager
-    def assisting(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
-        """PRIVATE. The folder of ``training`` for ranks that assist, and whether this rank must remove it."""
+    def try_lock_training(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
+        """PRIVATE. The folder of ``lock_training`` for ranks that assist, and whether this rank must remove it."""
         create_private_folder(self.folder)
-        checkpoints = self._checkpoints(asdict(identity))
-        with locks.try_hold(_lock(checkpoints), "PATE_HOME") as mine:
-            yield checkpoints, mine
+        checkpoints = self._get_checkpoint_folder(asdict(identity))
+        with locks.try_hold(_get_lock_path(checkpoints), "PATE_HOME") as is_locked:
+            yield checkpoints, is_locked
 
-    def _checkpoints(self, facts: Mapping[str, Any]) -> Path:
+    def _get_checkpoint_folder(self, facts: Mapping[str, Any]) -> Path:
         """PRIVATE. Where the finished chunks of a training wait for the next attempt. facts: an identity's."""
         text = json.dumps({field.name: facts[field.name] for field in fields(Identity)}, sort_keys=True)
-        return self.folder / f"{PARTIAL}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return self.folder / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def sweep(self) -> None:
         """Remove what killed processes left half written, and checkpoints that nobody needs or came back for."""
         if not self.folder.is_dir():
             return
-        with self.writing():
+        with self.lock():
             for folder in [path for path in self.folder.iterdir() if path.is_dir()]:
-                if UNFINISHED.fullmatch(folder.name):
+                if UNFINISHED_PATTERN.fullmatch(folder.name):
                     shutil.rmtree(folder)
-                elif not folder.name.startswith(PARTIAL):
+                elif not folder.name.startswith(PARTIAL_PREFIX):
                     locks.remove_partial_files(folder)
             for key in self.folder.glob(".fingerprint_key.*"):
                 key.unlink()
-        finished = {self._checkpoints(manifest) for _, manifest in self._manifests()}
-        for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL}*")}:
+        finished_folders = {self._get_checkpoint_folder(manifest) for _, manifest in self._iterate_manifests()}
+        for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL_PREFIX}*")}:
             folder = self.folder / name
-            with locks.try_hold(_lock(folder), "PATE_HOME") as mine:
-                if not mine or not folder.exists():
+            with locks.try_hold(_get_lock_path(folder), "PATE_HOME") as is_locked:
+                if not is_locked or not folder.exists():
                     continue
-                if folder in finished or _age(folder) > ABANDONED:
+                if folder in finished_folders or _compute_age_seconds(folder) > CHECKPOINT_MAX_AGE_SECONDS:
                     shutil.rmtree(folder)
                 else:
                     locks.remove_partial_files(folder)
 
     # ---- what is there ------------------------------------------------------------------------------------------
 
-    def load(self, name: str) -> Stored:
+    def load(self, name: str) -> StoredEnsemble:
         """PRIVATE. An ensemble by its id.
 
         Raises:
             ValueError: The id is malformed or unknown, or files are damaged, foreign or altered.
         """
-        folder = self._folder(name)
-        manifest = self._manifest(folder)
+        folder = self._get_folder(name)
+        manifest = self._read_manifest(folder)
         tensors = folder / "ensemble.safetensors"
         if not tensors.is_file() or compute_file_digest(tensors) != manifest["sha256"]:
             raise ValueError(f"teachers {name}: {tensors} is missing or was changed after it was saved")
         params = read_tensors(tensors)
-        trained = params.pop(TRAINED, None)
+        trained_K = params.pop(TRAINED_KEY, None)
         try:
             spec = DataSpec.from_dict(manifest["spec"])
-            trunk = _trunk(manifest["trunk"], params, spec)
+            trunk = _rebuild_trunk(manifest["trunk"], params, spec)
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
-            if trained is None or len(trained) != identity.num_teachers:
+            if trained_K is None or len(trained_K) != identity.num_teachers:
                 raise ValueError("the number of teachers does not fit")
-            ensemble = Ensemble(manifest["network"], params, trained, spec, trunk)
+            ensemble = TeacherEnsemble(manifest["network"], params, trained_K, spec, trunk)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
-        return Stored(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
+        return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
-    def manifest(self, name: str) -> dict[str, Any]:
+    def load_manifest(self, name: str) -> dict[str, Any]:
         """PRIVATE. The manifest of an ensemble.
 
         Raises:
             ValueError: The id is malformed or unknown, or the manifest damaged.
         """
-        return self._manifest(self._folder(name))
+        return self._read_manifest(self._get_folder(name))
 
     def holds(self, name: str) -> bool:
         """Whether there is an ensemble of this id that can be read."""
         with contextlib.suppress(ValueError):
-            return bool(self.manifest(name))
+            return bool(self.load_manifest(name))
         return False
 
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
-        wanted = asdict(identity)
-        for name, manifest in self._manifests():
-            if all(manifest.get(key) == value for key, value in wanted.items()):
+        identity_facts = asdict(identity)
+        for name, manifest in self._iterate_manifests():
+            if all(manifest.get(key) == value for key, value in identity_facts.items()):
                 return name
         return None
 
-    def _manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _iterate_manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.folder.is_dir():
-            for folder in sorted(path for path in self.folder.iterdir() if ID.fullmatch(path.name)):
+            for folder in sorted(path for path in self.folder.iterdir() if ID_PATTERN.fullmatch(path.name)):
                 with contextlib.suppress(ValueError):
-                    yield folder.name, self._manifest(folder)
+                    yield folder.name, self._read_manifest(folder)
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
-        folder = self._folder(name)
-        with self.writing():
-            self._write_manifest(folder, self._manifest(folder) | {"ledger_head": ledger_head})
+        folder = self._get_folder(name)
+        with self.lock():
+            self._write_manifest(folder, self._read_manifest(folder) | {"ledger_head": ledger_head})
 
-    def remember(self, account: str, ledger_head: str) -> None:
+    def record_ledger_head(self, account: str, ledger_head: str) -> None:
         """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
         path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
-        with self.writing(), atomic_replacement(path) as temporary:
+        with self.lock(), atomic_replacement(path) as temporary:
             temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
 
-    def new_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
+    def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
         """A fresh id for who answers one release, which is published in place of anything private.
 
         Args:
-            fingerprint: PRIVATE. Of the records, or of the votes in their place.
+            compute_fingerprint: PRIVATE. Of the records, or of the votes in their place.
             ensemble: Id of the stored ensemble behind it; None: none is kept.
         """
         alias = secrets.token_hex(8)
         with (
-            self.writing(),
+            self.lock(),
             atomic_replacement(create_private_folder(self.folder / ALIASES) / f"{alias}.json") as temporary,
         ):
             temporary.write_text(json.dumps({"ensemble": ensemble, "fingerprint": fingerprint}) + "\n")
         return alias
 
-    def behind(self, name: str, fingerprint: str) -> bool:
+    def was_trained_on(self, name: str, fingerprint: str) -> bool:
         """Whether the records of this fingerprint are behind the release that shows this id."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             alias = self.folder / ALIASES / f"{name}.json"
-            facts = json.loads(alias.read_text()) if alias.exists() else self.manifest(name)
+            facts = json.loads(alias.read_text()) if alias.exists() else self.load_manifest(name)
             return bool(facts["fingerprint"] == fingerprint)
         return False
 
-    def heads(self, account: str) -> dict[Path, str]:
+    def find_ledger_heads(self, account: str) -> dict[Path, str]:
         """Every ledger entry that something in the store noted for this account, by the file that names it."""
-        found = {}
+        head_by_file = {}
         for pattern in ("*/manifest.json", f"{ACCOUNTS}/*.json"):
             for file in sorted(self.folder.glob(pattern)):
                 with contextlib.suppress(OSError, ValueError):
                     facts = json.loads(file.read_text())
                     if facts.get("dataset") == account and facts.get("ledger_head"):
-                        found[file] = str(facts["ledger_head"])
-        return found
+                        head_by_file[file] = str(facts["ledger_head"])
+        return head_by_file
 
-    def votes_cached(self, name: str, pool_x: Tensor, compute: Callable[[], Votes], manner: str = "") -> Votes:
+    def get_or_count_votes(
+        self, name: str, pool_x: Tensor, compute: Callable[[], Votes], voting_mode: str = ""
+    ) -> Votes:
         """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept.
 
         Args:
             name: The ensemble's id.
             pool_x: The public points.
             compute: Computes the votes.
-            manner: Names how they vote, where not on each point by itself; letters and digits.
+            voting_mode: Names how they vote, where not on each point by itself; letters and digits.
 
         Raises:
             ValueError: The cached or the computed votes are not this ensemble's on these points.
         """
-        folder = self._folder(name)
-        manifest = self._manifest(folder)
+        folder = self._get_folder(name)
+        manifest = self._read_manifest(folder)
         path = (
             create_private_folder(folder / "votes")
-            / f"{compute_tensor_digest(pool_x)}{manner and '-'}{manner}.safetensors"
+            / f"{compute_tensor_digest(pool_x)}{voting_mode and '-'}{voting_mode}.safetensors"
         )
         if path.exists():
             counts = read_tensors(path).get("counts_QC")
@@ -373,15 +377,15 @@ class TeacherStore:
         votes = compute()
         if votes.num_teachers != manifest["num_teachers"] or len(votes) != len(pool_x):
             raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
-        with self.writing(), atomic_replacement(path) as temporary:
+        with self.lock(), atomic_replacement(path) as temporary:
             save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
         return votes
 
-    def secret(self) -> bytes:
+    def get_secret_key(self) -> bytes:
         """PRIVATE. The key of all hashes of private content, which never leaves the store."""
         path = create_private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
-            with self.writing(), contextlib.suppress(FileExistsError):
+            with self.lock(), contextlib.suppress(FileExistsError):
                 temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
                 with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                     file.write(secrets.token_bytes(32))
@@ -394,22 +398,22 @@ class TeacherStore:
             raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
         return key
 
-    def _folder(self, name: str) -> Path:
-        if not isinstance(name, str) or not ID.fullmatch(name):
+    def _get_folder(self, name: str) -> Path:
+        if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
             raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
-        folder = self.folder / self._ensemble(name)
+        folder = self.folder / self._resolve_alias(name)
         if not folder.is_dir():
             raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
         return folder
 
-    def _ensemble(self, name: str) -> str:
+    def _resolve_alias(self, name: str) -> str:
         """The ensemble of this id, or behind this alias."""
         alias = self.folder / ALIASES / f"{name}.json"
         with contextlib.suppress(OSError, ValueError, KeyError):
             return str(json.loads(alias.read_text())["ensemble"] or name) if alias.exists() else name
         return name
 
-    def _manifest(self, folder: Path) -> dict[str, Any]:
+    def _read_manifest(self, folder: Path) -> dict[str, Any]:
         path = folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
@@ -417,9 +421,9 @@ class TeacherStore:
             raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
         if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        needed = {field.name for field in fields(Identity)}
-        needed |= {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
-        if not needed <= manifest.keys() or manifest["id"] != folder.name:
+        required_keys = {field.name for field in fields(Identity)}
+        required_keys |= {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
+        if not required_keys <= manifest.keys() or manifest["id"] != folder.name:
             raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
         return manifest
 

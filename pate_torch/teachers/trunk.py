@@ -24,8 +24,8 @@ from pate_torch.networks import remove_head
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.types import DataSpec, PrivateData, Shards
 
-_BLOCK = 4096  # records distorted at once
-_ENCODER = "encoder."
+_BLOCK_RECORDS = 4096  # records distorted at once
+_ENCODER_PREFIX = "encoder."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class PublicStart:
         recipe = self.features
         network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
         encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
-        return Trunk.of(network, encoder, pool_x, spec)
+        return Trunk.from_encoder(network, encoder, pool_x, spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class Trunk:
         network: Description of the encoder's network.
         encoder: That network without its last layer.
         input_spec: Facts of its input.
-        spec: Facts of its output, ``centered`` over the public points.
+        spec: Facts of its output, ``make_centered_spec`` over the public points.
     """
 
     network: dict[str, Any]
@@ -86,39 +86,41 @@ class Trunk:
         self.encoder.eval().requires_grad_(False)
 
     @classmethod
-    def of(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
+    def from_encoder(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
         """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        raw = cls(network, encoder, input_spec, input_spec)
-        return dataclasses.replace(raw, spec=centered(input_spec, raw.features(pool_x)))
+        uncentered = cls(network, encoder, input_spec, input_spec)
+        return dataclasses.replace(uncentered, spec=make_centered_spec(input_spec, uncentered.compute_features(pool_x)))
 
     @classmethod
     def rebuild(
         cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec, spec: DataSpec
     ) -> Trunk:
-        """The trunk of stored ``facts`` and ``state``.
+        """The trunk of stored ``to_facts`` and ``get_state``.
 
         Raises:
             KeyError: Something is missing.
             RuntimeError: They do not fit.
         """
         encoder = remove_head(networks.rebuild(facts["network"]))
-        encoder.load_state_dict({k.removeprefix(_ENCODER): v for k, v in state.items() if k.startswith(_ENCODER)})
+        encoder.load_state_dict(
+            {k.removeprefix(_ENCODER_PREFIX): v for k, v in state.items() if k.startswith(_ENCODER_PREFIX)}
+        )
         return cls(facts["network"], encoder, input_spec, spec)
 
-    def facts(self) -> dict[str, Any]:
+    def to_facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
         return {"network": self.network, "spec": self.spec.to_dict()}
 
-    def state(self) -> dict[str, Tensor]:
+    def get_state(self) -> dict[str, Tensor]:
         """The trunk's tensors by name."""
-        state = {_ENCODER + name: value for name, value in self.encoder.state_dict().items()}
+        state = {_ENCODER_PREFIX + name: value for name, value in self.encoder.state_dict().items()}
         return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
-    def features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
+    def compute_features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
         """Unit-length features of points [Q, ...] (raw, or normalized before), float32 [Q, D] on the CPU."""
-        return encode(self.encoder.to(device), x, self._as_they_are if normalized else self.input_spec)
+        return encode(self.encoder.to(device), x, self._identity_spec if normalized else self.input_spec)
 
-    def shards(
+    def encode_shards(
         self,
         private: PrivateData,
         shards: Shards,
@@ -136,7 +138,7 @@ class Trunk:
 
         Args:
             private: The private records.
-            shards: Which records each teacher learns from.
+            encode_shards: Which records each teacher learns from.
             start: Gives the number of copies.
             augment: How they are distorted.
             seed: Seed of the teachers' streams.
@@ -146,21 +148,22 @@ class Trunk:
         view = View(affine=augment)
         copies = start.copies if augment is not None else 0
 
-        def encoder(teacher: int) -> Callable[[Tensor], list[Tensor]]:
-            draws = make_torch_generator(seed, "teacher", teacher, "copies")
+        def make_encoder(teacher: int) -> Callable[[Tensor], list[Tensor]]:
+            generator = make_torch_generator(seed, "teacher", teacher, "copies")
 
-            def parts(x: Tensor) -> list[Tensor]:
-                copied = [
-                    self.features(view(x, self.input_spec, draws), device, normalized=True) for _ in range(copies)
+            def encode_parts(x: Tensor) -> list[Tensor]:
+                copy_features = [
+                    self.compute_features(view(x, self.input_spec, generator), device, normalized=True)
+                    for _ in range(copies)
                 ]
-                return [self.features(x, device), *copied]
+                return [self.compute_features(x, device), *copy_features]
 
-            return parts
+            return encode_parts
 
-        return encode_shards(private, shards, encoder, progress)
+        return encode_shards(private, shards, make_encoder, progress)
 
     @property
-    def _as_they_are(self) -> DataSpec:
+    def _identity_spec(self) -> DataSpec:
         """The points' facts with constants that change nothing: views are normalized already."""
         width = len(self.input_spec.mean)
         return dataclasses.replace(self.input_spec, mean=(0.0,) * width, std=(1.0,) * width)
@@ -169,7 +172,7 @@ class Trunk:
 def encode_shards(
     private: PrivateData,
     shards: Shards,
-    encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
+    make_encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
     progress: Progress = do_nothing,
 ) -> tuple[PrivateData, Shards]:
     """PRIVATE. Features of every shard's records, and the shards that hold them.
@@ -177,19 +180,19 @@ def encode_shards(
     Args:
         private: The private records.
         shards: Which records each teacher learns from.
-        encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
+        make_encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
             shard is encoded by itself: see ``Trunk.shards``.
         progress: Called with (done, total) shards.
     """
     features, labels, units, sizes = [], [], [], []
     for teacher in range(shards.num_teachers):
-        encode_own, rows = encoder(teacher), 0
-        for own in shards.get_indices(teacher).split(_BLOCK):
-            parts = encode_own(private.x[own])
+        encode_part, rows = make_encoder(teacher), 0
+        for record_index in shards.get_indices(teacher).split(_BLOCK_RECORDS):
+            parts = encode_part(private.x[record_index])
             features += parts
-            labels += [private.y[own]] * len(parts)
-            units += [private.unit_id[own.numpy()]] * len(parts)
-            rows += len(own) * len(parts)
+            labels += [private.y[record_index]] * len(parts)
+            units += [private.unit_id[record_index.numpy()]] * len(parts)
+            rows += len(record_index) * len(parts)
         sizes.append(rows)
         progress(teacher + 1, shards.num_teachers)
     index_KS = torch.full((shards.num_teachers, max(sizes)), -1, dtype=torch.int64)
@@ -197,11 +200,11 @@ def encode_shards(
     for teacher, size in enumerate(sizes):
         index_KS[teacher, :size] = torch.arange(first, first + size)
         first += size
-    encoded = PrivateData(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
-    return encoded, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
+    encoded_records = PrivateData(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
+    return encoded_records, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 
-def centered(input_spec: DataSpec, feature_PD: Tensor) -> DataSpec:
+def make_centered_spec(input_spec: DataSpec, feature_PD: Tensor) -> DataSpec:
     """The spec of rows like these: ``input_spec``, centered by the rows' mean and scaled by one number.
 
     To standardize each feature would blow up the unimportant ones.

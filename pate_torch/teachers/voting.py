@@ -10,14 +10,14 @@ from pate_torch.core import checks
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.sensitive import Votes
 
-WIDTH = 2048
+BLOCK_QUERIES = 2048
 """Queries counted together: with 255 teachers of one byte each they stay in a core's cache."""
 
-FEW_CLASSES = 64
+MAX_COMPARED_CLASSES = 64
 """Up to here comparing with every class in turn beats scattering."""
 
 
-def label_dtype(num_classes: int) -> torch.dtype:
+def get_label_dtype(num_classes: int) -> torch.dtype:
     """The smallest type for classes 0..C-1: predictions are read once per class, so their size is the time."""
     return torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 2**15 else torch.int32
 
@@ -32,16 +32,16 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     teachers, queries = prediction_KQ.shape
     device = prediction_KQ.device
     counts_QC = torch.empty(queries, num_classes, dtype=torch.int32, device=device)
-    equal_KW = torch.empty(min(teachers, 255), -(-WIDTH // 8) * 8, dtype=torch.uint8, device=device)
-    wide = equal_KW.shape[1]
-    sums_CW = torch.empty(num_classes, wide // 8, dtype=torch.int64, device=device)
+    equal_KW = torch.empty(min(teachers, 255), -(-BLOCK_QUERIES // 8) * 8, dtype=torch.uint8, device=device)
+    padded_width = equal_KW.shape[1]
+    sums_CW = torch.empty(num_classes, padded_width // 8, dtype=torch.int64, device=device)
     pairs = list(zip(torch.arange(num_classes, dtype=torch.uint8, device=device), sums_CW, strict=True))
     with single_thread_mode(device.type == "cpu"):
-        for start in range(0, queries, wide):
-            part_KW = prediction_KQ[:, start : start + wide]
+        for start in range(0, queries, padded_width):
+            part_KW = prediction_KQ[:, start : start + padded_width]
             width = part_KW.shape[1]
-            part_KW = F.pad(part_KW, (0, wide - width)) if width < wide else part_KW
-            counts_CW = torch.zeros(num_classes, wide, dtype=torch.int32, device=device)
+            part_KW = F.pad(part_KW, (0, padded_width - width)) if width < padded_width else part_KW
+            counts_CW = torch.zeros(num_classes, padded_width, dtype=torch.int32, device=device)
             for first in range(0, teachers, 255):
                 group_KW = part_KW[first : first + 255]
                 equal = equal_KW[: len(group_KW)]
@@ -53,14 +53,14 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     return counts_QC
 
 
-def _count_scattered(prediction_KQ: Tensor, num_classes: int) -> Tensor:
+def _count_by_scatter(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     """Any integers [K, Q] -> int32 [Q, C]: one addition per vote."""
     queries = prediction_KQ.shape[1]
     counts = torch.zeros(queries, num_classes, dtype=torch.int32, device=prediction_KQ.device)
-    one = torch.ones((), dtype=torch.int32, device=prediction_KQ.device)
-    for start in range(0, queries, WIDTH):
-        part = prediction_KQ[:, start : start + WIDTH].T.to(torch.int64)
-        counts[start : start + WIDTH].scatter_add_(1, part, one.expand(part.shape))
+    increment = torch.ones((), dtype=torch.int32, device=prediction_KQ.device)
+    for start in range(0, queries, BLOCK_QUERIES):
+        part = prediction_KQ[:, start : start + BLOCK_QUERIES].T.to(torch.int64)
+        counts[start : start + BLOCK_QUERIES].scatter_add_(1, part, increment.expand(part.shape))
     return counts
 
 
@@ -76,17 +76,17 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
     if prediction_KQ.dim() != 2 or prediction_KQ.is_floating_point():
         raise ValueError("predictions must be integers [teachers, queries]")
     checks.integer("num_classes", num_classes, low=2)
-    narrow = prediction_KQ.dtype == torch.uint8
-    if prediction_KQ.numel() and not (narrow and num_classes <= FEW_CLASSES):
+    is_byte = prediction_KQ.dtype == torch.uint8
+    if prediction_KQ.numel() and not (is_byte and num_classes <= MAX_COMPARED_CLASSES):
         low, high = map(int, prediction_KQ.aminmax())  # a byte compared with 256 is compared with 0
         if low < 0 or high >= num_classes:
             raise ValueError(f"predictions must lie in 0..{num_classes - 1}")
-    if num_classes > FEW_CLASSES:
-        return _count_scattered(prediction_KQ, num_classes)
-    prediction_KQ = prediction_KQ if narrow else prediction_KQ.to(torch.uint8)
+    if num_classes > MAX_COMPARED_CLASSES:
+        return _count_by_scatter(prediction_KQ, num_classes)
+    prediction_KQ = prediction_KQ if is_byte else prediction_KQ.to(torch.uint8)
     return _count_bytes(prediction_KQ, num_classes)
 
 
-def count(prediction_KQ: Tensor, num_classes: int) -> Votes:
+def count_votes(prediction_KQ: Tensor, num_classes: int) -> Votes:
     """PRIVATE. The votes of K teachers, one each."""
     return Votes(tally(prediction_KQ, num_classes), prediction_KQ.shape[0])

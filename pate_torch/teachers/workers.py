@@ -34,11 +34,11 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.protocols import do_nothing
-from pate_torch.teachers.engine import CURVE_POINTS, Trained, gather_rows, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, TrainedChunk, gather_rows, train_stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec, PrivateData, Shards
 
-_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def train_chunks(
@@ -49,8 +49,8 @@ def train_chunks(
     seed: int,
     chunks: list[range],
     workers: int,
-    tell: Callable[[range, float], object] = do_nothing,
-) -> Iterator[tuple[range, Trained]]:
+    report_share: Callable[[range, float], object] = do_nothing,
+) -> Iterator[tuple[range, TrainedChunk]]:
     """PRIVATE. Train chunks in worker processes; yields (teachers, what was learnt) as they finish.
 
     Args:
@@ -61,48 +61,50 @@ def train_chunks(
         seed: Seed of their streams.
         chunks: The teachers of each chunk.
         workers: Number of processes.
-        tell: Called with (teachers, share done) in between.
+        report_share: Called with (teachers, share done) in between.
 
     Raises:
         ChildProcessError: A worker died.
     """
-    records = SharedTensors.of({"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS})
-    results = SharedTensors.empty(_result_shapes(spec, recipe, shards.num_teachers))
+    records = SharedTensors.from_tensors(
+        {"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS}
+    )
+    results = SharedTensors.from_shapes(_get_result_shapes(spec, recipe, shards.num_teachers))
     setup = {
         "spec": spec.to_dict(),
         "recipe": asdict(recipe),
         "seed": seed,
         "chunks": [(teachers.start, teachers.stop) for teachers in chunks],
     }
-    waiting = list(reversed(range(len(chunks))))
+    pending = list(reversed(range(len(chunks))))
     pool: list[_Worker] = []
     try:
-        for _ in range(min(workers, len(waiting))):
-            pool.append(_started(setup, records, results, pool))
+        for _ in range(min(workers, len(pending))):
+            pool.append(_start_worker(setup, records, results, pool))
         with selectors.DefaultSelector() as selector:
-            for one in pool:
-                one.send(waiting.pop())
-                selector.register(one.answers, selectors.EVENT_READ, one)
+            for worker in pool:
+                worker.send(pending.pop())
+                selector.register(worker.answers, selectors.EVENT_READ, worker)
             while selector.get_map():
                 [(key, _)] = selector.select()[:1]
-                one = key.data
-                number, share = one.receive()
+                worker = key.data
+                number, share = worker.receive()
                 if share is not None:
-                    tell(chunks[number], share)
+                    report_share(chunks[number], share)
                     continue
-                if waiting:
-                    one.send(waiting.pop())
+                if pending:
+                    worker.send(pending.pop())
                 else:
-                    selector.unregister(one.answers)
-                yield chunks[number], _rows(results, chunks[number])
+                    selector.unregister(worker.answers)
+                yield chunks[number], _read_results(results, chunks[number])
     finally:
-        for one in pool:
-            one.stop()
+        for worker in pool:
+            worker.stop()
         records.close()
         results.close()
 
 
-def _result_shapes(spec: DataSpec, recipe: TeacherRecipe, teachers: int) -> dict[str, Any]:
+def _get_result_shapes(spec: DataSpec, recipe: TeacherRecipe, teachers: int) -> dict[str, Any]:
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     points = min(CURVE_POINTS, recipe.steps)
     curves = {name: (torch.float32, (points, teachers)) for name in ("loss", "accuracy")}
@@ -111,23 +113,23 @@ def _result_shapes(spec: DataSpec, recipe: TeacherRecipe, teachers: int) -> dict
     }
 
 
-def _rows(results: SharedTensors, teachers: range) -> Trained:
+def _read_results(results: SharedTensors, teachers: range) -> TrainedChunk:
     rows = slice(teachers.start, teachers.stop)
     params = {n.removeprefix("params."): t[rows] for n, t in results.tensors.items() if n.startswith("params.")}
-    return Trained(params, results.tensors["loss"][:, rows], results.tensors["accuracy"][:, rows])
+    return TrainedChunk(params, results.tensors["loss"][:, rows], results.tensors["accuracy"][:, rows])
 
 
-_KEPT = {"TRIM_THRESHOLD": (-1, 2**31 - 1), "TOP_PAD": (-2, 1 << 26), "MMAP_THRESHOLD": (-3, 1 << 25)}
+_MALLOC_OPTIONS = {"TRIM_THRESHOLD": (-1, 2**31 - 1), "TOP_PAD": (-2, 1 << 26), "MMAP_THRESHOLD": (-3, 1 << 25)}
 """glibc's malloc.h: parameters and values. Each step of a worker frees and asks again for the same few megabytes, which
 glibc would hand back to the system every time."""
 
-_BLOCK, _PAGE = 24 << 20, 2 << 20
+_BLOCK_BYTES, _PAGE_BYTES = 24 << 20, 2 << 20
 
-_PATIENCE = 5.0
+_STOP_TIMEOUT_SECONDS = 5.0
 """Seconds that a worker told to stop is given before it is killed."""
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} | {
-    f"MALLOC_{name}_": str(value) for name, (_, value) in _KEPT.items()
+    f"MALLOC_{name}_": str(value) for name, (_, value) in _MALLOC_OPTIONS.items()
 }
 
 
@@ -136,15 +138,15 @@ def _keep_memory() -> None:
     libc = ctypes.CDLL(None)
     if not all(hasattr(libc, name) for name in ("mallopt", "malloc", "free", "madvise")):
         return
-    for parameter, value in _KEPT.values():
+    for parameter, value in _MALLOC_OPTIONS.values():
         libc.mallopt(parameter, value)
     libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    blocks = [libc.malloc(_BLOCK) for _ in range(16)]
+    blocks = [libc.malloc(_BLOCK_BYTES) for _ in range(16)]
     for block in blocks:
         if block:
-            first = -(-block // _PAGE) * _PAGE
-            libc.madvise(first, (block + _BLOCK - first) // _PAGE * _PAGE, mmap.MADV_HUGEPAGE)
+            first = -(-block // _PAGE_BYTES) * _PAGE_BYTES
+            libc.madvise(first, (block + _BLOCK_BYTES - first) // _PAGE_BYTES * _PAGE_BYTES, mmap.MADV_HUGEPAGE)
     for block in blocks:
         libc.free(block)
 
@@ -152,14 +154,14 @@ def _keep_memory() -> None:
 class _Worker:
     """A child process and the chunk it is busy with."""
 
-    process: multiprocessing.process.BaseProcess | _Program
+    process: multiprocessing.process.BaseProcess | _SubprocessAdapter
 
     def __init__(self) -> None:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed in stop)
-        told, orders = os.pipe()
-        answers, said = os.pipe()
+        child_orders, orders = os.pipe()
+        answers, child_answers = os.pipe()
         self.orders, self.answers = os.fdopen(orders, "wb", 0), os.fdopen(answers, "rb", 0)
-        self._theirs = told, said
+        self._child_fds = child_orders, child_answers
 
     def send(self, number: int) -> None:
         self.number = number
@@ -169,95 +171,95 @@ class _Worker:
         try:
             self.orders.write(line.encode() + b"\n")
         except BrokenPipeError:
-            raise self._death() from None
+            raise self._worker_death_error() from None
 
     def receive(self) -> tuple[int, float | None]:
         """(the chunk's number, the share of it that is done; None where it is finished)."""
         line = self.answers.readline()
         if not line:
-            raise self._death()
-        said = json.loads(line)
-        assert said.get("done", self.number) == self.number
-        return self.number, said.get("share")
+            raise self._worker_death_error()
+        reply = json.loads(line)
+        assert reply.get("done", self.number) == self.number
+        return self.number, reply.get("share")
 
-    def _death(self) -> ChildProcessError:
+    def _worker_death_error(self) -> ChildProcessError:
         self.process.join()
         code = self.process.exitcode or 0
         self.errors.seek(0)
-        last = self.errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        how = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
+        last_lines = self.errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        cause = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
         return ChildProcessError(
-            f"a teacher worker died: {how}; {last[0]}. Finished chunks are kept where checkpoints are on; "
+            f"a teacher worker died: {cause}; {last_lines[0]}. Finished chunks are kept where checkpoints are on; "
             "try fewer workers, or backend=vectorised"
         )
 
     def stop(self) -> None:
         self.orders.close()
         self.answers.close()
-        self.process.join(_PATIENCE)
+        self.process.join(_STOP_TIMEOUT_SECONDS)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
         self.errors.close()
 
 
-class _Forked(_Worker):
+class _ForkedWorker(_Worker):
     """A copy of this process: it starts at once, and has the records and torch already."""
 
     def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]):
         super().__init__()
         # The copy must not hold the near ends of any worker's pipes, or that worker would never see them close.
-        near = [stream.fileno() for one in [*pool, self] for stream in (one.orders, one.answers)]
-        told, said = self._theirs
+        parent_fds = [stream.fileno() for worker in [*pool, self] for stream in (worker.orders, worker.answers)]
+        child_orders, child_answers = self._child_fds
 
-        def run() -> None:
+        def run_child() -> None:
             try:
-                for fd in near:
+                for fd in parent_fds:
                     os.close(fd)
                 for fd in (1, 2):
                     os.dup2(self.errors.fileno(), fd)
                 _keep_memory()
-                serve(setup, os.fdopen(told), os.fdopen(said, "w"), records.tensors, results.tensors)
+                serve(setup, os.fdopen(child_orders), os.fdopen(child_answers, "w"), records.tensors, results.tensors)
             except BaseException:
                 os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(1)  # nothing of the main process is to be finished here: no ledger, no writer, no buffer
 
-        self.process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+        self.process = multiprocessing.get_context("fork").Process(target=run_child, daemon=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see may_fork
             self.process.start()
-        os.close(told)
-        os.close(said)
+        os.close(child_orders)
+        os.close(child_answers)
 
 
-class _Spawned(_Worker):
+class _SpawnedWorker(_Worker):
     """A Python of its own, which takes some three seconds to import torch."""
 
     def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors):
         super().__init__()
         package = str(Path(__file__).resolve().parents[2])
-        environment = {key: value for key, value in os.environ.items() if key not in _GROUP}
+        environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
         environment |= _ENVIRONMENT
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-        told, said = self._theirs
-        self.process = _Program(
+        child_orders, child_answers = self._child_fds
+        self.process = _SubprocessAdapter(
             subprocess.Popen(
                 [sys.executable, "-m", "pate_torch.teachers.workers"],
-                stdin=told,
-                stdout=said,
+                stdin=child_orders,
+                stdout=child_answers,
                 stderr=self.errors,
                 pass_fds=(records.fd, results.fd),
                 env=environment,
             )
         )
-        os.close(told)
-        os.close(said)
-        mapped = {"records": (records.fd, records.layout), "results": (results.fd, results.layout)}
-        self._write(json.dumps(setup | mapped))
+        os.close(child_orders)
+        os.close(child_answers)
+        mappings = {"records": (records.fd, records.layout), "results": (results.fd, results.layout)}
+        self._write(json.dumps(setup | mappings))
 
 
-class _Program:
+class _SubprocessAdapter:
     """A subprocess, spoken of as multiprocessing does."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
@@ -272,7 +274,7 @@ class _Program:
             self.popen.wait(timeout)
 
 
-def may_fork() -> bool:
+def can_fork() -> bool:
     """Whether a copy of this process can go on computing on one thread, as workers of torch's DataLoader do.
 
     Where a GPU is driven, autograd has threads that a copy lacks, and it refuses; where ranks communicate, so has the
@@ -281,8 +283,10 @@ def may_fork() -> bool:
     return sys.platform == "linux" and not torch.accelerator.is_available() and not torch.distributed.is_initialized()
 
 
-def _started(setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]) -> _Worker:
-    return _Forked(setup, records, results, pool) if may_fork() else _Spawned(setup, records, results)
+def _start_worker(
+    setup: dict[str, Any], records: SharedTensors, results: SharedTensors, pool: list[_Worker]
+) -> _Worker:
+    return _ForkedWorker(setup, records, results, pool) if can_fork() else _SpawnedWorker(setup, records, results)
 
 
 def serve(
@@ -299,18 +303,18 @@ def serve(
     tasks: queue.SimpleQueue[int] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, tasks), daemon=True).start()
 
-    def tell(share: float) -> None:
+    def report_share(share: float) -> None:
         print(json.dumps({"share": share}), file=answers, flush=True)
 
     while True:
         number = tasks.get()
         teachers = range(*setup["chunks"][number])
         chunk = gather_rows(records["x"], records["y"], records["index"], records["mask"], teachers)
-        trained = train_stacked(chunk, spec, recipe, setup["seed"], torch.device("cpu"), tell)
+        result = train_stacked(chunk, spec, recipe, setup["seed"], torch.device("cpu"), report_share)
         rows = slice(teachers.start, teachers.stop)
-        for name, parameter in trained.params.items():
+        for name, parameter in result.params.items():
             results["params." + name][rows] = parameter
-        results["loss"][:, rows], results["accuracy"][:, rows] = trained.loss_Pk, trained.accuracy_Pk
+        results["loss"][:, rows], results["accuracy"][:, rows] = result.loss_Pk, result.accuracy_Pk
         print(json.dumps({"done": number}), file=answers, flush=True)
 
 
@@ -327,7 +331,7 @@ def main() -> None:
     serve(setup, sys.stdin, sys.stdout, records, results)
 
 
-ALIGN = 64
+ALIGNMENT_BYTES = 64
 
 
 class SharedTensors:
@@ -351,20 +355,20 @@ class SharedTensors:
             self.tensors[name] = flat.to(kind).view(shape)
 
     @classmethod
-    def empty(cls, shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> SharedTensors:
+    def from_shapes(cls, shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> SharedTensors:
         """Zero-filled tensors of these types and shapes."""
         layout, offset = {}, 0
         for name, (dtype, shape) in shapes.items():
             layout[name] = (str(dtype).removeprefix("torch."), list(shape), offset)
-            offset += -(-math.prod(shape) * dtype.itemsize // ALIGN) * ALIGN
-        fd = _anonymous_file()
-        os.ftruncate(fd, max(offset, ALIGN))
-        return cls(fd, {"bytes": max(offset, ALIGN), "tensors": layout})
+            offset += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        fd = _create_anonymous_file()
+        os.ftruncate(fd, max(offset, ALIGNMENT_BYTES))
+        return cls(fd, {"bytes": max(offset, ALIGNMENT_BYTES), "tensors": layout})
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> SharedTensors:
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SharedTensors:
         """Copies of these tensors."""
-        shared = cls.empty({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+        shared = cls.from_shapes({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
         for name, tensor in tensors.items():
             shared.tensors[name].copy_(tensor)
         return shared
@@ -376,7 +380,7 @@ class SharedTensors:
             self.fd = -1
 
 
-def _anonymous_file() -> int:
+def _create_anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("pate_torch")
     with tempfile.TemporaryFile() as file:  # no name either, where the system has no memfd

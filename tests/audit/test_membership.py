@@ -19,7 +19,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.reporting.intervals import concordance, difference
 from pate_torch.reporting.statement import advantage_bound, attack_bound
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.baseline import logits_of_one
+from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
 from tests.run_configs import changed
@@ -325,8 +325,8 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         if start is None:
             given = dataclasses.replace(given, network="lean_cnn")
         ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
-        logits = logits_of_one(ensemble, data.evaluation.x)
-        assert torch.equal(logits.argmax(1), ensemble.predictions(data.evaluation.x)[0].long())
+        logits = compute_first_logits(ensemble, data.evaluation.x)
+        assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())
 
 
 def finding(low: float, bound: float | None) -> Membership:

@@ -10,7 +10,7 @@ from scipy import stats
 from benchmarks.theory.stability import by_teachers, on_average_stability, one_by_one, quality
 from pate_torch import networks
 from pate_torch.core.rng import derive_seed, make_torch_generator
-from pate_torch.teachers.engine import batches
+from pate_torch.teachers.engine import draw_batches
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -102,7 +102,7 @@ def alone(recipe, soft=False):
         x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
         weights = list(module.parameters())
         momenta = [torch.zeros_like(w) for w in weights]
-        for index in batches(0, coin, len(x), recipe.steps, recipe.batch_size).long():
+        for index in draw_batches(0, coin, len(x), recipe.steps, recipe.batch_size).long():
             loss = torch.nn.functional.cross_entropy(module(x[index]), y[index])
             for w, m, g in zip(weights, momenta, torch.autograd.grad(loss, weights), strict=True):
                 w.data -= recipe.learning_rate * m.mul_(recipe.momentum).add_(g)

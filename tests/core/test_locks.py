@@ -10,7 +10,7 @@ import time
 import pytest
 
 from pate_torch.core import locks, run_folders
-from pate_torch.teachers.store import ABANDONED, TeacherStore
+from pate_torch.teachers.store import CHECKPOINT_MAX_AGE_SECONDS, TeacherStore
 
 
 def refuse(holder):
@@ -119,7 +119,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, code):
 def test_a_system_without_locks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
     with pytest.raises(ValueError, match="no flock"):
-        TeacherStore(tmp_path).remember("digits", "0" * 64)
+        TeacherStore(tmp_path).record_ledger_head("digits", "0" * 64)
 
 
 # ---- what is swept --------------------------------------------------------------------------------------------------
@@ -160,7 +160,11 @@ def partial(store, name, age=0.0):
 
 def test_abandoned_checkpoints_are_swept_and_those_of_the_living_are_not(tmp_path):
     store = TeacherStore(tmp_path)
-    fresh, old, living = partial(store, "a" * 16), partial(store, "b" * 16, ABANDONED), partial(store, "c" * 16, 1e8)
+    fresh, old, living = (
+        partial(store, "a" * 16),
+        partial(store, "b" * 16, CHECKPOINT_MAX_AGE_SECONDS),
+        partial(store, "c" * 16, 1e8),
+    )
     (store.folder / f".partial-{'d' * 16}.lock").write_text("")
     with locks.hold(living.with_name(f"{living.name}.lock"), "place", busy=refuse):
         store.sweep()
@@ -172,18 +176,18 @@ def test_abandoned_checkpoints_are_swept_and_those_of_the_living_are_not(tmp_pat
 
 def test_half_written_files_of_the_store_are_swept(tmp_path):
     store = TeacherStore(tmp_path)
-    store.remember("digits", "0" * 64)
+    store.record_ledger_head("digits", "0" * 64)
     ensemble, unfinished = store.folder / ("a" * 16), store.folder / ("." + "b" * 16)
     for folder in (ensemble / "votes", unfinished / "votes"):
         folder.mkdir(parents=True)
         (folder / ".tmpAbC123").write_text("")
     (unfinished / "ensemble.safetensors").write_text("")
     (ensemble / ".manifest.json.0123456789ab").write_text("")
-    key = store.keyed_digest(b"x")
+    key = store.compute_keyed_digest(b"x")
     (store.folder / ".fingerprint_key.0123456789ab").write_text("")
-    with store.writing(), pytest.raises(ValueError):
+    with store.lock(), pytest.raises(ValueError):
         locks.hold(store.folder / ".lock", "place", busy=refuse).__enter__()  # a sweep would wait for what is written
     store.sweep()
     names = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.name != "README"}
     assert names == {".fingerprint_key", "accounts", "accounts/digits.json", "a" * 16, f"{'a' * 16}/votes"}
-    assert store.keyed_digest(b"x") == key
+    assert store.compute_keyed_digest(b"x") == key

@@ -167,7 +167,7 @@ def test_a_header_that_asks_for_huge_layers_is_refused_before_memory_is_taken(tm
         network = {"name": name, "input_shape": shape, "num_classes": 2, "options": options}
         spec = spec_of(1, input_shape=(1, 8, 8)).to_dict()
         facts = {"format": store.FORMAT, "network": network, "spec": spec}
-        save_file({"x": torch.zeros(1)}, file, metadata={store.KEY: json.dumps(facts)})
+        save_file({"x": torch.zeros(1)}, file, metadata={store.METADATA_KEY: json.dumps(facts)})
         with pytest.raises(ValueError, match="does not fit the network"):
             load_student(file)
 

@@ -17,9 +17,9 @@ from pate_torch.features.augmentation import Affine, View, make_strong_view, mak
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
 from pate_torch.protocols import StudentTask
-from pate_torch.students.bagging import Ensemble
+from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import prepare
+from pate_torch.students.training import build_problem
 from pate_torch.teachers.trunk import PublicStart
 from pate_torch.types import DataSpec
 from tests import ROOT
@@ -123,13 +123,15 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
     fit = Supervised.fit
 
     def spy(self, task, *, seed, **rest):
-        network = self.initial(prepare(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL))
+        network = self.make_initial_network(
+            build_problem(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL)
+        )
         started[seed] = make_feature_extractor(network)
         return fit(self, task, seed=seed, **rest)
 
     monkeypatch.setattr(Supervised, "fit", spy)
     student = Supervised(network_options=SMALL, steps=2, features=recipe)
-    Ensemble(member=student, members=2).fit(
+    BaggingStudent(member=student, members=2).fit(
         StudentTask(SPEC, x, torch.arange(60), torch.from_numpy(np.asarray(y))), seed=4, device=CPU
     )
     together = recipe.learn(x, SPEC, seed=4)
@@ -339,8 +341,8 @@ def test_a_student_with_a_recipe_starts_from_its_encoder():
     x, y = digits(60)
     recipe = dataclasses.replace(RECIPE, steps=2)
     task = StudentTask(SPEC, x, torch.arange(20), y[:20])
-    problem = prepare(task, 3, torch.device("cpu"))
+    problem = build_problem(task, 3, torch.device("cpu"))
     student = Supervised(network_options=SMALL, features=recipe)
-    model = student.initial(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
+    model = student.make_initial_network(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
     encoder = recipe.learn(x, SPEC, seed=3)
     assert all(torch.equal(model.state_dict()[key], value) for key, value in encoder.state_dict().items())

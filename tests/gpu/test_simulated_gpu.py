@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchmarks.gpu.findings import CodeLine
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.students.training import Average
+from pate_torch.students.training import AveragedModel
 from pate_torch.teachers import stacked, workers
 from pate_torch.teachers.training import train
 from tests.gpu.simulated_gpu import CUDA, PlacementError, simulate_gpu
@@ -110,7 +110,7 @@ def test_copies_and_syncs_are_counted(simulated_gpu):
 
 
 def test_what_is_counted_names_the_line(simulated_gpu):
-    Average(torch.nn.Linear(2, 2).to(CUDA), 0.9).update()
+    AveragedModel(torch.nn.Linear(2, 2).to(CUDA), 0.9).update()
     [line] = [
         where for where in simulated_gpu.kernels if where.file == "students/training.py" and where.function == "update"
     ][:1]
@@ -136,10 +136,10 @@ def test_memory_is_counted_for_as_long_as_it_is_held():
 
 
 def test_torch_is_restored_when_the_simulation_ends():
-    facts = [torch.cuda.is_available, torch.cuda.device_count, torch.accelerator.is_available, workers.may_fork]
+    facts = [torch.cuda.is_available, torch.cuda.device_count, torch.accelerator.is_available, workers.can_fork]
     before, generator = [fact() for fact in facts], torch.Generator
     with simulate_gpu():
-        assert torch.cuda.is_available() and not workers.may_fork()
+        assert torch.cuda.is_available() and not workers.can_fork()
         assert isinstance(torch.Generator(), torch.Generator)
     assert [fact() for fact in facts] == before and torch.Generator is generator
     assert torch.zeros(3).add(1).tolist() == [1, 1, 1]
@@ -154,12 +154,12 @@ def test_teachers_of_the_gpu_are_those_of_the_cpu(dtype, monkeypatch):
     settings = recipe(steps=4, dtype=dtype)
     with simulate_gpu() as gpu:
         there = train(records(20), spec(), shards_of(SHARDS), settings, seed=0, device=CUDA)
-        votes = there.votes(records(9).x, device=CUDA).counts_QC
+        votes = there.count_votes(records(9).x, device=CUDA).counts_QC
         assert gpu.kernels.total() > 400
     monkeypatch.setattr(stacked, "MATMUL_DEVICES", {"cpu"})
     here = train(records(20), spec(), shards_of(SHARDS), settings, seed=0)
     assert all(torch.equal(there.params[name], here.params[name]) for name in here.params)
-    assert torch.equal(votes, here.votes(records(9).x).counts_QC)
+    assert torch.equal(votes, here.count_votes(records(9).x).counts_QC)
 
 
 def test_float32_is_rounded_where_tf32_is_on(simulated_gpu):

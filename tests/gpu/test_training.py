@@ -21,8 +21,8 @@ from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.reporting import release_writer
 from pate_torch.reporting.release_writer import ReleaseBoard
-from pate_torch.students.training import LOOKED_AT, Average, GradientStudent
-from pate_torch.teachers.launch import ASKED
+from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
+from pate_torch.teachers.launch import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
 from pate_torch.types import PrivateData
 from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
@@ -116,7 +116,7 @@ def test_teachers_of_every_network_learn_and_vote_on_the_gpu(network, simulated_
     settings = recipe(network=network, options=OPTIONS.get(network, {}), steps=1, batch_size=4)
     trained = train(records(12), spec(), shards_of([[0, 1, 2], [3, 4]]), settings, seed=0, device=CUDA)
     before = simulated_gpu.kernels.total()
-    votes = trained.votes(records(5).x, device=CUDA)
+    votes = trained.count_votes(records(5).x, device=CUDA)
     assert before > 40 and simulated_gpu.kernels.total() > before
     assert votes.counts_QC.sum(1).tolist() == [2] * 5
 
@@ -167,7 +167,7 @@ STUDENTS = list(make_students(Setup(CUDA, small=True), 100))
 def test_a_step_copies_nothing_and_students_look_at_their_losses_once_in_fifty(name, simulated_gpu):
     read = Counter({("students/training.py", "_numbers"): 2} if name in STUDENTS else {})  # losses, and what is noted
     assert count_step_costs(simulated_gpu, name) == StepCosts(Counter(), Counter(), Counter())
-    assert count_step_costs(simulated_gpu, name, LOOKED_AT) == StepCosts(read, Counter(), read)
+    assert count_step_costs(simulated_gpu, name, SYNC_EVERY) == StepCosts(read, Counter(), read)
 
 
 def test_teachers_wait_for_no_step(simulated_gpu):
@@ -186,9 +186,9 @@ def test_votes_wait_once_for_all_points(simulated_gpu):
         records(20), spec(), shards_of([[0, 1, 2], [3, 4]]), recipe(network="mlp", options={}, steps=1), seed=0
     )
     counted = []
-    for points in (1, ASKED, 2 * ASKED):
+    for points in (1, MAX_GPU_POINTS, 2 * MAX_GPU_POINTS):
         simulated_gpu.reset_counts()
-        trained.predictions(records(points).x, device=CUDA)
+        trained.predict(records(points).x, device=CUDA)
         counted.append(by_function(simulated_gpu.syncs))
     assert counted[1] == counted[2] and counted[1]["teachers/ensemble.py", "hear"] == 1
 
@@ -222,20 +222,20 @@ def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu)
 
 
 def test_a_planted_sync_is_found(simulated_gpu, monkeypatch):
-    plain = Average.update
+    plain = AveragedModel.update
 
     def update(self):
         next(self.module.parameters()).sum().item()
         plain(self)
 
     before = count_step_costs(simulated_gpu)
-    monkeypatch.setattr(Average, "update", update)
+    monkeypatch.setattr(AveragedModel, "update", update)
     after = count_step_costs(simulated_gpu)
     assert after.syncs - before.syncs == {("students/training.py", "_descend"): 1}
 
 
 def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
-    plain = GradientStudent._descend
+    plain = GradientStudent._optimize
 
     def descend(self, model, average, loss, progress, log):
         plain(self, model, average, lambda model, step: loss(model, step) + torch.ones(2).sum(0, True), progress, log)
@@ -247,12 +247,12 @@ def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
 
 
 def test_a_planted_generator_of_the_host_is_found(simulated_gpu, monkeypatch):
-    plain = Average.update
+    plain = AveragedModel.update
 
     def update(self):
         plain(self)
         torch.rand(2, generator=make_torch_generator(0, "x"), device=next(self.module.parameters()).device)
 
-    monkeypatch.setattr(Average, "update", update)
+    monkeypatch.setattr(AveragedModel, "update", update)
     with pytest.raises(PlacementError, match=r"generator.*students/training.py"):
         count_step_costs(simulated_gpu)

@@ -579,7 +579,7 @@ def test_edits_behind_the_guards_show(written, edit, words):
 
 def test_a_forged_price_shows_on_verify(path, ledger):
     """A rewritten chain of correct hashes whose price is not that of its events."""
-    with ledger._chain.writing():
+    with ledger._chain.lock():
         ledger._catch_up()
         facts = {
             "reservation": "0" * 16,
@@ -608,7 +608,7 @@ def test_a_forged_price_shows_on_verify(path, ledger):
     ],
 )
 def test_entries_that_no_ledger_writes_are_refused_every_time(path, ledger, kind, facts, words):
-    with ledger._chain.writing():
+    with ledger._chain.lock():
         ledger._catch_up()
         ledger._chain.append(kind, "svhn", facts)
     for _ in range(2):  # a failed replay must not leave half a state behind
@@ -708,7 +708,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
     monkeypatch.setattr("pate_torch.ledger.chain.LOCK_TIMEOUT_SECONDS", 0.01)
-    with Ledger(path) as other, ledger._chain.writing():
+    with Ledger(path) as other, ledger._chain.lock():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
             other.reserve("svhn", PLAN, **FACTS)

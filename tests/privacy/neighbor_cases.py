@@ -30,7 +30,7 @@ from pate_torch.methods.votes_file import VotesFile
 from pate_torch.pate import Pate
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
-from pate_torch.teachers.voting import count
+from pate_torch.teachers.voting import count_votes
 from pate_torch.types import LABEL_UNIT, Dataset
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_harness as harness
@@ -151,7 +151,7 @@ def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
     for teacher in range(plan.num_teachers):
         named = torch.bincount(data.private.y[shards.get_indices(teacher)], minlength=data.spec.num_classes)
         said.append(torch.where(torch.arange(len(data.pool)) % 2 == 0, int(named.argmax()), 0))
-    return data, count(torch.stack(said), data.spec.num_classes)
+    return data, count_votes(torch.stack(said), data.spec.num_classes)
 
 
 def brought(plan: RunConfig) -> None:

@@ -33,7 +33,7 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.store import ID
+from pate_torch.teachers.store import ID_PATTERN
 from pate_torch.types import MechanismContext
 from tests.command_runs import ledger_entries, train
 from tests.killed_runs import blobs, plan
@@ -528,7 +528,7 @@ def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
 def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     """Teachers go, and nobody's budget with them; labels of before stay usable."""
     pipeline.run(first := plan(tmp_path, "first"))
-    (teachers,) = (path for path in (tmp_path / "teachers").iterdir() if ID.fullmatch(path.name))
+    (teachers,) = (path for path in (tmp_path / "teachers").iterdir() if ID_PATTERN.fullmatch(path.name))
     shutil.rmtree(teachers)
     base = blobs()
     without = dataclasses.replace(base, x=base.x[1:], y=base.y[1:])

@@ -453,13 +453,13 @@ def test_labels_used_again_tell_no_time_of_reading_records(tmp_path):
 
 def test_the_time_of_labels_does_not_grow_with_the_records(tmp_path, monkeypatch):
     """Whatever reads all records, such as the fingerprint, is no part of a stage that is shown."""
-    one, inner = pate(tmp_path, LINE, (LINE[:, 0] > 0).long()), TeacherStore.content_fingerprint
+    one, inner = pate(tmp_path, LINE, (LINE[:, 0] > 0).long()), TeacherStore.compute_content_fingerprint
 
     def slow(self, private):
         time.sleep(2.0)
         return inner(self, private)
 
-    monkeypatch.setattr(TeacherStore, "content_fingerprint", slow)
+    monkeypatch.setattr(TeacherStore, "compute_content_fingerprint", slow)
     began = time.monotonic()
     one.label(LINE[::2] + 0.01, num_queries=QUERIES)
     taken = time.monotonic() - began

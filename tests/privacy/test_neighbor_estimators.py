@@ -97,7 +97,7 @@ def test_a_column_spelled_through_its_type_is_found(monkeypatch):
 
 def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(monkeypatch):
     made = case(door="Pate", voters="estimator", releases="one and fewer", ids="strings")
-    monkeypatch.setattr(TeacherStore, "new_alias", lambda self, fingerprint, ensemble=None: fingerprint[:16])
+    monkeypatch.setattr(TeacherStore, "create_alias", lambda self, fingerprint, ensemble=None: fingerprint[:16])
     assert "differs" in faults(made, most=None, times=1)
 
 

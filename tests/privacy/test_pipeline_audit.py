@@ -76,7 +76,7 @@ def asked():
         data = source(canaries).load()
         shards = ReplaceOne().make_shards(data.private, TEACHERS, 0)
         ensemble = train(data.private, data.spec, shards, RECIPE, seed=0)
-        found[canaries] = data, ensemble.votes(data.pool.x)
+        found[canaries] = data, ensemble.count_votes(data.pool.x)
     return found
 
 

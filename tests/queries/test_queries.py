@@ -15,9 +15,16 @@ from pate_torch.core import rng
 from pate_torch.features import neighbors
 from pate_torch.protocols import QueryState, QueryStrategy
 from pate_torch.queries import clusters as queries_of_clusters
-from pate_torch.queries.clusters import Coreset, Medoids, Prototypes, kmeans, squared_distances
+from pate_torch.queries.clusters import Coreset, Medoids, Prototypes, compute_squared_distances, fit_kmeans
 from pate_torch.queries.committee import Committee
-from pate_torch.queries.disagreement import Disagreement, best_fit, bordered, boundary_fit, mistakes, penalised_loss
+from pate_torch.queries.disagreement import (
+    Disagreement,
+    append_ones,
+    compute_penalized_loss,
+    count_mistakes,
+    fit_logistic,
+    fit_through_point,
+)
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.types import DataSpec
@@ -180,10 +187,10 @@ def test_prototypes_follow_moons_where_straight_distances_fail():
 
 def test_kmeans_finds_the_clusters_and_its_distances_are_right():
     x, y = blobs(90)
-    cluster, center = kmeans(x, 3, torch.Generator().manual_seed(0))
+    cluster, center = fit_kmeans(x, 3, torch.Generator().manual_seed(0))
     assert all(len(cluster[y == c].unique()) == 1 for c in range(3)) and len(cluster.unique()) == 3
     torch.testing.assert_close(center[cluster[0]], x[y == 0].mean(0))
-    torch.testing.assert_close(squared_distances(x, center), torch.cdist(x, center) ** 2, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(compute_squared_distances(x, center), torch.cdist(x, center) ** 2, rtol=1e-4, atol=1e-3)
 
 
 def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator) -> tuple[float, torch.Tensor]:
@@ -210,7 +217,7 @@ def lloyd(x: torch.Tensor, clusters: int, steps: int, generator: torch.Generator
 def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, monkeypatch):
     monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 1000)
     x = torch.randn(300, 6, generator=torch.Generator().manual_seed(seed)) + 2 * (torch.arange(300) % 5)[:, None]
-    cluster, center = kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
+    cluster, center = fit_kmeans(x, clusters, torch.Generator().manual_seed(seed), restarts=3)
     draws = torch.Generator().manual_seed(seed)
     cost, twin = min((lloyd(x, clusters, 50, draws) for _ in range(3)), key=lambda run: run[0])
     assert torch.equal(cluster, twin) and center.dtype == torch.float32
@@ -220,7 +227,7 @@ def test_kmeans_is_the_best_run_of_its_slow_twin(clusters, seed, monkeypatch):
 @pytest.mark.parametrize("strategy", [Coreset(), Medoids(), Prototypes()], ids=lambda strategy: strategy.name)
 def test_no_array_of_points_by_points_or_by_questions_is_made(strategy, monkeypatch):
     monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 10_000)
-    monkeypatch.setattr(queries_of_clusters, "_AXES", 50)
+    monkeypatch.setattr(queries_of_clusters, "_MAX_EIGENVECTORS", 50)
     x = torch.randn(2000, 5, generator=torch.Generator().manual_seed(0))
     with Largest() as made:
         assert len(strategy.select(state(x, 300, feature_PD=x))) == 300
@@ -242,7 +249,7 @@ def test_kmeans_gives_the_same_bits_on_any_number_of_threads():
     found = []
     for threads in (1, 2, 4):
         with threadpool_limits(threads):
-            found.append(kmeans(x, 20, torch.Generator().manual_seed(0), restarts=1)[1])
+            found.append(fit_kmeans(x, 20, torch.Generator().manual_seed(0), restarts=1)[1])
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
@@ -281,7 +288,7 @@ def test_disagreement_is_the_version_space_of_thresholds(seed, slack):
     label = np.full(64, -1)
     label[asked] = truth[asked]
     expected = thresholds(point, label, slack)
-    strategy = Disagreement(fit="error", slack=1.0, ridge=1e-3)
+    strategy = Disagreement(criterion="error", slack=1.0, ridge=1e-3)
     # The schedule's slack is exchanged for a plain count of errors.
     object.__setattr__(strategy, "allowed", lambda time, errors: slack)
     ask = strategy.select(
@@ -305,7 +312,7 @@ def test_disagreement_halves_the_interval():
     """Noiseless thresholds: a few dozen questions settle 500 points, and the boundary is pinned."""
     point = torch.linspace(-1, 1, 500)[:, None]
     truth = (point[:, 0] > 0.2).long()
-    strategy, asked = Disagreement(fit="error", slack=0.0, ridge=1e-3), NONE
+    strategy, asked = Disagreement(criterion="error", slack=0.0, ridge=1e-3), NONE
     for turn in range(strategy.rounds):
         ask = strategy.select(
             state(point, 500 - len(asked), strategy.rounds - turn, 2, asked_Q=asked, label_Q=truth[asked])
@@ -336,15 +343,15 @@ def test_unanswered_questions_do_not_count_as_labels():
 
 def test_fits_through_a_point_are_the_constrained_minimum():
     generator = torch.Generator().manual_seed(0)
-    x = bordered(torch.randn(30, 3, generator=generator))
+    x = append_ones(torch.randn(30, 3, generator=generator))
     sign = torch.where(x[:, 0] + 0.5 * torch.randn(30, generator=generator) > 0, 1.0, -1.0).double()
-    best = best_fit(x, sign, 0.7)
-    points = bordered(torch.randn(4, 3, generator=generator))
-    through = boundary_fit(x, sign, points, best, 0.7)
+    best = fit_logistic(x, sign, 0.7)
+    points = append_ones(torch.randn(4, 3, generator=generator))
+    through = fit_through_point(x, sign, points, best, 0.7)
     torch.testing.assert_close((through * points).sum(1), torch.zeros(4, dtype=torch.float64), atol=1e-9, rtol=0)
 
     def loss(w: np.ndarray) -> float:
-        return float(penalised_loss(x, sign, torch.from_numpy(w)[None], 0.7))
+        return float(compute_penalized_loss(x, sign, torch.from_numpy(w)[None], 0.7))
 
     free = minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-8})
     np.testing.assert_allclose(best.numpy(), free.x, atol=1e-4)
@@ -354,15 +361,15 @@ def test_fits_through_a_point_are_the_constrained_minimum():
         reference = minimize(loss, np.zeros(4), method="SLSQP", constraints=on_plane, options={"ftol": 1e-14})
         np.testing.assert_allclose(loss(w.numpy()), reference.fun, rtol=1e-7)
         assert loss(w.numpy()) >= free.fun - 1e-9
-    assert mistakes(torch.tensor([[1.0, -2.0, 0.0]]), torch.tensor([1.0, 1.0, 1.0])).tolist() == [2]
+    assert count_mistakes(torch.tensor([[1.0, -2.0, 0.0]]), torch.tensor([1.0, 1.0, 1.0])).tolist() == [2]
 
 
 def test_the_slack_grows_with_errors_and_time():
     strategy = Disagreement(slack=0.5, confidence=0.1)
     complexity = math.log(math.log2(2 * 8) ** 2 / 0.1)
-    assert strategy.allowed(8, 0) == pytest.approx(0.5 * complexity)
-    assert strategy.allowed(8, 9) == pytest.approx(0.5 * (complexity + 3 * math.sqrt(complexity)))
-    assert strategy.allowed(64, 9) > strategy.allowed(8, 9)
+    assert strategy.compute_allowed_excess(8, 0) == pytest.approx(0.5 * complexity)
+    assert strategy.compute_allowed_excess(8, 9) == pytest.approx(0.5 * (complexity + 3 * math.sqrt(complexity)))
+    assert strategy.compute_allowed_excess(64, 9) > strategy.compute_allowed_excess(8, 9)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +377,7 @@ def test_the_slack_grows_with_errors_and_time():
     [
         (lambda: Random(rounds=0), "query.rounds"),
         (lambda: Disagreement(slack=-1), "query.slack"),
-        (lambda: Disagreement(fit="errors"), "Did you mean 'error'"),
+        (lambda: Disagreement(criterion="errors"), "Did you mean 'error'"),
         (lambda: Committee(members=1), "query.members"),
         (lambda: Prototypes(neighbors=0), "query.neighbors"),
     ],

@@ -14,7 +14,7 @@ from pate_torch.protocols import QueryState
 from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
 from pate_torch.release_store import write
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import label_posterior, student_task
+from pate_torch.students.task import compute_label_posterior, make_student_task
 from pate_torch.teachers.training import TeacherRecipe
 from pate_torch.types import NoisyCounts, Release
 from tests.run_configs import changed, run_config
@@ -35,7 +35,7 @@ def plan(tmp_path):
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
         mechanism=GNMax(sigma=1.0, counts=True),
-        query=PrototypesThenMargin(first=10),
+        query=PrototypesThenMargin(num_prototypes=10),
         student=STUDENT,
         guide_student=STUDENT,
         root=tmp_path,
@@ -56,7 +56,7 @@ def state(data, **changes):
 
 
 def test_first_prototypes_then_the_smallest_margins(data):
-    strategy = PrototypesThenMargin(first=6)
+    strategy = PrototypesThenMargin(num_prototypes=6)
     first = strategy.select(state(data))
     alone = dataclasses.replace(Prototypes(), name=strategy.name)
     assert first.tolist() == alone.select(state(data, remaining=6, rounds_left=1)).tolist()
@@ -80,9 +80,11 @@ def test_counts_are_believed_round_by_round(data):
     counts = torch.nn.functional.one_hot(torch.arange(12) % 3, 3) * leads[:, None] + noise
     noisy = NoisyCounts(counts, 5.0)
     release = Release("r", torch.arange(12), counts.argmax(1), (), (), noisy, queries_per_round=(6, 6))
-    first, second = (label_posterior(NoisyCounts(part, 5.0)) for part in counts.split(6))
-    assert torch.equal(student_task(data.spec, data.pool, release).posterior_QC, torch.cat([first, second]))
-    assert not torch.allclose(student_task(data.spec, data.pool, release).posterior_QC, label_posterior(noisy))
+    first, second = (compute_label_posterior(NoisyCounts(part, 5.0)) for part in counts.split(6))
+    assert torch.equal(make_student_task(data.spec, data.pool, release).posterior_QC, torch.cat([first, second]))
+    assert not torch.allclose(
+        make_student_task(data.spec, data.pool, release).posterior_QC, compute_label_posterior(noisy)
+    )
 
 
 def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):

@@ -92,7 +92,7 @@ def test_the_command(tmp_path, capsys):
 
 @pytest.mark.parametrize("header", ["[]", '"text"', "null", "{", "[" * 100_000, '{"format": "pate_torch.student/1"}'])
 def test_a_header_that_describes_no_student_is_refused_in_one_line(header, tmp_path):
-    save_file({"a": torch.zeros(1)}, tmp_path / "student.safetensors", metadata={store.KEY: header})
+    save_file({"a": torch.zeros(1)}, tmp_path / "student.safetensors", metadata={store.METADATA_KEY: header})
     with pytest.raises(ValueError, match=r"^student=") as refused:
         store.load(tmp_path / "student.safetensors")
     assert "\n" not in str(refused.value)

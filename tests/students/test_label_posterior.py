@@ -20,8 +20,8 @@ from pate_torch.protocols import StudentTask
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import label_posterior, lead
-from pate_torch.students.training import label_loss, prepare, released_loss
+from pate_torch.students.task import compute_label_posterior, estimate_lead
+from pate_torch.students.training import build_problem, compute_label_loss, compute_released_loss
 from pate_torch.types import DataSpec, MechanismContext, NoisyCounts
 from tests import killed_runs
 from tests.mechanisms.vote_laws import CERTAIN, TINY, law
@@ -97,8 +97,8 @@ def made(lead_=300.0, sigma=150.0, rows=400, classes=5):
 
 def test_the_lead_is_found_and_posteriors_are_calibrated():
     truth, noisy = made()
-    assert lead(noisy) == pytest.approx(300, rel=0.1)
-    posterior_QC = label_posterior(noisy)
+    assert estimate_lead(noisy) == pytest.approx(300, rel=0.1)
+    posterior_QC = compute_label_posterior(noisy)
     assert posterior_QC.dtype == torch.float32 and torch.allclose(posterior_QC.sum(1), torch.ones(len(truth)))
     top, label = posterior_QC.max(1)
     right = (label == truth).float()
@@ -112,12 +112,12 @@ def test_the_lead_is_found_and_posteriors_are_calibrated():
 def test_posteriors_are_bayes_rule():
     """Against densities written out, at the lead that was found."""
     _, noisy = made(rows=30)
-    g, z = lead(noisy), noisy.counts_QC.double().numpy()
+    g, z = estimate_lead(noisy), noisy.counts_QC.double().numpy()
     # Classes stand g above the rest, whatever the level of the rest, which is marginalised by centring.
     z = z - z.mean(1, keepdims=True)
     means = g * (np.eye(5) - 0.2)
     density = np.exp(stats.norm.logpdf(z[:, None, :], means[None], noisy.sigma).sum(2))
-    assert np.allclose(label_posterior(noisy).numpy(), density / density.sum(1, keepdims=True), atol=1e-6)
+    assert np.allclose(compute_label_posterior(noisy).numpy(), density / density.sum(1, keepdims=True), atol=1e-6)
     likelihood = [
         np.log(
             np.exp(stats.norm.logpdf(z[:, None, :], (x * (np.eye(5) - 0.2))[None], noisy.sigma).sum(2)).mean(1)
@@ -129,9 +129,9 @@ def test_posteriors_are_bayes_rule():
 
 def test_noise_alone_says_nothing():
     _, noisy = made(lead_=0.0, rows=2000)
-    assert label_posterior(noisy).max() < 0.5
-    assert label_posterior(NoisyCounts(torch.zeros(0, 3, dtype=torch.int64), 1.0)).shape == (0, 3)
-    assert torch.allclose(label_posterior(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
+    assert compute_label_posterior(noisy).max() < 0.5
+    assert compute_label_posterior(NoisyCounts(torch.zeros(0, 3, dtype=torch.int64), 1.0)).shape == (0, 3)
+    assert torch.allclose(compute_label_posterior(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
 
 
 SPEC = DataSpec(name="x", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
@@ -139,7 +139,7 @@ SPEC = DataSpec(name="x", num_classes=3, input_shape=(2,), class_names=("a", "b"
 
 def posed(posterior_QC=None, **changes):
     task = StudentTask(SPEC, torch.zeros(4, 2), torch.tensor([0, 2]), torch.tensor([1, 2]), posterior_QC=posterior_QC)
-    return prepare(task, 0, torch.device("cpu"), **changes)
+    return build_problem(task, 0, torch.device("cpu"), **changes)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.2])
@@ -147,17 +147,17 @@ def test_certain_posteriors_are_labels(noise):
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
     chosen = torch.tensor([1, 0, 1])
     certain = torch.eye(3)[[1, 2]]
-    loss = released_loss(posed(certain, label_noise=noise), logits, chosen)
-    expected = label_loss(logits, torch.tensor([2, 1, 2]), noise)
+    loss = compute_released_loss(posed(certain, label_noise=noise), logits, chosen)
+    expected = compute_label_loss(logits, torch.tensor([2, 1, 2]), noise)
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(released_loss(posed(label_noise=noise), logits, chosen), expected)
+    torch.testing.assert_close(compute_released_loss(posed(label_noise=noise), logits, chosen), expected)
 
 
 def test_of_two_classes_left_close_the_model_may_take_either():
     """The likelihood is as high for one as for the other, and the wrong third costs."""
     posterior = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     logits = 20 * torch.eye(3)
-    first, second, third = released_loss(posed(posterior), logits, torch.zeros(3, dtype=torch.int64)).tolist()
+    first, second, third = compute_released_loss(posed(posterior), logits, torch.zeros(3, dtype=torch.int64)).tolist()
     assert first == pytest.approx(second) and first == pytest.approx(-math.log(0.5), abs=1e-4)
     assert third > 10
 
@@ -199,7 +199,7 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     assert torch.equal(release.noisy_counts.counts_QC.argmax(1), release.label_Q)
     again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
-    believed_QC = torch.cat([label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
+    believed_QC = torch.cat([compute_label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
     assert len(tasks) == 2 and all(torch.equal(task.posterior_QC, believed_QC) for task in tasks)
     assert "only its 9 answers, with the noisy votes behind them, left" in (folder / "report.html").read_text()
     record = json.loads((folder / "release.json").read_text())

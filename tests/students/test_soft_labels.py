@@ -15,9 +15,9 @@ from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes
 from pate_torch.students.logistic import Logistic
-from pate_torch.students.task import student_task
-from pate_torch.students.training import prepare, released_loss
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.students.task import make_student_task
+from pate_torch.students.training import build_problem, compute_released_loss
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.types import DataSpec, PublicPool, Release
 from tests.run_configs import changed
 from tests.tiny_runs import summary, tiny
@@ -67,19 +67,22 @@ def test_a_student_is_told_the_scores_as_shares_and_learns_them_as_they_are():
     pool = PublicPool(torch.zeros(4, 1))
     score_QC = torch.tensor([[0.9, 0.1, 0.1], [0.3, 0.5, 0.3], [torch.nan, 0.1, 0.9]], dtype=torch.float64)
     release = Release("0" * 16, torch.tensor([2, 0, 1]), torch.tensor([0, 1, -1]), (), (), score_QC=score_QC)
-    task = student_task(spec, pool, release)
+    task = make_student_task(spec, pool, release)
     assert task.soft and task.query_Q.tolist() == [2, 0]
     share_QC = score_QC[:2] / torch.tensor([[1.1], [1.1]])
     torch.testing.assert_close(task.posterior_QC, share_QC)
     logits = torch.tensor([[0.3, -1.0, 0.2], [0.0, 2.0, -0.5]])
-    loss = released_loss(prepare(task, 0, torch.device("cpu")), logits, torch.arange(2))
+    loss = compute_released_loss(build_problem(task, 0, torch.device("cpu")), logits, torch.arange(2))
     torch.testing.assert_close(loss, F.cross_entropy(logits, share_QC.float(), reduction="none"))
     # Noisy counts say which label is likely, and not how clear it is: there a sure model loses less.
     counts = dataclasses.replace(task, soft=False)
     hedged, sure = torch.log(share_QC.float()), torch.tensor([[9.0, 0, 0], [0, 9.0, 0]])
     for each, better, worse in ((task, hedged, sure), (counts, sure, hedged)):
-        problem = prepare(each, 0, torch.device("cpu"))
-        assert (released_loss(problem, better, torch.arange(2)) < released_loss(problem, worse, torch.arange(2))).all()
+        problem = build_problem(each, 0, torch.device("cpu"))
+        assert (
+            compute_released_loss(problem, better, torch.arange(2))
+            < compute_released_loss(problem, worse, torch.arange(2))
+        ).all()
 
 
 def test_a_logistic_student_of_scores_is_as_unsure_as_they_are():
@@ -100,10 +103,10 @@ def test_probabilities_are_the_softmax_of_the_votes_logits(plan):
     config = changed(plan, num_teachers=5)
     with pipeline.RunContext.open(config) as run:
         stored, _ = config.voters.ensemble(run)
-    ensemble: Ensemble = stored.ensemble
+    ensemble: TeacherEnsemble = stored.ensemble
     x = run.data.pool.x[:7]
-    chance = ensemble.probabilities(x)
+    chance = ensemble.predict_proba(x)
     torch.testing.assert_close(chance.sum(2), torch.ones(5, 7))
-    assert chance.argmax(2).tolist() == ensemble.predictions(x).long().tolist()
-    untrained = Ensemble(ensemble.network, ensemble.params, torch.zeros(5, dtype=torch.bool), ensemble.spec)
-    assert untrained.probabilities(x)[..., 0].eq(1).all()
+    assert chance.argmax(2).tolist() == ensemble.predict(x).long().tolist()
+    untrained = TeacherEnsemble(ensemble.network, ensemble.params, torch.zeros(5, dtype=torch.bool), ensemble.spec)
+    assert untrained.predict_proba(x)[..., 0].eq(1).all()

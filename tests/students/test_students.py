@@ -21,14 +21,14 @@ from pate_torch.cli import train as command
 from pate_torch.core.rng import derive_seed
 from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.adaboost import AdaBoost
-from pate_torch.students.bagging import Ensemble
+from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.fixmatch import Alignment, FixMatch
-from pate_torch.students.label_noise import doubted
-from pate_torch.students.label_spreading import LabelSpreading, most_confident
+from pate_torch.students.label_noise import with_label_posteriors
+from pate_torch.students.label_spreading import LabelSpreading, select_most_confident
 from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import Average, batches, label_loss, prepare
+from pate_torch.students.training import AveragedModel, build_problem, compute_label_loss, iterate_batches
 from pate_torch.students.vat import Vat, frozen_statistics
 from pate_torch.types import DataSpec
 from tests import ROOT
@@ -151,7 +151,7 @@ def test_a_single_class_or_label_is_learnt_and_no_label_is_refused(name):
 def test_a_task_that_does_not_fit_together_is_refused(change, message):
     bad, _ = task(3)
     with pytest.raises(ValueError, match=message):
-        prepare(dataclasses.replace(bad, **change), 0, CPU)
+        build_problem(dataclasses.replace(bad, **change), 0, CPU)
 
 
 def test_a_student_cannot_be_handed_evaluation_labels():
@@ -176,16 +176,16 @@ def test_the_corrected_loss_is_the_likelihood_of_flipped_labels():
     label = torch.arange(50) % 4
     transition = torch.full((4, 4), 0.3 / 3, dtype=torch.float64).fill_diagonal_(0.7)
     expected = -(logits.softmax(1) @ transition).log()[torch.arange(50), label]
-    torch.testing.assert_close(label_loss(logits, label, 0.3), expected)
+    torch.testing.assert_close(compute_label_loss(logits, label, 0.3), expected)
     plain = torch.nn.functional.cross_entropy(logits, label, reduction="none")
-    torch.testing.assert_close(label_loss(logits, label, 0.0), plain)
+    torch.testing.assert_close(compute_label_loss(logits, label, 0.0), plain)
 
 
 def test_a_firmly_contradicted_label_loses_its_pull():
     logits = torch.tensor([[12.0, 0.0, 0.0]], requires_grad=True)
     pulls = []
     for flip in (0.0, 0.05):
-        (gradient,) = torch.autograd.grad(label_loss(logits, torch.tensor([1]), flip).sum(), logits)
+        (gradient,) = torch.autograd.grad(compute_label_loss(logits, torch.tensor([1]), flip).sum(), logits)
         pulls.append(float(gradient.abs().max()))
     assert pulls[0] > 0.99 and pulls[1] < 1e-3
 
@@ -208,15 +208,15 @@ def test_knowing_the_flips_helps_against_wrong_labels():
 
 
 def test_batches_are_whole_and_pass_over_everything():
-    order = batches(7, 3, torch.Generator().manual_seed(0))
+    order = iterate_batches(7, 3, torch.Generator().manual_seed(0))
     drawn = torch.cat([next(order) for _ in range(7)])
     assert torch.equal(drawn.view(3, 7).sort(1).values, torch.arange(7).expand(3, 7))
-    assert len(next(batches(2, 5, torch.Generator().manual_seed(0)))) == 5
+    assert len(next(iterate_batches(2, 5, torch.Generator().manual_seed(0)))) == 5
 
 
 def test_the_average_is_exponential_with_a_fast_start():
     model = torch.nn.BatchNorm1d(1)
-    average, by_hand = Average(model, 0.5), 1.0
+    average, by_hand = AveragedModel(model, 0.5), 1.0
     for step in range(1, 8):
         with torch.no_grad():
             model.weight.fill_(step)
@@ -242,7 +242,7 @@ def test_the_first_loss_that_is_not_finite_is_named():
 
     class Bursts(Supervised):
         def objective(self, problem, average, note):
-            loss = super().objective(problem, average, note)
+            loss = super().make_objective(problem, average, note)
             return lambda model, step: loss(model, step) * (math.inf if step == 7 else 1.0)
 
     for steps in (10, 90):
@@ -252,21 +252,21 @@ def test_the_first_loss_that_is_not_finite_is_named():
 
 def test_alignment_restores_the_expected_proportions():
     easy, _ = task()
-    posed = prepare(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
+    posed = build_problem(dataclasses.replace(easy, label_Q=torch.tensor([0, 1, 2] * 4)), 0, CPU)
     align = Alignment(posed, "uniform", decay=0.0)
     skewed = torch.softmax(torch.randn(4000, 3) + torch.tensor([1.5, 0.0, -0.5]), 1)
     before, after = skewed.mean(0), align(skewed).mean(0)
     assert (after - 1 / 3).abs().max() < (before - 1 / 3).abs().max() / 3
     torch.testing.assert_close(align(skewed).sum(1), torch.ones(4000))
     torch.testing.assert_close(Alignment(posed, "none")(skewed), skewed)
-    missing = prepare(dataclasses.replace(easy, label_Q=torch.tensor([0, 1] * 6)), 0, CPU)
+    missing = build_problem(dataclasses.replace(easy, label_Q=torch.tensor([0, 1] * 6)), 0, CPU)
     assert Alignment(missing, "uniform").target_C.tolist() == [0.5, 0.5, 0.0]
 
 
 def test_trust_keeps_the_widest_leads_of_each_class():
     lead = torch.linspace(0.0, 0.9, 10)
     share = torch.cat([torch.stack([0.5 + lead / 2, 0.5 - lead / 2], 1), torch.tensor([[0.1, 0.9]])])
-    kept = most_confident(share, 0.5)
+    kept = select_most_confident(share, 0.5)
     assert kept.tolist() == [-1] * 5 + [0] * 5 + [1]
 
 
@@ -302,7 +302,7 @@ def test_the_adversary_finds_a_worse_direction_than_chance():
     with torch.no_grad():
         list(model.parameters())[-2].normal_(generator=generator)
     x = torch.randn(64, 6, generator=generator)
-    adversarial = Vat(radius=0.5)._change(model, x, generator).item()
+    adversarial = Vat(radius=0.5)._compute_smoothness(model, x, generator).item()
     here = model(x).log_softmax(1)
     noise = torch.randn(x.shape, generator=generator)
     noise = 0.5 * noise / noise.square().mean(1, keepdim=True).sqrt()
@@ -356,23 +356,23 @@ def test_students_of_vectors_are_as_good_as_a_linear_model_of_the_same_labels(na
 def test_an_opinion_finds_how_many_labels_are_wrong_and_mends_some():
     posed, _, _ = vectors(0.6)
     truth = vectors(1.0)[0].label_Q
-    mended = doubted(prepare(posed, 0, CPU), everywhere=False)
+    mended = with_label_posteriors(build_problem(posed, 0, CPU), include_unqueried=False)
     before, after = ((label == truth).double().mean() for label in (posed.label_Q, mended.posterior_QC.argmax(1)))
     assert after > before + 0.05
     assert torch.equal(mended.query_Q, posed.query_Q) and torch.equal(mended.label_Q, posed.label_Q)
     assert torch.allclose(mended.posterior_QC.sum(1), torch.ones(len(truth)), atol=1e-5)
-    everywhere = doubted(prepare(posed, 0, CPU), everywhere=True)
+    everywhere = with_label_posteriors(build_problem(posed, 0, CPU), include_unqueried=True)
     assert len(everywhere.query_Q) == len(posed.pool_x)
 
 
 def test_there_is_no_opinion_on_few_labels_nor_on_labels_that_nothing_foretells():
     posed, _, _ = vectors(1.0, 49)
-    problem = prepare(posed, 0, CPU)
-    assert doubted(problem, everywhere=True) is problem
+    problem = build_problem(posed, 0, CPU)
+    assert with_label_posteriors(problem, include_unqueried=True) is problem
     posed, _, _ = vectors(1.0)
     one = dataclasses.replace(posed, label_Q=torch.zeros(400, dtype=torch.int64))
-    problem = prepare(one, 0, CPU)
-    assert doubted(problem, everywhere=True) is problem
+    problem = build_problem(one, 0, CPU)
+    assert with_label_posteriors(problem, include_unqueried=True) is problem
 
 
 @pytest.mark.slow
@@ -382,15 +382,15 @@ def test_the_luck_of_the_best_of_many_models_is_no_opinion():
     opinions = 0
     for seed in range(20):
         label_Q = torch.randint(2, (100,), generator=torch.Generator().manual_seed(seed))
-        problem = prepare(dataclasses.replace(posed, label_Q=label_Q), 0, CPU)
-        opinions += doubted(problem, everywhere=False) is not problem
+        problem = build_problem(dataclasses.replace(posed, label_Q=label_Q), 0, CPU)
+        opinions += with_label_posteriors(problem, include_unqueried=False) is not problem
     assert opinions <= 5
 
 
 def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     easy, _ = task()
     member = Supervised(steps=3)
-    student = Ensemble(member=member, members=3).fit(easy, seed=0, device=CPU)
+    student = BaggingStudent(member=member, members=3).fit(easy, seed=0, device=CPU)
     alone = member.fit(easy, seed=0, device=CPU).module.state_dict()
     for name, value in student.module.members[0].state_dict().items():
         assert torch.equal(value, alone[name])
@@ -447,7 +447,7 @@ def test_boosted_stumps_learn_from_scores():
         (lambda: FixMatch(augment={"rotate": 500}), "augment.rotate"),
         (lambda: Vat(radius=0), "student.radius"),
         (lambda: Logistic(ridge=0), "student.ridge"),
-        (lambda: Ensemble(member=Supervised(), members=0), "student.members"),
+        (lambda: BaggingStudent(member=Supervised(), members=0), "student.members"),
     ],
 )
 def test_bad_settings_are_named(make, key):

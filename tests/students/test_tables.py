@@ -40,7 +40,7 @@ def student():
 
 def header(path):
     with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()[store.KEY])
+        return json.loads(file.metadata()[store.METADATA_KEY])
 
 
 def test_tables_and_arrays_are_taken_alike_by_a_student_and_by_its_file(student, tmp_path):

@@ -17,7 +17,7 @@ from tests.teachers.teacher_world import recipe, records, shards_of, spec
 def main() -> None:
     torch.set_num_threads(1)
     folder, victim = Path(sys.argv[1]), sys.argv[2:] and int(sys.argv[2])
-    me = distributed.world()
+    me = distributed.get_world()
     run_id = distributed.broadcast_text(f"run-of-rank-{me.rank}")
     assert run_id == "run-of-rank-0"
     assert distributed.is_main() == (me.rank == 0)
@@ -29,10 +29,10 @@ def main() -> None:
     private = records(150)
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
-    votes = distributed.votes(ensemble, lambda some: some.tally(private.x), len(private.x))
+    votes = distributed.count_votes(ensemble, lambda some: some.tally(private.x), len(private.x))
     place = distributed.share_tensors({"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None)
     jointly = TransductiveTeachers(num_teachers=1).among(place["at"])
-    joint = distributed.votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
+    joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
     )

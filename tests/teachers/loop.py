@@ -10,16 +10,21 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.protocols import do_nothing
-from pate_torch.teachers.engine import Chunk, Feed, Tell, Trained, _finish, _run
+from pate_torch.teachers.engine import Chunk, Feed, ShareCallback, TrainedChunk, _finish, _train_params
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
 
 def train_loop(
-    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device, tell: Tell = do_nothing
-) -> Trained:
+    chunk: Chunk,
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    tell: ShareCallback = do_nothing,
+) -> TrainedChunk:
     """PRIVATE. Train one teacher after the other: the plain program, the reference of the stacked engine."""
-    done: list[Trained] = []
+    done: list[TrainedChunk] = []
     for row, teacher in enumerate(chunk.teachers):
         alone = Chunk(teacher, *(t[row : row + 1] for t in (chunk.x_kS, chunk.y_kS, chunk.size_k)))
         module: nn.Module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
@@ -31,12 +36,12 @@ def train_loop(
             with arithmetic(recipe, device):
                 return module(x[:, 0])[None]
 
-        loss, accuracy = _run(forward, list(module.parameters()), feed, recipe, device, do_nothing)
+        loss, accuracy = _train_params(forward, list(module.parameters()), feed, recipe, device, do_nothing)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
         done.append(_finish(params, alone, loss, accuracy))
         if row + 1 < len(chunk):
             tell((row + 1) / len(chunk))
-    return Trained.joined(done)
+    return TrainedChunk.merge(done)
 
 
 def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:

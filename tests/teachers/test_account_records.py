@@ -21,12 +21,12 @@ def store(tmp_path):
 
 
 def charge(store, account, private) -> None:
-    AccountRecords(store, account, RecordHashes.of(private, store)).remember("0" * 64)
+    AccountRecords(store, account, RecordHashes.from_data(private, store)).record_ledger_head("0" * 64)
 
 
 def find(store, private) -> str | None:
     """The account that these records are known from."""
-    return AccountRecords(store, "second", RecordHashes.of(private, store)).find_duplicate(["first"])
+    return AccountRecords(store, "second", RecordHashes.from_data(private, store)).find_duplicate(["first"])
 
 
 def charge_then_find(store, charged, asked) -> str | None:
@@ -54,7 +54,7 @@ def test_records_of_another_account_are_known_again(store, change):
 def test_other_records_and_those_of_the_same_account_pass(store):
     others = np.concatenate([X[:30], np.random.default_rng(4).normal(size=(370, 3))])  # 7.5 % are known
     assert charge_then_find(store, records(X), records(others)) is None
-    assert AccountRecords(store, "first", RecordHashes.of(records(X), store)).find_duplicate([]) is None
+    assert AccountRecords(store, "first", RecordHashes.from_data(records(X), store)).find_duplicate([]) is None
 
 
 @pytest.mark.parametrize("values,size", [(4, 300), (60, 300), (2000, 900), (2000, 100)])
@@ -83,5 +83,5 @@ def test_an_account_that_grows_knows_all_its_records(store):
 
 def test_labels_and_types_are_part_of_a_record(store):
     assert charge_then_find(store, records(X), records(X, y=np.ones(400, dtype=np.int64))) is None
-    foreign = RecordHashes.of(records(X), TeacherStore(store.root / "elsewhere"))  # under another key
+    foreign = RecordHashes.from_data(records(X), TeacherStore(store.root / "elsewhere"))  # under another key
     assert AccountRecords(store, "second", foreign).find_duplicate(["first"]) is None

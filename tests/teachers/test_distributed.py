@@ -38,7 +38,7 @@ def alone():
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
     jointly = TransductiveTeachers(num_teachers=1).among(compute_coordinates(private.x, spec()))
-    return ensemble.params, ensemble.votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
+    return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 
 def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]) -> None:
@@ -72,10 +72,10 @@ def test_a_dead_rank_fails_the_run_and_its_finished_chunks_are_kept(tmp_path, al
 
 def test_without_torchrun_there_is_one_rank(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    assert distributed.world() == distributed.World(rank=0, size=1, local_rank=0, local_size=1)
+    assert distributed.get_world() == distributed.World(rank=0, size=1, local_rank=0, local_size=1)
     assert distributed.is_main()
     assert distributed.broadcast_text("here") == "here"
-    assert distributed.local_device(torch.device("cpu")) == torch.device("cpu")
+    assert distributed.get_local_device(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_ranks_of_different_kinds_refuse_to_mix(monkeypatch):
@@ -84,8 +84,8 @@ def test_ranks_of_different_kinds_refuse_to_mix(monkeypatch):
     kinds = ["cpu", "cuda", "cuda"]
     monkeypatch.setattr(distributed.dist, "all_gather_object", lambda out, mine: out.__setitem__(slice(None), kinds))
     with pytest.raises(ValueError, match=r"device='cuda': must be of one kind on all ranks \(rank 0 cpu, rank 1 cuda"):
-        distributed.local_device(torch.device("cuda"))
+        distributed.get_local_device(torch.device("cuda"))
     kinds[0] = "cuda"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert distributed.local_device(torch.device("cuda")) == torch.device("cuda", 1)
-    assert distributed.local_device(torch.device("cuda", 0)) == torch.device("cuda", 0)
+    assert distributed.get_local_device(torch.device("cuda")) == torch.device("cuda", 1)
+    assert distributed.get_local_device(torch.device("cuda", 0)) == torch.device("cuda", 0)

@@ -16,7 +16,7 @@ def trial_of(teacher, monkeypatch, rows=ROWS, **changes):
     """The trial of this teacher of a new ensemble."""
     tried = []
     monkeypatch.setattr(independence, "choose", lambda candidates: next(c for c in candidates if c[1] == teacher))
-    train(records(90), spec(), shards_of(rows), recipe(steps=8, **changes), seed=0, try_again=tried.append)
+    train(records(90), spec(), shards_of(rows), recipe(steps=8, **changes), seed=0, on_trial=tried.append)
     (trial,) = tried
     return trial
 
@@ -36,7 +36,7 @@ def test_an_honest_teacher_comes_out_bit_for_bit_in_a_fresh_process(backend, mon
 
 @pytest.mark.parametrize("teacher", [1, 4])
 def test_a_leak_between_the_slots_of_a_launch_is_refused(teacher, monkeypatch):
-    plain = engine._losses
+    plain = engine._compute_losses
 
     def mixed(logits, y, smoothing):
         own = plain(logits, y, smoothing)
@@ -64,7 +64,7 @@ def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch)
 @pytest.mark.fresh_process
 def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
     """What is planted in this process alone is not there."""
-    plain = engine._losses
+    plain = engine._compute_losses
     monkeypatch.setattr(engine, "_losses", lambda *given: 2 * plain(*given))
     trial = trial_of(2, monkeypatch, chunk=1)
     with pytest.raises(ValueError, match="came out different"):
@@ -76,7 +76,7 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
     monkeypatch.setattr(independence, "choose", lambda candidates: drawn.append(list(candidates)) or candidates[3])
     trials = []
     private = records(90)
-    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, try_again=trials.append)
+    train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, on_trial=trials.append)
     assert [teacher for _, teacher in drawn[0]] == list(range(1, len(ROWS)))
     chunk = trials[0].again.chunk
     assert chunk.teachers == range(3, 6) and trials[0].again.row == 1 and chunk.size_k.tolist() == [1, 20, 1]
@@ -85,4 +85,4 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
 
 
 def test_one_teacher_alone_is_not_tried():
-    train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, try_again=pytest.fail)
+    train(records(9), spec(), shards_of([[0, 1]]), recipe(steps=1), seed=0, on_trial=pytest.fail)

@@ -23,22 +23,24 @@ def images(size=32, channels=3, classes=10):
 
 
 def train_size(recipe, spec, num_teachers, device):
-    return launch.train_size(recipe, launch.network_cost(recipe.network, recipe.options, spec), num_teachers, device)
+    return launch.compute_train_size(
+        recipe, launch.compute_network_cost(recipe.network, recipe.options, spec), num_teachers, device
+    )
 
 
 def test_no_record_decides_how_many_are_launched():
     """Else one more in the largest shard could change the last bits of every teacher, and votes of all."""
-    assert set(inspect.signature(launch.train_size).parameters) == {"recipe", "cost", "num_teachers", "device"}
-    assert set(inspect.signature(launch.training_bytes).parameters) == {"recipe", "cost"}
+    assert set(inspect.signature(launch.compute_train_size).parameters) == {"recipe", "cost", "num_teachers", "device"}
+    assert set(inspect.signature(launch.estimate_training_bytes).parameters) == {"recipe", "cost"}
 
 
 @pytest.mark.parametrize("num_teachers", [1, 15, 16, 17, 50, 250, 10_000])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 def test_every_teacher_is_dealt_once_and_no_rank_has_two_groups_more(num_teachers, ranks):
-    groups = launch.groups(num_teachers)
+    groups = launch.split_groups(num_teachers)
     assert list(itertools.chain(*groups)) == list(range(num_teachers))
-    assert all(len(group) == launch.GROUP == 16 for group in groups[:-1])
-    owner = launch.owners(len(groups), ranks)
+    assert all(len(group) == launch.GROUP_TEACHERS == 16 for group in groups[:-1])
+    owner = launch.assign_owners(len(groups), ranks)
     assert owner == sorted(owner) and max(owner) < ranks
     loads = [owner.count(rank) for rank in range(ranks)]
     assert max(loads) - min(loads) <= 1
@@ -46,8 +48,8 @@ def test_every_teacher_is_dealt_once_and_no_rank_has_two_groups_more(num_teacher
 
 def efficiency(num_teachers: int, ranks: int) -> float:
     """The share of the ranks' time that is spent on teachers, where all take equally long."""
-    sizes = [len(group) for group in launch.groups(num_teachers)]
-    owner = launch.owners(len(sizes), ranks)
+    sizes = [len(group) for group in launch.split_groups(num_teachers)]
+    owner = launch.assign_owners(len(sizes), ranks)
     busiest = max(sum(size for size, one in zip(sizes, owner, strict=True) if one == rank) for rank in range(ranks))
     return num_teachers / (ranks * busiest)
 
@@ -61,9 +63,9 @@ def test_the_ranks_of_eight_and_of_sixty_four_gpus_are_busy():
 
 @pytest.mark.parametrize("size", [1, 3, 10, 15, 16, 17, 40, 48, 250])
 def test_launches_cover_what_is_to_be_done_and_nothing_else(size):
-    groups = launch.groups(250)
+    groups = launch.split_groups(250)
     for todo in (groups, groups[3:7], [groups[0], groups[2], groups[3], groups[15]], []):
-        planned = launch.launches(todo, size)
+        planned = launch.plan_launches(todo, size)
         assert sorted(itertools.chain(*planned)) == sorted(itertools.chain(*todo))
         assert all(len(teachers) <= max(1, size if size < 16 else size - size % 16) for teachers in planned)
         if size < 16:  # within a group: what else is to be done changes nothing
@@ -81,14 +83,14 @@ def test_launches_on_a_cpu_follow_from_public_numbers(network):
 
 def test_a_gpu_gets_what_its_memory_holds_in_whole_groups():
     recipe = TeacherRecipe(network="convnet", options={})
-    cost = launch.network_cost("convnet", {}, images())
-    each = launch.training_bytes(recipe, cost)
+    cost = launch.compute_network_cost("convnet", {}, images())
+    each = launch.estimate_training_bytes(recipe, cost)
     size = train_size(recipe, images(), 10_000, GPU)
     assert size % 16 == 0 and size * each <= 20 * 2**30 < (size + 16) * each
     assert train_size(recipe, images(), 250, GPU) == 144 and 250 * each < 80e9  # two launches in 24 GiB
     wide = TeacherRecipe(network="logistic", options={})
     for teachers in (75, 250):  # the last group is not whole, and belongs to the launch all the same
-        every = launch.launches(launch.groups(teachers), train_size(wide, images(), teachers, GPU))
+        every = launch.plan_launches(launch.split_groups(teachers), train_size(wide, images(), teachers, GPU))
         assert every == [range(teachers)]
     small = TeacherRecipe(network="convnet", options={}, memory_gib=3.5 * each / 2**30)
     assert train_size(small, images(), 250, GPU) == 3
@@ -99,17 +101,17 @@ def test_too_little_memory_is_said_with_the_key():
     with pytest.raises(ValueError, match=r"memory_gib=0\.001: is too little: .*network=convnet.*batch_size=32"):
         train_size(recipe, images(), 250, GPU)
     with pytest.raises(ValueError, match=r"teacher\.memory_gib=1e-06: is too little"):
-        launch.ask_size(launch.network_cost("convnet", {}, images()), 250, 1e-6)
+        launch.compute_query_size(launch.compute_network_cost("convnet", {}, images()), 250, 1e-6)
 
 
 @pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
 @pytest.mark.parametrize("size", [28, 64])
 def test_asking_keeps_within_the_memory(network, size):
-    cost = launch.network_cost(network, {}, images(size))
+    cost = launch.compute_network_cost(network, {}, images(size))
     for memory in (0.1, 1.0, 20.0):
-        teachers, points = launch.ask_size(cost, 250, memory)
-        assert teachers * launch.asking_bytes(cost, points) <= memory * 2**30
-        assert teachers == 64 or 2 * teachers * launch.asking_bytes(cost, points) > memory * 2**30
+        teachers, points = launch.compute_query_size(cost, 250, memory)
+        assert teachers * launch.estimate_query_bytes(cost, points) <= memory * 2**30
+        assert teachers == 64 or 2 * teachers * launch.estimate_query_bytes(cost, points) > memory * 2**30
 
 
 def test_killed_ranks_and_workers_leave_whole_groups_and_the_same_bits(tmp_path):

@@ -25,10 +25,10 @@ def trained():
 
 
 def identity(store: TeacherStore, private: PrivateData, **changes: object) -> Identity:
-    settings = recipe().configuration()
+    settings = recipe().to_configuration()
     base = {
         "dataset": "squares",
-        "fingerprint": store.fingerprint(private),
+        "fingerprint": store.compute_fingerprint(private),
         "partition": {"name": "add_remove", "capacity": None},
         "configuration": settings,
         "seed": 0,
@@ -70,11 +70,11 @@ def test_identical_configurations_on_the_same_data_are_found(saved):
     store, name, private, _ = saved
     assert store.find(identity(store, private)) == name
     assert store.find(identity(store, private, seed=1)) is None
-    assert store.find(identity(store, private, configuration=recipe(steps=13).configuration())) is None
+    assert store.find(identity(store, private, configuration=recipe(steps=13).to_configuration())) is None
     # How many are launched at once decides bits; who does the work does not.
-    assert store.find(identity(store, private, configuration=recipe(chunk=2).configuration())) is None
-    assert store.find(identity(store, private, configuration=recipe(backend="processes").configuration())) == name
-    assert store.find(identity(store, private, configuration=recipe(memory_gib=4.0).configuration())) == name
+    assert store.find(identity(store, private, configuration=recipe(chunk=2).to_configuration())) is None
+    assert store.find(identity(store, private, configuration=recipe(backend="processes").to_configuration())) == name
+    assert store.find(identity(store, private, configuration=recipe(memory_gib=4.0).to_configuration())) == name
     assert TeacherStore(store.root / "elsewhere").find(identity(store, private)) is None
 
 
@@ -99,7 +99,7 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
 
 def test_fingerprints_are_keyed(saved, tmp_path):
     store, _, private, _ = saved
-    assert TeacherStore(tmp_path / "other").fingerprint(private) != store.fingerprint(private)
+    assert TeacherStore(tmp_path / "other").compute_fingerprint(private) != store.fingerprint(private)
 
 
 def test_votes_are_counted_once(saved):
@@ -110,25 +110,25 @@ def test_votes_are_counted_once(saved):
         calls.append(1)
         return ensemble.votes(private.x)
 
-    first, second = (store.votes_cached(name, private.x, compute) for _ in range(2))
+    first, second = (store.get_or_count_votes(name, private.x, compute) for _ in range(2))
     assert len(calls) == 1 and torch.equal(first.counts_QC.long(), second.counts_QC)
-    store.votes_cached(name, private.x[:5], lambda: ensemble.votes(private.x[:5]))
+    store.get_or_count_votes(name, private.x[:5], lambda: ensemble.votes(private.x[:5]))
     assert len(list((store.folder / name / "votes").glob("*.safetensors"))) == 2
 
 
 def test_votes_of_other_teachers_or_points_are_refused(saved):
     store, name, private, ensemble = saved
     with pytest.raises(ValueError, match="not this ensemble's votes"):
-        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x[:4]))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.votes(private.x[:4]))
     with pytest.raises(ValueError, match="not this ensemble's votes"):
-        store.votes_cached(name, private.x, lambda: ensemble.select(slice(0, 2)).votes(private.x))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.select(slice(0, 2)).votes(private.x))
     path = store.folder / name / "votes" / f"{compute_tensor_digest(private.x)}.safetensors"
     save_file({"counts_QC": torch.zeros(20, 9, dtype=torch.int32)}, path)
     with pytest.raises(ValueError, match="delete it"):
-        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.votes(private.x))
     save_file({"counts_QC": torch.ones(20, 4, dtype=torch.int32)}, path)
     with pytest.raises(ValueError, match="sum to num_teachers"):
-        store.votes_cached(name, private.x, lambda: ensemble.votes(private.x))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.votes(private.x))
 
 
 def test_pools_differ_by_content_shape_and_type():
@@ -238,4 +238,4 @@ def test_identities_compare_as_plain_data(saved):
 
 def test_empty_records_have_a_fingerprint(tmp_path):
     empty = PrivateData(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
-    assert len(TeacherStore(tmp_path).fingerprint(empty)) == 64
+    assert len(TeacherStore(tmp_path).compute_fingerprint(empty)) == 64

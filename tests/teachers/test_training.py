@@ -17,8 +17,8 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import warp
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers import engine, launch, stacked, training, workers
-from pate_torch.teachers.engine import flushed, gather_chunk
-from pate_torch.teachers.ensemble import Ensemble
+from pate_torch.teachers.engine import flush_denormals, gather_chunk
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
 from tests import ROOT
@@ -69,7 +69,7 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
     without = train(records(10), spec(), shards_of([rows[0], [], rows[2]]), recipe(), seed=0)
     assert differing(full.params, without.params) == {1}
     assert without.trained_K.tolist() == [True, False, True]
-    assert not without.predictions(records(5).x)[1].any()
+    assert not without.predict(records(5).x)[1].any()
 
 
 @pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
@@ -124,7 +124,7 @@ def test_the_loop_is_ordinary_training():
     module = networks.build("lean_cnn", (1, 12, 12), 4, channels=[4, 8], hidden=16).double()
     networks.initialize(module, make_torch_generator(9, "teacher", 0, "init"))
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.02)
-    order = engine.batches(9, 0, 40, 20, 8)
+    order = engine.draw_batches(9, 0, 40, 20, 8)
     theta = settings.augment.draw(20 * 8, (1, 12, 12), make_torch_generator(9, "teacher", 0, "augment")).view(
         20, 8, 2, 3
     )
@@ -179,9 +179,9 @@ def test_teachers_learn_and_agree_on_easy_data():
     private, fresh = records(400), records(100, seed=1)
     shards = AddRemove().shards(private, 8, seed=0)
     ensemble = train(private, spec(), shards, recipe(steps=60, chunk=None), seed=0)
-    prediction = ensemble.predictions(fresh.x)
+    prediction = ensemble.predict(fresh.x)
     assert (prediction == fresh.y).float().mean() > 0.95
-    assert (ensemble.votes(fresh.x).compute_plurality() == fresh.y).float().mean() > 0.98
+    assert (ensemble.count_votes(fresh.x).compute_plurality() == fresh.y).float().mean() > 0.98
 
 
 def test_the_loop_and_the_stacked_engine_cast_the_same_votes_after_a_full_float32_run():
@@ -190,8 +190,8 @@ def test_the_loop_and_the_stacked_engine_cast_the_same_votes_after_a_full_float3
     settings = recipe(steps=100)
     batched = train(private, spec(), shards, settings, seed=0)
     loop = train_loop(gather_chunk(private, shards, range(8)), spec(), settings, 0, CPU).params
-    votes = dataclasses.replace(batched, params=loop).predictions(fresh.x)
-    assert (votes == batched.predictions(fresh.x)).float().mean() >= 0.999
+    votes = dataclasses.replace(batched, params=loop).predict(fresh.x)
+    assert (votes == batched.predict(fresh.x)).float().mean() >= 0.999
 
 
 def test_unequal_shards_train_together_for_the_same_steps():
@@ -199,7 +199,7 @@ def test_unequal_shards_train_together_for_the_same_steps():
     losses: list[torch.Tensor] = []
     settings = recipe(steps=80, augment=None)
     ensemble = train(
-        records(40), spec(), shards_of(rows), settings, seed=0, losses=lambda _, loss_K: losses.append(loss_K)
+        records(40), spec(), shards_of(rows), settings, seed=0, on_losses=lambda _, loss_K: losses.append(loss_K)
     )
     assert ensemble.trained_K.tolist() == [True, True, True, False]
     assert len(losses) == engine.CURVE_POINTS and all(loss_K.shape == (4,) for loss_K in losses)
@@ -207,24 +207,24 @@ def test_unequal_shards_train_together_for_the_same_steps():
     own = records(40)
     for teacher, row in enumerate(rows[:3]):
         index = torch.tensor(row)
-        assert (ensemble.predictions(own.x[index])[teacher] == own.y[index]).all()
+        assert (ensemble.predict(own.x[index])[teacher] == own.y[index]).all()
 
 
 def test_a_diverged_teacher_still_votes_once():
     private = records(24)
     ensemble = train(private, spec(), shards_of([list(range(12)), list(range(12, 24))]), recipe(), seed=0)
     next(iter(ensemble.params.values()))[1] = float("nan")
-    votes = ensemble.votes(private.x)
-    assert not ensemble.predictions(private.x)[1].any()
+    votes = ensemble.count_votes(private.x)
+    assert not ensemble.predict(private.x)[1].any()
     assert torch.equal(votes.counts_QC.sum(1).long(), torch.full((24,), 2))
 
 
 def test_predictions_do_not_depend_on_the_batch_or_on_training_time_distortion():
     private = records(50)
     ensemble = train(private, spec(), shards_of([list(range(25)), list(range(25, 50))]), recipe(), seed=0)
-    whole = ensemble.predictions(private.x, batch=50)
-    assert torch.equal(whole, ensemble.predictions(private.x, batch=7))
-    assert torch.equal(whole, ensemble.predictions(private.x, batch=50))
+    whole = ensemble.predict(private.x, batch=50)
+    assert torch.equal(whole, ensemble.predict(private.x, batch=7))
+    assert torch.equal(whole, ensemble.predict(private.x, batch=50))
     by_hand = []
     for k in range(2):
         module = networks.rebuild(ensemble.network)
@@ -236,11 +236,11 @@ def test_predictions_do_not_depend_on_the_batch_or_on_training_time_distortion()
 def test_threads_give_the_same_predictions_and_are_left_as_they_were():
     private, shards = records(120), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(24)])
     ensemble = train(private, spec(), shards, recipe(steps=4), seed=0)
-    one = ensemble.predictions(private.x)
+    one = ensemble.predict(private.x)
     seen: list[int] = []
     try:
         torch.set_num_threads(3)
-        three = ensemble.predictions(private.x, progress=lambda done, _: seen.append(done))
+        three = ensemble.predict(private.x, progress=lambda done, _: seen.append(done))
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
@@ -248,10 +248,10 @@ def test_threads_give_the_same_predictions_and_are_left_as_they_were():
 
 
 def test_batches_are_permutations_of_the_own_shard():
-    order = engine.batches(0, 4, size=10, steps=7, batch_size=6).flatten()[:40].view(4, 10)
+    order = engine.draw_batches(0, 4, size=10, steps=7, batch_size=6).flatten()[:40].view(4, 10)
     assert torch.equal(order.sort(1).values, torch.arange(10, dtype=torch.int32).expand(4, 10))
     assert len({tuple(row.tolist()) for row in order}) == 4
-    assert not torch.equal(order, engine.batches(0, 5, 10, 7, 6).flatten()[:40].view(4, 10))
+    assert not torch.equal(order, engine.draw_batches(0, 5, 10, 7, 6).flatten()[:40].view(4, 10))
 
 
 @pytest.mark.parametrize("backend", ["vectorised", "processes"])
@@ -293,9 +293,9 @@ def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkey
 @pytest.fixture(params=[True, False], ids=["forked", "spawned"])
 def start(request, monkeypatch):
     """Both ways to start a worker, wherever the first one works."""
-    if request.param and not workers.may_fork():
+    if request.param and not workers.can_fork():
         pytest.skip("a copy of this process could not compute")
-    monkeypatch.setattr(workers, "may_fork", lambda: request.param)
+    monkeypatch.setattr(workers, "can_fork", lambda: request.param)
 
 
 def test_workers_give_the_bits_of_this_process_however_they_start(start):
@@ -314,8 +314,8 @@ def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     monkeypatch.setenv("PYTHONPATH", "")
     broken = recipe(backend="processes", batch_size=8, steps=3)
     object.__setattr__(broken, "network", "mlp")  # its options do not fit: the worker fails on building it
-    shapes = workers._result_shapes(spec(), recipe(), 8)
-    monkeypatch.setattr(workers, "_result_shapes", lambda *_: shapes)
+    shapes = workers._get_result_shapes(spec(), recipe(), 8)
+    monkeypatch.setattr(workers, "_get_result_shapes", lambda *_: shapes)
     chunks = [range(3), range(3, 6), range(6, 8)]
     with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorised"):
         list(workers.train_chunks(private, spec(), shards, broken, 0, chunks, 2))
@@ -325,7 +325,7 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
     private, shards = records(40), shards_of([list(range(k * 5, k * 5 + 5)) for k in range(8)])
     forever = recipe(backend="processes", workers=3, steps=10**6, augment=None)
     started: list[workers._Worker] = []
-    plain = workers._started
+    plain = workers._start_worker
 
     def remember(*arguments):
         started.append(plain(*arguments))
@@ -333,8 +333,8 @@ def test_a_killed_worker_is_a_clear_error_and_the_others_end(monkeypatch, start)
             started[1].process.kill()
         return started[-1]
 
-    monkeypatch.setattr(workers, "_started", remember)
-    monkeypatch.setattr(workers, "_PATIENCE", 60.0)  # a spawned one may still be importing torch
+    monkeypatch.setattr(workers, "_start_worker", remember)
+    monkeypatch.setattr(workers, "_STOP_TIMEOUT_SECONDS", 60.0)  # a spawned one may still be importing torch
     with pytest.raises(ChildProcessError, match="killed by signal 9"):
         train(private, spec(), shards, forever, seed=0)
     assert [one.process.exitcode for one in started] == [0, -9, 0]  # told to stop, and stopped by themselves
@@ -366,7 +366,7 @@ train(records(40), spec(), shards_of([list(range(k * 5, k * 5 + 5)) for k in ran
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_killed_run(start):
-    code = ORPHAN.format(root=str(ROOT), fork=workers.may_fork())
+    code = ORPHAN.format(root=str(ROOT), fork=workers.can_fork())
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == -9, run.stderr
     pids = run.stdout.split()
@@ -408,13 +408,13 @@ def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
         train(records(60), spec(), shards, recipe(learning_rate=1e30, steps=10), seed=0)
     loss = torch.full((6, 5), math.nan)
     loss[3] = 1.0
-    training._refuse_diverged(loss, recipe())
+    training._check_converged(loss, recipe())
 
 
 def test_parameters_by_hand():
     one = TeacherRecipe(network="lean_cnn", options={"channels": [2, 3], "hidden": 5}, steps=1, batch_size=1)
     parameters = (2 * 9 + 2) + (3 * 2 * 9 + 3) + (27 * 5 + 5) + (5 * 4 + 4)
-    cost = launch.network_cost(one.network, one.options, spec())
+    cost = launch.compute_network_cost(one.network, one.options, spec())
     assert cost.parameters == parameters
 
 
@@ -445,21 +445,21 @@ def test_an_ensemble_checks_its_parameters():
     ensemble = train(records(9), spec(), shards_of([[0, 1], [2, 3]]), recipe(steps=1), seed=0)
     fewer = dict(list(ensemble.params.items())[1:])
     with pytest.raises(ValueError, match="do not fit"):
-        Ensemble(ensemble.network, fewer, ensemble.trained_K, spec())
+        TeacherEnsemble(ensemble.network, fewer, ensemble.trained_K, spec())
     assert "withheld" in repr(ensemble)
 
 
 def test_bf16_trains():
     private = records(200)
     ensemble = train(private, spec(), AddRemove().shards(private, 4, seed=0), recipe(steps=60, dtype="bf16"), seed=0)
-    assert (ensemble.predictions(private.x) == private.y).float().mean() > 0.95
+    assert (ensemble.predict(private.x) == private.y).float().mean() > 0.95
 
 
 def test_numbers_too_small_for_full_precision_are_zero_only_while_training():
     tiny = torch.tensor(torch.finfo(torch.float32).smallest_normal)
-    with flushed():
+    with flush_denormals():
         assert float(tiny / 2) == 0
-        with flushed():
+        with flush_denormals():
             pass
         assert float(tiny / 2) == 0
     assert float(tiny / 2) > 0

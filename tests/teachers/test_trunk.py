@@ -96,7 +96,7 @@ def test_features_help_where_shards_are_small(data, trunk):
     """Seven or eight records a teacher and three classes: the heads are well above chance, 1/3."""
     shards = ReplaceOne().make_shards(data.private, 30, seed=0)
     ensemble = train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk)
-    right = (ensemble.votes(data.evaluation.x).compute_plurality() == data.evaluation.y).double().mean()
+    right = (ensemble.count_votes(data.evaluation.x).compute_plurality() == data.evaluation.y).double().mean()
     assert right > 0.8
 
 
@@ -105,14 +105,14 @@ def test_the_store_keeps_the_trunk(data, trunk, tmp_path):
     store = TeacherStore(tmp_path)
     identity = Identity(
         dataset="glyphs",
-        fingerprint=store.fingerprint(data.private),
+        fingerprint=store.compute_fingerprint(data.private),
         partition={},
-        configuration=RECIPE.configuration(),
+        configuration=RECIPE.to_configuration(),
         seed=0,
         num_teachers=8,
     )
     found = store.load(store.save(ensemble, identity)).ensemble
-    assert torch.equal(found.predictions(data.evaluation.x), ensemble.predictions(data.evaluation.x))
+    assert torch.equal(found.predict(data.evaluation.x), ensemble.predict(data.evaluation.x))
     assert found.spec == data.spec and found.trunk is not None and found.trunk.spec == trunk.spec
     assert store.find(identity) is not None
 
@@ -171,6 +171,6 @@ def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(
 def test_a_head_over_the_trunk_comes_out_the_same_alone_in_a_fresh_process(data, trunk):
     trials = []
     shards = ReplaceOne().make_shards(data.private, 8, seed=0)
-    train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk, try_again=trials.append)
+    train(data.private, data.spec, shards, RECIPE, seed=0, trunk=trunk, on_trial=trials.append)
     trials[0].run(data.pool.x, torch.device("cpu"))
     assert trials[0].ensemble.trunk is not None

@@ -7,8 +7,8 @@ import torch
 from pate_torch import networks
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import voting
-from pate_torch.teachers.ensemble import Ensemble
-from pate_torch.teachers.voting import count, label_dtype
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.voting import count_votes, get_label_dtype
 from pate_torch.types import DataSpec
 
 
@@ -24,7 +24,7 @@ def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
     dtype = torch.int16 if classes > 256 else dtype
     draw = torch.Generator().manual_seed(teachers)
     predictions = torch.randint(classes, (teachers, queries), generator=draw).to(dtype)
-    votes = count(predictions, classes)
+    votes = count_votes(predictions, classes)
     assert votes.num_teachers == teachers
     assert torch.equal(votes.counts_QC.long(), by_loop(predictions.long(), classes))
 
@@ -34,14 +34,14 @@ def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
 def test_chunking_changes_nothing(monkeypatch, width, few):
     predictions = torch.randint(5, (13, 101), generator=torch.Generator().manual_seed(1))
     whole = by_loop(predictions, 5).int()
-    monkeypatch.setattr(voting, "FEW_CLASSES", few)
-    monkeypatch.setattr(voting, "WIDTH", width)
-    assert torch.equal(count(predictions, 5).counts_QC, whole)
+    monkeypatch.setattr(voting, "MAX_COMPARED_CLASSES", few)
+    monkeypatch.setattr(voting, "BLOCK_QUERIES", width)
+    assert torch.equal(count_votes(predictions, 5).counts_QC, whole)
 
 
 def test_unanimous_teachers_overflow_no_byte():
     for teachers in (255, 256, 511, 1000):
-        counts = count(torch.full((teachers, 9), 2, dtype=torch.uint8), 4).counts_QC
+        counts = count_votes(torch.full((teachers, 9), 2, dtype=torch.uint8), 4).counts_QC
         assert torch.equal(counts, torch.tensor([0, 0, teachers, 0], dtype=torch.int32).expand(9, 4))
 
 
@@ -49,7 +49,7 @@ def test_one_moved_vote_moves_two_counts_by_one():
     predictions = torch.randint(4, (9, 30), generator=torch.Generator().manual_seed(2))
     moved = predictions.clone()
     moved[3] = (moved[3] + 1) % 4
-    difference = count(moved, 4).counts_QC.long() - count(predictions, 4).counts_QC.long()
+    difference = count_votes(moved, 4).counts_QC.long() - count_votes(predictions, 4).counts_QC.long()
     assert torch.equal(difference.abs().sum(1), torch.full((30,), 2))
     assert not difference.sum(1).any()
 
@@ -67,7 +67,7 @@ def test_one_moved_vote_moves_two_counts_by_one():
 )
 def test_refuses(predictions, message):
     with pytest.raises(ValueError, match=message):
-        count(predictions, 4)
+        count_votes(predictions, 4)
 
 
 EDGES = [255, 256, 257, 2**15 - 1, 2**15, 2**15 + 1]
@@ -77,14 +77,14 @@ EDGES = [255, 256, 257, 2**15 - 1, 2**15, 2**15 + 1]
 @pytest.mark.parametrize("classes", EDGES)
 def test_the_last_class_is_counted_and_the_next_refused_where_types_widen(classes):
     last = torch.tensor([[classes - 1, 0], [classes - 1, classes - 2]])
-    for dtype in {label_dtype(classes), torch.int32, torch.int64}:
-        counts = count(last.to(dtype), classes).counts_QC
+    for dtype in {get_label_dtype(classes), torch.int32, torch.int64}:
+        counts = count_votes(last.to(dtype), classes).counts_QC
         assert counts[0, classes - 1] == 2 and counts[1, 0] == counts[1, classes - 2] == 1
         assert int(counts.sum()) == 4
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
         if classes <= torch.iinfo(dtype).max:
             with pytest.raises(ValueError, match=f"0..{classes - 1}"):
-                count((last + 1).to(dtype), classes)
+                count_votes((last + 1).to(dtype), classes)
 
 
 @pytest.mark.parametrize("classes", EDGES)
@@ -94,8 +94,8 @@ def test_an_ensemble_votes_for_its_last_class(classes):
     network = networks.describe("logistic", spec.input_shape, classes)
     params = {name: torch.zeros(3, *p.shape) for name, p in networks.rebuild(network).named_parameters()}
     next(p for p in params.values() if p.dim() == 2)[:, -1] = 1.0
-    ensemble = Ensemble(network, params, torch.ones(3, dtype=torch.bool), spec)
-    votes = ensemble.votes(torch.ones(4, 2))
+    ensemble = TeacherEnsemble(network, params, torch.ones(3, dtype=torch.bool), spec)
+    votes = ensemble.count_votes(torch.ones(4, 2))
     assert votes.compute_plurality().tolist() == [classes - 1] * 4
     assert votes.counts_QC[:, -1].tolist() == [3] * 4
 

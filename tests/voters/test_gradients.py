@@ -577,7 +577,7 @@ def centered(logit_PC: torch.Tensor) -> torch.Tensor:
 def test_a_model_that_was_not_released_is_not_published():
     x, y = images(60, seed=1)
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
-    student = SelfTraining(first=small, then=small, last="model")
+    student = SelfTraining(first_student=small, later_students=small, publish="model")
     task = StudentTask(IMAGES, x, torch.arange(60), y)
     with pytest.raises(ValueError, match=r"student\.last='model'.*none was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
@@ -660,7 +660,7 @@ def test_gradients_in_python(tmp_path):
         and len(release.query_Q) == 90
     )
     small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(SelfTraining(first=small, then=small))
+    student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     assert pate.report(test_x, test_y).voters.who == "gradients"

@@ -36,7 +36,7 @@ from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.students import label_spreading
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import class_proportions
+from pate_torch.students.task import compute_class_proportions
 from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, MechanismContext, NoisyCounts, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.reporting.reporting_demo import demo
@@ -325,7 +325,7 @@ def test_records_are_not_compared_with_questions_one_feature_at_a_time():
 
 
 def test_shares_are_the_proportions_and_noise_alone_says_nothing():
-    clear = class_proportions(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
+    clear = compute_class_proportions(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
 
@@ -343,7 +343,7 @@ def test_a_student_of_propagated_labels_outvotes_wrong_cells_where_a_plain_one_l
     def right(student) -> float:
         return float((student.predict(test_x) == test_y).double().mean())
 
-    carried = SelfTraining(first=plain, then=plain)
+    carried = SelfTraining(first_student=plain, later_students=plain)
     alone, helped = (right(algorithm.fit(task, seed=0, device=CPU)) for algorithm in (plain, carried))
     assert helped > 0.97 and helped > alone + 0.02
 
@@ -382,7 +382,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
         label_spreading, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
     )
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
-    student = SelfTraining(first=small, then=small, num_generations=2, members=3)
+    student = SelfTraining(first_student=small, later_students=small, num_generations=2, members=3)
     last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
     assert isinstance(last.module, networks.Voting) and len(last.module.members) == 3
     assert graphs[1].shape == (90, 3 * 16)
@@ -552,7 +552,7 @@ def test_reverse_knn_in_python(tmp_path):
     release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
     assert pate.epsilon == pytest.approx(gdp.compute_epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
     small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(SelfTraining(first=small, then=small))
+    student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     report = pate.report(test_x, test_y)

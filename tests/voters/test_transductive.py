@@ -46,7 +46,7 @@ def probabilities(ensemble, pool) -> np.ndarray:
         for start, logits in parts:
             out[rows, start : start + logits.shape[1]] = logits.softmax(2)
 
-    ensemble.opinions(pool, hear)
+    ensemble.forward_batches(pool, hear)
     return out.double().numpy()
 
 
@@ -84,7 +84,7 @@ def test_one_record_moves_one_teacher(ensemble, pool):
     votes = jointly(pool)
     before, after = votes.predictions(ensemble, pool), votes.predictions(other, pool)
     assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}
-    counts = voting.count(before, 4), voting.count(after, 4)
+    counts = voting.count_votes(before, 4), voting.count_votes(after, 4)
     assert int((counts[0].counts_QC - counts[1].counts_QC).abs().sum(1).max()) <= 2
 
 
@@ -108,9 +108,11 @@ def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
 
 def test_tally_and_distributed_votes_count_them(ensemble, pool):
     votes = jointly(pool)
-    counted = voting.count(votes.predictions(ensemble, pool), 4).counts_QC
+    counted = voting.count_votes(votes.predictions(ensemble, pool), 4).counts_QC
     assert torch.equal(votes.tally(ensemble, pool), counted)
-    assert torch.equal(distributed.votes(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted)
+    assert torch.equal(
+        distributed.count_votes(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted
+    )
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)
