@@ -50,7 +50,7 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
     from pate_torch.features.contrastive import ContrastiveFeatures
     from pate_torch.mechanisms.gradient_descent import GradientDescent
     from pate_torch.mechanisms.histogram import Histogram
-    from pate_torch.methods.gradients import Gradients
+    from pate_torch.methods.gradients import GradientMethod
     from pate_torch.methods.reverse_knn import ReverseKnn
     from pate_torch.pipeline import run
     from pate_torch.queries.random import Random
@@ -60,7 +60,7 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
     config = RunConfig(
         dataset=NoiseImages(records=records),
         partition=AddRemove(),
-        voters=Gradients() if gradients else ReverseKnn(),
+        voters=GradientMethod() if gradients else ReverseKnn(),
         mechanism=GradientDescent(sigma=100.0, steps=8, adjacency="add_remove")
         if gradients
         else Histogram(sigma=10.0, adjacency="add_remove"),

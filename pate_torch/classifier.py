@@ -40,8 +40,8 @@ from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.ledger.accounts import account_charged_error
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import panel
-from pate_torch.methods.gradients import Gradients
-from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.pate import Pate, account_of, name_failed_disk, unmeasured
 from pate_torch.planning import autoconfig as methods
 from pate_torch.protocols import Student, StudentAlgorithm
@@ -503,7 +503,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return Pate(mechanism=GNMax(sigma=1.0), num_teachers=1, **terms)
         assert method.mechanism is not None
         if method.name == "gradients":
-            who: dict[str, Any] = {"teacher": Gradients(size=facts.records, directions=method.directions)}
+            who: dict[str, Any] = {"teacher": GradientMethod(size=facts.records, effective_dim=method.directions)}
         else:
             teacher = method.teacher if self.teacher is None else self.teacher
             who = {"teacher": teacher, "num_teachers": method.num_teachers}
@@ -573,16 +573,16 @@ def _trained(
 
 def _descend(pate: Pate, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    from pate_torch.methods.dpsgd import DpSgd  # loads Opacus
+    from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
 
-    plan = pate._config(data, Teachers(num_teachers=1), 1, Random())
+    plan = pate._config(data, TeacherVotes(num_teachers=1), 1, Random())
     plan = replace(
         plan,
         privacy=replace(plan.privacy, target_epsilon=facts.epsilon),
         folder=Path(run_folders.get_run_folder(str(pate.home), pate.name, "dpsgd")) / make_unique_run_id(),
         quiet=True,
     )
-    folder = DpSgd(network="cnn" if facts.images else "mlp").run(plan)
+    folder = DPSGD(network="cnn" if facts.images else "mlp").run(plan)
     return load_student(folder), folder / "release"
 
 

@@ -16,7 +16,7 @@ from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.features.encoded_dataset import EncodedDataset
-from pate_torch.methods.base import Voters
+from pate_torch.methods.base import PrivateMethod
 from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.planning import feasibility
 from pate_torch.private_epsilon import PrivateEpsilon
@@ -111,7 +111,7 @@ class RunConfig:
 
     dataset: DatasetSource
     partition: Partition
-    voters: Voters
+    voters: PrivateMethod
     mechanism: Mechanism
     query: QueryStrategy
     num_queries: int
@@ -212,7 +212,7 @@ class RunConfig:
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
-        config = dataclasses.replace(self, voters=self.voters.for_data(data)).fewer_queries_for(data, stages)
+        config = dataclasses.replace(self, voters=self.voters.adapt_to_data(data)).fewer_queries_for(data, stages)
         return config if config.labels is not None else config.calibrated()
 
     def fewer_queries_for(self, data: Dataset, stages: Stages) -> RunConfig:
@@ -299,12 +299,12 @@ class RunConfig:
                 num_classes=data.spec.num_classes,
                 rounds=self.num_rounds,
             )
-            votes, classes = self.voters.votes_per_question(data, self), data.spec.num_classes
+            votes, classes = self.voters.estimate_votes_per_query(data, self), data.spec.num_classes
             if votes is not None:
                 forced = self.privacy.allow_chance
                 feasibility.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
-            self.voters.validate_for(data, self)
-            self.voters.description(data.private.unit, self)  # a wrong one is found out now
+            self.voters.check_data(data, self)
+            self.voters.describe(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
                 refuse_component("teacher", self.teacher, data)
             if self.is_guided:

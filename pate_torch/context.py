@@ -232,7 +232,7 @@ class RunContext:
             )
             if planned:
                 by_records = run.store.compute_content_fingerprint(run.everyone)
-                content = by_records if config.labels else config.voters.fingerprint(run.store, run.everyone)
+                content = by_records if config.labels else config.voters.compute_fingerprint(run.store, run.everyone)
                 run.budget = open_budget(config, ledger, loaded.data, planned, content)
                 if not run.paid:
                     run.budget.check_events(planned)
@@ -296,7 +296,7 @@ def _call(config: RunConfig, loaded: Loaded) -> UnfinishedCall | None:
     }
 
     def fingerprint() -> str:
-        return config.voters.fingerprint(store, loaded.everyone) + store.compute_fingerprint(loaded.everyone)
+        return config.voters.compute_fingerprint(store, loaded.everyone) + store.compute_fingerprint(loaded.everyone)
 
     return UnfinishedCall(store, name, facts, fingerprint)
 

@@ -38,10 +38,10 @@ from pate_torch.data.schema import TableSchema
 from pate_torch.data.units import drop_unusable
 from pate_torch.labeler import PrivateLabeler
 from pate_torch.ledger import Account, Ledger
-from pate_torch.methods.base import Voters
-from pate_torch.methods.panel import Panel, PanelVoters, fit_estimators, fit_modules
-from pate_torch.methods.teacher_votes import Teachers
-from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.base import PrivateMethod
+from pate_torch.methods.panel import Panel, PanelMethod, fit_estimators, fit_modules
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.pipeline import fit_student, make_report, release_labels
 from pate_torch.planning import feasibility
 from pate_torch.planning.gradient_budget import Descent
@@ -84,7 +84,7 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 GUIDE_STEPS = 200
 """Of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | Voters | Callable[[], nn.Module] | Any
+TeacherKind = TeacherRecipe | PrivateMethod | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +119,16 @@ class Pate:
     Args:
         name: Whose account is charged; all releases from the same records belong under one name.
         classes: All of them, by name or by number: declared, never read off the private labels.
-        num_teachers: K; None where ``teacher`` is a ``Voters``.
+        num_teachers: K; None where ``teacher`` is a ``PrivateMethod``.
         mechanism: Any of ``pate_torch.mechanisms``, its sigma in votes.
         delta: The account's, fixed when it opens.
         budget_epsilon: The account's cap, fixed when it opens; None: 10, or the cap it has.
         home: Where teachers, ledger and runs lie; None: PATE_HOME, or the store of this user for teachers and ledger
             and ``outputs`` of the working directory for runs.
         teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
-            torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``Voters``, such as
-            ReverseKnn() with mechanism=Histogram(...) or Gradients(size=...) with mechanism=GradientDescent(...), where
+            torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``PrivateMethod``, such
+            as ReverseKnn() with mechanism=Histogram(...) or Gradients(size=...) with mechanism=GradientDescent(...),
+            where
             the records answer for themselves. None: a small network for the data.
         recipe: How modules of ``teacher``'s making are trained.
         partition: AddRemove() or ReplaceOne(): what a neighbor is.
@@ -197,7 +198,7 @@ class Pate:
         self.home = run_folders.check_root(run_folders.get_home_folder(home))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        if isinstance(teacher, Voters):
+        if isinstance(teacher, PrivateMethod):
             if num_teachers:
                 what = "goes with teachers that are trained here; these voters say themselves how many they are"
                 raise checks.error("num_teachers", num_teachers, what, "Omit it.")
@@ -260,13 +261,13 @@ class Pate:
         data = drop_unusable(data, self.partition.adjacency)
         private = data.private
         self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
-        if isinstance(self.teacher, Voters):
+        if isinstance(self.teacher, PrivateMethod):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             self._recipe(spec).check(spec)
-            teachers = Teachers(num_teachers=self.num_teachers)
+            teachers = TeacherVotes(num_teachers=self.num_teachers)
             with self._at_work(self._config(data, teachers, 1, Random()), data) as run:
-                self._stored, _ = teachers.ensemble(run)
+                self._stored, _ = teachers.load_or_train(run)
         else:
             self._panel = self._fit_panel(private, spec)
         return self
@@ -278,7 +279,7 @@ class Pate:
         *,
         strategy: QueryStrategy | None = None,
         guide_student: str | StudentAlgorithm | None = None,
-        voters: str | TransductiveTeachers | None = None,
+        voters: str | TransductiveTeacherVotes | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
     ) -> Release:
@@ -350,7 +351,7 @@ class Pate:
             raise checks.error(
                 "options", sorted(options), "go with an algorithm's name only", "Set them on the object."
             )
-        chosen = _named("algorithm", algorithm, {"network": _network(done.data.spec), **options})
+        chosen = _named("algorithm", algorithm, {"network": _make_predictor(done.data.spec), **options})
         config = replace(done.config, student=chosen)
         config.validate_students(done.data)
         with self._at_work(config, done.data, done.release) as run:
@@ -436,7 +437,7 @@ class Pate:
             calls: Largest number of calls; None: one for each question.
         """
         private, spec = self._fitted()
-        if isinstance(self.teacher, Voters):
+        if isinstance(self.teacher, PrivateMethod):
             fix = "Use teachers, or label()."
             raise checks.error(
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
@@ -444,7 +445,7 @@ class Pate:
         rounds = num_queries if calls is None else calls
         data = Dataset(spec, private, PublicPool(private.x[:0]), unmeasured(spec, private.x))
         checks.integer("num_queries", num_queries, low=1)
-        config = self._config(data, Teachers(num_teachers=self.num_teachers), num_queries, Random())
+        config = self._config(data, TeacherVotes(num_teachers=self.num_teachers), num_queries, Random())
         planned = self.mechanism.privacy_events(num_queries, rounds)
         ledger = self._open()
         store = TeacherStore(self.home)
@@ -504,7 +505,7 @@ class Pate:
             encoder=self.encoder,
         )
 
-    def _config(self, data: Dataset, voters: Voters, num_queries: int, query: QueryStrategy) -> RunConfig:
+    def _config(self, data: Dataset, voters: PrivateMethod, num_queries: int, query: QueryStrategy) -> RunConfig:
         return RunConfig(
             dataset=InMemory(data),
             partition=self.partition,
@@ -535,24 +536,24 @@ class Pate:
         """Of the teachers that are kept; None was given: a small network for the data."""
         return self.teacher if isinstance(self.teacher, TeacherRecipe) else TeacherRecipe(network=_guide(spec))
 
-    def _voters(self, voters: str | TransductiveTeachers | None) -> Voters:
+    def _voters(self, voters: str | TransductiveTeacherVotes | None) -> PrivateMethod:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
         if isinstance(voters, str):
             checks.one_of("voters", voters, ("teachers_transductive",))
-            voters = TransductiveTeachers(num_teachers=max(1, self.num_teachers))
+            voters = TransductiveTeacherVotes(num_teachers=max(1, self.num_teachers))
         if self._stored is not None:
-            how = Teachers(num_teachers=self.num_teachers) if voters is None else voters
+            how = TeacherVotes(num_teachers=self.num_teachers) if voters is None else voters
             alias = TeacherStore(self.home).create_alias(self._stored.identity.fingerprint, self._stored.id)
-            return replace(how, num_teachers=self.num_teachers, stored=self._stored.id, alias=alias)
+            return replace(how, num_teachers=self.num_teachers, teachers_id=self._stored.id, alias=alias)
         if voters is not None:
             fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
             raise checks.error("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
-        if isinstance(self.teacher, Voters):
+        if isinstance(self.teacher, PrivateMethod):
             return self.teacher
         assert self._panel is not None
         kind = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
-        return PanelVoters(panel=self._panel, kind=f"{kind.__module__}.{kind.__qualname__} {parameters!r}")
+        return PanelMethod(panel=self._panel, teacher_repr=f"{kind.__module__}.{kind.__qualname__} {parameters!r}")
 
     @contextmanager
     def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
@@ -590,7 +591,7 @@ class Pate:
         return Ledger(self.home / "ledger.sqlite")
 
     def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        here = isinstance(self.teacher, Voters) or self._stored is not None or self._panel is not None
+        here = isinstance(self.teacher, PrivateMethod) or self._stored is not None or self._panel is not None
         if self._private is None or self._spec is None or not here:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec
@@ -661,7 +662,7 @@ def _guide(spec: DataSpec) -> str:
     return "lean_cnn" if spec.is_image else "mlp"
 
 
-def _network(spec: DataSpec) -> str:
+def _make_predictor(spec: DataSpec) -> str:
     """A published student's network for data of this shape."""
     if not spec.is_image:
         return "mlp"

@@ -70,7 +70,7 @@ def release_labels(run: RunContext) -> LabelRelease:
     """Ask the voters about public points, and write down the answers that the mechanism releases."""
     config, data, budget = run.config, run.data, run.budget
     assert budget is not None
-    voters = config.voters.fitted(run)
+    voters = config.voters.prepare(run)
     with run.clock("labels"):
         facts = _facts(run, voters)
         run.afford()  # all of it: labels that no student can be chosen from would be paid for in vain
@@ -100,7 +100,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             on_votes=raw_votes.append,
             progress=run.stages("Asking the voters"),
         )
-    voters.remember(run.ledger.get_head())
+    voters.record_ledger_head(run.ledger.get_head())
     run.paid.append(labels.id)
     return LabelRelease(
         labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=next(iter(raw_votes), None)
@@ -128,7 +128,7 @@ class _Guide:
         task = make_student_task(data.spec, data.pool, labels)
         task = replace(task, guide=self.kept)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
-        now = self.voters.for_round(self.student)
+        now = self.voters.prepare_round(self.student)
         sensitive = None if now is self.voters else now.sensitive
         return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, now.feature_PD)
 
@@ -138,7 +138,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
     config, data = run.config, run.data
     assert run.budget is not None
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
-    declared = config.voters.declared(data)
+    declared = config.voters.get_nominal_size(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
     # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
     moved = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
@@ -165,7 +165,7 @@ def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
         **({} if declared is None else {"declared_size": declared}),
         "sensitivity": {**bounded, "per": getattr(config.mechanism, "sensitivity_unit", "question")},
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
-        "answered_by": config.voters.description(data.private.unit, config).facts(),
+        "answered_by": config.voters.describe(data.private.unit, config).to_dict(),
     }
 
 
@@ -179,7 +179,7 @@ def publish_price(run: RunContext, release: LabelRelease) -> str | None:
     publication, delta = config.publication(run.data.spec.num_classes), config.privacy.delta
     epsilon, paid = config.sanitiser.publish(publication, config.mechanism, votes, run.budget, delta, run.release_dir)
     run.paid.append(paid)
-    release.voters.remember(run.ledger.get_head())
+    release.voters.record_ledger_head(run.ledger.get_head())
     return (
         f"  Sanitised price  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
         f" with confidence {publication.confidence:g} (forward, {config.partition.adjacency},\n"
@@ -291,7 +291,7 @@ def assist(config: RunConfig) -> None:
     with deterministic_mode(config.device):
         while (order := distributed.broadcast_text("")) != distributed.DONE:
             if order == distributed.TRAIN:
-                config.voters.assist(data, config)
+                config.voters.run_worker_rank(data, config)
             elif order == distributed.BASELINE:
                 quiet = Stages(quiet=True)
                 train_on_all(data, config.teacher, seed=config.seed, device=config.device, stages=quiet)

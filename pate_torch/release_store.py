@@ -26,7 +26,7 @@ from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
 from pate_torch.ledger import Ledger
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.description import MethodDescription
 from pate_torch.protocols import Student
 from pate_torch.students import store as student_store
 from pate_torch.types import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
@@ -87,14 +87,14 @@ def answer_files(record: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(_ANSWERS[name] for name in digests(record))
 
 
-def answered_by(record: Mapping[str, Any]) -> VotersDescription:
+def answered_by(record: Mapping[str, Any]) -> MethodDescription:
     """Who answered, in the words that the record holds.
 
     Raises:
         ValueError: It was edited.
     """
     try:
-        return VotersDescription.read(record["answered_by"])
+        return MethodDescription.from_dict(record["answered_by"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _bad(dict(record), f"was edited: its answered_by cannot be read ({error})") from error
 

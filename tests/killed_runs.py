@@ -39,7 +39,7 @@ from pate_torch.ledger.chain import HashChain
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.queries.clusters import Medoids
@@ -216,7 +216,7 @@ def _reverse_knn(home: Path, number: int) -> None:
 
 def _gradients(home: Path, number: int) -> None:
     mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=Gradients(size=100), mechanism=mechanism, student=_self_training())
+    _pipeline(home, number, voters=GradientMethod(size=100), mechanism=mechanism, student=_self_training())
 
 
 def _label(home: Path, number: int) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.methods.teacher_votes import Teachers
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.votes_file import VotesFile
 
 PRIVACY = {field.name for field in dataclasses.fields(PrivacyConfig)}
@@ -13,7 +13,7 @@ def run_config(**given) -> RunConfig:
     """``num_teachers`` makes teachers, where no ``voters`` are given."""
     terms = {key: given.pop(key) for key in PRIVACY & given.keys()}
     if "num_teachers" in given:
-        given["voters"] = Teachers(num_teachers=given.pop("num_teachers"))
+        given["voters"] = TeacherVotes(num_teachers=given.pop("num_teachers"))
     return RunConfig(**{"baseline": True, **given}, privacy=PrivacyConfig(**terms))
 
 

@@ -18,7 +18,7 @@ from benchmarks.gpu.workloads import CPU, Options
 from pate_torch import networks
 from pate_torch.core.device import float32_precision
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.methods.records import map_records_independently
+from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import do_nothing
 from pate_torch.teachers import launch, stacked
@@ -143,7 +143,7 @@ def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
 
     def encode(x: Tensor) -> Tensor:
         records = PrivateData(x, private.y[: len(x)], private.unit_id[: len(x)])
-        return map_records_independently(lambda feature_BD: feature_BD, encoder, records, spec, do_nothing)
+        return map_records_batch_invariant(lambda feature_BD: feature_BD, encoder, records, spec, do_nothing)
 
     x, kept = private.x[:40], torch.arange(40) != VICTIM
     replaced = x.clone()

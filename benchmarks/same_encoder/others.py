@@ -39,8 +39,8 @@ def dp_sgd(
     private, _, test = _scaled(split, ridge)
     noise, draw = _sampled_noise(rate, steps, epsilon), torch.Generator().manual_seed(torch.seed() % 2**63)
     model = GradSampleModule(nn.Linear(private.shape[1], split.classes))
-    nn.init.zeros_(model._module.weight)
-    nn.init.zeros_(model._module.bias)
+    nn.init.zeros_(model._build_module.weight)
+    nn.init.zeros_(model._build_module.bias)
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9),
         noise_multiplier=noise,

@@ -19,7 +19,7 @@ from pate_torch.audit.membership import MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.labels_only import LabelsOnly
-from pate_torch.methods.base import Voters
+from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.votes_file import VotesFile
 from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.protocols import (
@@ -89,9 +89,9 @@ def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
     )
 
 
-def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> Voters:
+def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> PrivateMethod:
     """Who answers; teachers give way to a file of votes."""
-    voters: Voters = component(cfg, "voters", Voters)
+    voters: PrivateMethod = component(cfg, "voters", PrivateMethod)
     if resolved["teachers"] is not None and not voters.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
         raise checks.error("voters", voters.name, "cannot be combined with teachers", fix)

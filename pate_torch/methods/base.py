@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.description import MethodDescription
 from pate_torch.protocols import Student, do_nothing
 from pate_torch.sensitive import SensitiveValue, Votes
 from pate_torch.teachers.store import TeacherStore
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FittedVoters:
+class PreparedMethod:
     """PRIVATE. Voters, ready to be asked about one public pool.
 
     Attributes:
         id: A random id, fresh for each release unless the user named these voters by it.
         sensitive: Their values on the pool, which only a mechanism opens.
-        remember: Notes the newest ledger entry with stored teachers, so that they are not used apart from their ledger.
+        record_ledger_head: Notes the newest ledger entry with stored teachers, so that they are not used apart from
+            their ledger.
         feature_PD: Releasable features of the public points, for the next questions; None: the run's.
         refit: The same voters in features of a student, which is public; None: they stay as they are.
         ensemble: The teachers behind the answers, where they are here: for the owner's figures.
@@ -41,23 +42,23 @@ class FittedVoters:
 
     id: str
     sensitive: SensitiveValue
-    remember: Callable[[str], object] = do_nothing
+    record_ledger_head: Callable[[str], object] = do_nothing
     feature_PD: Tensor | None = None
-    refit: Callable[[Student], FittedVoters] | None = None
+    refit: Callable[[Student], PreparedMethod] | None = None
     ensemble: TeacherEnsemble | None = None
 
     @classmethod
-    def of_votes(cls, run: RunContext, votes: Votes) -> FittedVoters:
+    def from_votes(cls, run: RunContext, votes: Votes) -> PreparedMethod:
         """PRIVATE. Voters of whom nothing is kept but their votes, under a fresh id."""
         return cls(id=run.store.create_alias(run.store.compute_votes_fingerprint(votes)), sensitive=votes)
 
-    def for_round(self, guide: Student | None) -> FittedVoters:
+    def prepare_round(self, guide: Student | None) -> PreparedMethod:
         """PRIVATE. The voters of a round that ``guide``, the guide student, leads to."""
         return self if guide is None or self.refit is None else self.refit(guide)
 
 
 @runtime_checkable
-class Voters(Protocol):
+class PrivateMethod(Protocol):
     """Who answers: a frozen dataclass of choices."""
 
     @property
@@ -84,42 +85,42 @@ class Voters(Protocol):
         """Raise ValueError for what does not go with them, whatever the data."""
         ...
 
-    def for_data(self, data: Dataset) -> Voters:
+    def adapt_to_data(self, data: Dataset) -> PrivateMethod:
         """These voters, with what is known once there are data."""
         ...
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where they cannot answer on these data, before anything is trained or charged."""
         ...
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         """How many votes a question gets at most, by public values; None: not known, or no votes."""
         ...
 
-    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
         """PRIVATE. The content fingerprint of what they answer from: it never has two accounts unnoticed."""
         ...
 
-    def fitted(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. Make them ready to be asked."""
         ...
 
-    def assist(self, data: Dataset, config: RunConfig) -> None:
+    def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
         """PRIVATE. What a rank above 0 of a torchrun does while rank 0 makes them ready, where rank 0 asks for it."""
         ...
 
-    def declared(self, data: Dataset) -> int | None:
+    def get_nominal_size(self, data: Dataset) -> int | None:
         """About how many records there are, as publicly declared, where they use it; else None."""
         ...
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         """What reports say of them, where this is the privacy unit."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class VotersBase:
-    """Defaults of the protocol. A subclass gives ``name``, ``num_teachers``, ``fitted`` and ``description``."""
+class PrivateMethodBase:
+    """Defaults of the protocol. A subclass gives ``name``, ``num_teachers``, ``prepare`` and ``describe``."""
 
     name: str = ""
 
@@ -137,23 +138,23 @@ class VotersBase:
     def check(self, config: RunConfig) -> None:
         """Everything goes with them."""
 
-    def for_data(self, data: Dataset) -> Voters:
+    def adapt_to_data(self, data: Dataset) -> PrivateMethod:
         return self  # type: ignore[return-value]
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
         """They can answer on any data."""
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return None
 
-    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
-        return store.compute_content_fingerprint(everyone)
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
+        return store.compute_content_fingerprint(all_private)
 
-    def assist(self, data: Dataset, config: RunConfig) -> None:
+    def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
         """Rank 0 needs no help."""
 
-    def declared(self, data: Dataset) -> int | None:
+    def get_nominal_size(self, data: Dataset) -> int | None:
         return None
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         raise NotImplementedError(f"{type(self).__name__}: must say who answers, in description")

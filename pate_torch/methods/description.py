@@ -11,27 +11,27 @@ from pate_torch.types import LABEL_UNIT
 
 
 @dataclass(frozen=True, kw_only=True)
-class VotersDescription:
+class MethodDescription:
     """Public sentences for the privacy statement, the report and the model card.
 
     In all of them ``{asked}`` and ``{answered}`` stand for the number of questions, ``{mechanism}`` for the mechanism
     with its parameters, and ``{each_round}`` for `` in each of 3 rounds`` (nothing where there was one).
 
     Attributes:
-        who: What the student, or the labels, are of: a plural, as "teachers".
-        how: What they did, what noise was added to, what left, and what a student sees of it.
+        subject: What the student, or the labels, are of: a plural, as "teachers".
+        procedure: What they did, what noise was added to, what left, and what a student sees of it.
         assumptions: What must be true of them for the guarantee to hold, a sentence each.
-        questions: How many questions were put to them, as a part of a sentence.
+        query_sentence: How many questions were put to them, as a part of a sentence.
         examples: Caption of public points with the labels released for them.
         public_time: Whether public sizes alone decide how long they take to answer, so that it may be shown.
         uses_size: Whether the declared number of records decides anything of theirs.
         discrete: Whether ``noise=discrete`` is to be had with them.
     """
 
-    who: str
-    how: str
+    subject: str
+    procedure: str
     assumptions: tuple[str, ...]
-    questions: str = "{answered} of {asked} answered"
+    query_sentence: str = "{answered} of {asked} answered"
     examples: str = "Public points, each with the label released for it. Noise errs: some are wrong."
     public_time: bool = False
     uses_size: bool = True
@@ -47,13 +47,13 @@ class VotersDescription:
             checks.boolean(f"description.{name}", getattr(self, name))
 
     @classmethod
-    def read(cls, facts: Mapping[str, Any]) -> VotersDescription:
-        """Inverse of ``facts``. Raises ValueError or TypeError for anything else."""
+    def from_dict(cls, facts: Mapping[str, Any]) -> MethodDescription:
+        """Inverse of ``to_dict``. Raises ValueError or TypeError for anything else."""
         if missing := [field.name for field in fields(cls) if field.name not in facts]:
             raise ValueError(f"{', '.join(missing)} is missing")
         return cls(**{**facts, "assumptions": tuple(facts["assumptions"])})
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What the release's record holds."""
         return asdict(self) | {"assumptions": list(self.assumptions)}
 
@@ -61,25 +61,25 @@ class VotersDescription:
 # ---- a privacy unit in words ---------------------------------------------------------------------------------------
 
 
-def group_of(unit: str) -> str:
+def parse_group(unit: str) -> str:
     """The column that makes the unit; empty unless records are protected in groups."""
     return unit.removeprefix("group:") if unit.startswith("group:") else ""
 
 
-def one_unit(unit: str) -> str:
+def format_one_unit(unit: str) -> str:
     """As in "one record", "all records of one patient"."""
     if unit == LABEL_UNIT:
         return "the label of one record"
-    return "one record" if unit == "record" else f"all records of one {group_of(unit)}"
+    return "one record" if unit == "record" else f"all records of one {parse_group(unit)}"
 
 
-def each_unit(unit: str) -> str:
+def format_each_unit(unit: str) -> str:
     """At the beginning of a sentence of one unit's way: "Each record", "All records of one patient"."""
-    return "Each record" if unit == "record" else one_unit(unit)[0].upper() + one_unit(unit)[1:]
+    return "Each record" if unit == "record" else format_one_unit(unit)[0].upper() + format_one_unit(unit)[1:]
 
 
-def every_unit(unit: str) -> str:
+def format_every_unit(unit: str) -> str:
     """At the beginning of a sentence on all units: "Every record", "Every patient"."""
     if unit == LABEL_UNIT:
         return "The label of every record"
-    return f"Every {group_of(unit) or 'record'}"
+    return f"Every {parse_group(unit) or 'record'}"

@@ -58,20 +58,20 @@ from pate_torch.unfinished_calls import UnfinishedCall, save_model
 class EntropyOptimizer(DPOptimizer):
     """Opacus's optimizer with noise from ``NoiseSource``."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, noise: NoiseSource, **how: Any) -> None:
-        super().__init__(optimizer, **how)
+    def __init__(self, optimizer: torch.optim.Optimizer, noise: NoiseSource, **options: Any) -> None:
+        super().__init__(optimizer, **options)
         self.noise = noise
 
     def add_noise(self) -> None:
         """Add noise from ``NoiseSource`` to the summed gradients."""
         for p in self.params:
             sigma = self.noise_multiplier * self.max_grad_norm
-            drawn = self.noise.draw_gaussian(tuple(p.summed_grad.shape), sigma, p.device)
-            p.grad = (p.summed_grad + drawn.to(p.dtype)).view_as(p)
+            noise = self.noise.draw_gaussian(tuple(p.summed_grad.shape), sigma, p.device)
+            p.grad = (p.summed_grad + noise.to(p.dtype)).view_as(p)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpSgd:
+class DPSGD:
     """A recipe for DP-SGD; epsilon is the plan's ``privacy.target_epsilon``, or else its PATE release's worst case.
 
     Attributes:
@@ -109,64 +109,66 @@ class DpSgd:
                 data = drop_unusable(plan.dataset.load(), plan.partition.adjacency)
             plan = plan.fewer_queries_for(data, stages)
             refuse_adjacency(data, plan.partition.adjacency)
-            everyone = data.private
+            all_private = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
-            data = dataclasses.replace(data, private=select_one_per_unit(everyone, plan.partition.adjacency))
-            module = self._module(data, plan.seed)
-            batch = self.batch(data)
+            data = dataclasses.replace(data, private=select_one_per_unit(all_private, plan.partition.adjacency))
+            module = self._build_module(data, plan.seed)
+            batch = self.compute_batch_size(data)
             rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
             epsilon = plan.privacy.target_epsilon
             if epsilon is None:
-                planned = plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds)
-                epsilon = accounting.compute_guarantee(planned, plan.privacy.delta).epsilon
-            multiplier = self.noise_multiplier(rate, epsilon, plan.privacy.delta)
+                planned_events = plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds)
+                epsilon = accounting.compute_guarantee(planned_events, plan.privacy.delta).epsilon
+            multiplier = self.compute_noise_multiplier(rate, epsilon, plan.privacy.delta)
             events = (make_sampled_gaussian_event(rate, multiplier, self.steps),)
             if not plan.quiet:  # Opacus takes some seconds
-                stages.print_message(self._compared(rate, multiplier, epsilon, plan.privacy.delta))
-            facts = owner_file.read(plan.root, data.spec.name)
-            root = self._root(plan, data, stages)
+                stages.print_message(self._compare_with_opacus(rate, multiplier, epsilon, plan.privacy.delta))
+            owner_facts = owner_file.read(plan.root, data.spec.name)
+            root = self._select_root(plan, data, stages)
             store = TeacherStore(root)
-            said = {"model": repr(self), "seed": plan.seed, "events": repr(events), "delta": plan.privacy.delta}
-            call = UnfinishedCall(store, data.spec.name, said, lambda: store.compute_fingerprint(everyone))
+            call_facts = {"model": repr(self), "seed": plan.seed, "events": repr(events), "delta": plan.privacy.delta}
+            unfinished_call = UnfinishedCall(
+                store, data.spec.name, call_facts, lambda: store.compute_fingerprint(all_private)
+            )
             plan = dataclasses.replace(plan, root=root)
-            bought = call.find_model(plan.ledger_path)
-            plan = plan if bought is None else dataclasses.replace(plan, folder=bought[0])
+            unfinished_model = unfinished_call.find_model(plan.ledger_path)
+            plan = plan if unfinished_model is None else dataclasses.replace(plan, folder=unfinished_model[0])
             release = plan.folder / "release"
             with holding(plan), Ledger(plan.ledger_path) as ledger:
                 budget = open_budget(
-                    plan, ledger, data, events, store.compute_content_fingerprint(everyone), kind="torch"
+                    plan, ledger, data, events, store.compute_content_fingerprint(all_private), kind="torch"
                 )
-                if bought is not None:
-                    release_id = bought[1]
+                if unfinished_model is not None:
+                    release_id = unfinished_model[1]
                     student = load(release / "student.safetensors")
                 else:
                     release_store.refuse_used_folder(plan.folder)
-                    call.begin(plan.folder)
+                    unfinished_call.begin(plan.folder)
                     with budget.spend(events, mechanism="dpsgd", purpose="model by DP-SGD") as spending:
                         with clock("training"):
                             progress = stages("Training by DP-SGD")
                             self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
-                        student = Student(self._network(data.spec), module.cpu().eval(), data.spec)
+                        student = Student(self._describe_network(data.spec), module.cpu().eval(), data.spec)
                         spending.record_files(save_model(student, release))
                     release_id = spending.id
-                report = self.report(plan, data, student, batch, multiplier, ledger, release_id, facts)
+                report = self.build_report(plan, data, student, batch, multiplier, ledger, release_id, owner_facts)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
                     **withheld_figures(data, student),
-                    records=count_records(dataclasses.replace(data, private=everyone)),
+                    records=count_records(dataclasses.replace(data, private=all_private)),
                     seconds=clock.seconds,
                 )
                 write_owner_summary(owner, plan.folder / "private" / "summary.json")
                 write_release(release, report)
-                call.end()
+                unfinished_call.end()
         if not plan.quiet:
             show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
         return plan.folder
 
-    def _network(self, spec: DataSpec) -> dict[str, Any]:
+    def _describe_network(self, spec: DataSpec) -> dict[str, Any]:
         return networks.describe(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
 
-    def batch(self, data: Dataset) -> int:
+    def compute_batch_size(self, data: Dataset) -> int:
         """How many records a step sees on average: a public number, since it follows from the declared size."""
         size = data.spec.nominal_size
         if size is None:
@@ -179,16 +181,16 @@ class DpSgd:
             )
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
-    def noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
+    def compute_noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
         """The smallest noise multiplier at which all steps cost at most epsilon."""
         return calibration.calibrate_sigma(
             lambda sigma: (make_sampled_gaussian_event(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
         )
 
-    def _compared(self, rate: float, multiplier: float, epsilon: float, delta: float) -> str:
+    def _compare_with_opacus(self, rate: float, multiplier: float, epsilon: float, delta: float) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Opacus warns where its best order is the last of its own grid
-            other = {
+            opacus_multiplier = {
                 name: get_noise_multiplier(
                     target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=self.steps, accountant=name
                 )
@@ -196,10 +198,10 @@ class DpSgd:
             }
         return (
             f"Noise multiplier {multiplier:.4f} for epsilon {epsilon:.4g} at delta {delta:g}"
-            f" (Opacus: {other['rdp']:.4f} by RDP, {other['prv']:.4f} by PRV, which no ledger can add up)."
+            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger can add up)."
         )
 
-    def _root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
+    def _select_root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
         """Where the ledger lies: with the data set's account, or apart where its filter cannot bound this mechanism."""
         root = plan.root
         if plan.partition.adjacency != "add_remove":
@@ -208,21 +210,21 @@ class DpSgd:
             )
         path = plan.ledger_path
         if path.exists():
-            with Ledger(path) as known:
-                kinds = {account.name: account.filter.kind for account in known.list_accounts()}
+            with Ledger(path) as opened_ledger:
+                kinds = {account.name: account.filter.kind for account in opened_ledger.list_accounts()}
             if kinds.get(data.spec.name) == "gdp":
-                why = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
+                reason = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
                 if not data.spec.benchmark:
                     fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
-                    raise checks.error("dataset.name", data.spec.name, why, fix)
+                    raise checks.error("dataset.name", data.spec.name, reason, fix)
                 root = plan.root / "dpsgd"
                 stages.print_message(
-                    f"{data.spec.name}: {why}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
+                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
                     " of the PATE releases are two statements, and do not compose into one."
                 )
         return root
 
-    def _module(self, data: Dataset, seed: int) -> nn.Module:
+    def _build_module(self, data: Dataset, seed: int) -> nn.Module:
         spec = data.spec
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
@@ -253,33 +255,33 @@ class DpSgd:
         for step in range(self.steps):
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-            chosen = (noise.draw_uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
+            sample_rows = (noise.draw_uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
             optimizer.zero_grad()
-            self._gradients(model, private, data, chosen, device)
+            self._compute_gradients(model, private, data, sample_rows, device)
             optimizer.step()
             progress(step + 1, self.steps)
         model.to_standard_module()
 
     @staticmethod
-    def _gradients(
-        model: GradSampleModule, private: PrivateData, data: Dataset, chosen: torch.Tensor, device: torch.device
+    def _compute_gradients(
+        model: GradSampleModule, private: PrivateData, data: Dataset, sample_rows: torch.Tensor, device: torch.device
     ) -> None:
         """Per-record gradients of the mean loss; none where nobody was sampled, and then noise alone is released."""
-        if len(chosen) == 0:
+        if len(sample_rows) == 0:
             for p in model.parameters():
                 p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
             return
-        x = data.spec.normalize(private.x[chosen].to(device))
+        x = data.spec.normalize(private.x[sample_rows].to(device))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
-            F.cross_entropy(model(x), private.y[chosen].to(device)).backward()
+            F.cross_entropy(model(x), private.y[sample_rows].to(device)).backward()
         # A gradient whose length is no number cannot be clipped to one: such a record moves nothing.
         parts = [p.grad_sample for p in model.parameters()]
-        good_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
+        finite_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
         for part in parts:
-            part[~good_B] = 0
+            part[~finite_B] = 0
 
-    def report(
+    def build_report(
         self,
         plan: RunConfig,
         data: Dataset,
@@ -292,7 +294,7 @@ class DpSgd:
     ) -> ReleaseReport:
         """The report of a run of teachers, without teachers and questions."""
         spec, rate = data.spec, batch / (data.spec.nominal_size or 1)
-        measured = student_figures(data, student) if data.evaluation.public else {}
+        metrics = student_figures(data, student) if data.evaluation.public else {}
         return ReleaseReport(
             dataset=spec.name,
             mechanism="dpsgd",
@@ -316,7 +318,7 @@ class DpSgd:
             split=data.pool.split,
             reused=False,
             seconds={},  # a step takes the longer the more records are sampled
-            **measured,
+            **metrics,
             ledger_head=ledger.get_head(),
             class_names=spec.class_names,
             takes=spec.kind,

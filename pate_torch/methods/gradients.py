@@ -10,8 +10,8 @@ The features are whitened by the public points (their covariance is public, so a
 more) and a 1 is appended, for classes are not equally common. z, with it, and the residual e_y - softmax(z W) are
 clipped to length 1.
 
-Guarantee: a gradient is a function of one unit's record and of public values (``map_records_independently``), quantized
-to whole numbers: so sums are exact, no record influences the rounding of another's, and a gradient is at most
+Guarantee: a gradient is a function of one unit's record and of public values (``map_records_batch_invariant``),
+quantized to whole numbers: so sums are exact, no record influences the rounding of another's, and a gradient is at most
 ``UNIT_NORM`` long. So one unit more or less moves the sum by at most ``sensitive.make_vector_sum_sensitivity`` x
 ``UNIT_NORM``. Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by
 public points.
@@ -28,8 +28,8 @@ from torch import nn
 from pate_torch.core import checks
 from pate_torch.data.units import select_one_per_unit
 from pate_torch.features.whitening import Whitening
-from pate_torch.methods.description import VotersDescription, group_of
-from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
+from pate_torch.methods.description import MethodDescription, parse_group
+from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import GradientSums, make_record_sum_sensitivity, make_vector_sum_sensitivity, quantize
 from pate_torch.types import Dataset, Shards
@@ -37,19 +37,19 @@ from pate_torch.types import Dataset, Shards
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
 
-_MOST = 1 << 22
+_MAX_RECORDS = 1 << 22
 """Records: the sums of fewer are exact (``sensitive.UNIT_NORM``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradients(RecordVoters):
+class GradientMethod(RecordMethod):
     """Every record answers with the gradient of a public model.
 
     Attributes:
         ridge: Added to the variance of every direction of the public points, in units of the mean variance: directions
             in which they hardly spread would carry noise alone.
-        directions: In place of the ridge: how many directions of the public points are to count, effectively. The ridge
-            follows (``features.whitening.solve_ridge``). None: ``ridge`` holds.
+        effective_dim: In place of the ridge: how many directions of the public points are to count, effectively. The
+            ridge follows (``features.whitening.solve_ridge``). None: ``ridge`` holds.
         size: About how many records there are, which must be public knowledge: it scales the steps. None: what the data
             set declares (``nominal_size``).
         neighbors: Replace each feature by the weighted mean of its so many nearest public features (one mean-shift
@@ -59,44 +59,46 @@ class Gradients(RecordVoters):
     mechanism: ClassVar[str] = "gradient_descent"
     name: str = "gradients"
     ridge: float = 0.1
-    directions: float | None = None
+    effective_dim: float | None = None
     size: int | None = None
     neighbors: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("voters.ridge", self.ridge)
-        if self.directions is not None:
-            checks.positive("voters.directions", self.directions)
+        if self.effective_dim is not None:
+            checks.positive("voters.directions", self.effective_dim)
         checks.integer("voters.neighbors", self.neighbors, low=0)
         if self.size is not None:
-            checks.integer("voters.size", self.size, low=1, high=_MOST - 1)
+            checks.integer("voters.size", self.size, low=1, high=_MAX_RECORDS - 1)
 
     @property
     def releases_model(self) -> bool:
         return True
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError as ``RecordVoters`` does, and as ``check_size``."""
-        super().validate_for(data, config)
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
+        """Raise ValueError as ``RecordMethod`` does, and as ``check_size``."""
+        super().check_data(data, config)
         self.check_size(data)
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         return describe(unit, getattr(config.mechanism, "steps", 1))
 
     def check_size(self, data: Dataset) -> None:
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
-        if self.declared(data) is None:
+        if self.get_nominal_size(data) is None:
             fix = "Declare about how many records there are, where that is public knowledge."
             raise checks.error("voters.size", None, "must be given: the data set declares no nominal_size", fix)
-        if len(data.private) >= _MOST:  # not how many: that is private
-            raise checks.error("voters", self.name, f"takes fewer than {_MOST} records", "Use voters=reverse_knn.")
+        if len(data.private) >= _MAX_RECORDS:  # not how many: that is private
+            raise checks.error(
+                "voters", self.name, f"takes fewer than {_MAX_RECORDS} records", "Use voters=reverse_knn."
+            )
 
-    def declared(self, data: Dataset) -> int | None:
+    def get_nominal_size(self, data: Dataset) -> int | None:
         """About how many records there are, as publicly declared."""
         return data.spec.nominal_size if self.size is None else self.size
 
-    def ask(
+    def build_sensitive(
         self,
         data: Dataset,
         shards: Shards,
@@ -107,7 +109,7 @@ class Gradients(RecordVoters):
     ) -> GradientSums:
         """PRIVATE. The first record of every unit of all shards, ready to be asked, under the shards' adjacency.
 
-        ``encoder``: see ``RecordVoters.ask``.
+        ``encoder``: see ``RecordMethod.build_sensitive``.
 
         Raises:
             ValueError: As ``check_size`` does.
@@ -115,15 +117,15 @@ class Gradients(RecordVoters):
         self.check_size(data)
         private, encoder, feature_PD = encode_public(data, shards, encoder, device, self.neighbors)
         private = select_one_per_unit(private, shards.adjacency)
-        whitening = Whitening.from_features(feature_PD, self.ridge, self.directions)
-        z_ND = map_records_independently(
+        whitening = Whitening.from_features(feature_PD, self.ridge, self.effective_dim)
+        z_ND = map_records_batch_invariant(
             lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(),
             encoder,
             private,
             data.spec,
             progress,
         )
-        size = self.declared(data)
+        size = self.get_nominal_size(data)
         assert size is not None
         classes, width = data.spec.num_classes, z_ND.shape[1]
         sensitivity = make_record_sum_sensitivity(
@@ -142,19 +144,19 @@ class Gradients(RecordVoters):
         )
 
 
-def describe(unit: str, steps: int) -> VotersDescription:
+def describe(unit: str, steps: int) -> MethodDescription:
     """What reports say of the gradients of all records, of which each round took so many."""
-    given = f"Every {group_of(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
-    return VotersDescription(
-        who="gradients",
-        how=f"{given}{{each_round}}: the direction in which a public model would have to change to be right about it, "
+    sentence = f"Every {parse_group(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
+    return MethodDescription(
+        subject="gradients",
+        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to be right about it, "
         "clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients, and only models "
         "trained on the noisy sums left, with their answers on public points. A student sees nothing but public points "
         "and these answers.",
-        questions="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
+        query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Noise and models err.",
         assumptions=(
-            f"{given}{{each_round}}, never longer than 1, computed from itself and from public values alone.",
+            f"{sentence}{{each_round}}, never longer than 1, computed from itself and from public values alone.",
         ),
         discrete=False,
     )

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import FittedVoters, VotersBase
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.base import FittedVoters, PrivateMethodBase
+from pate_torch.methods.description import MethodDescription
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import independence, voting
@@ -33,46 +33,46 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PanelVoters(VotersBase):
+class PanelMethod(PrivateMethodBase):
     """PRIVATE. Teachers of a panel, each voting on every public point by itself.
 
     Attributes:
         panel: The teachers.
-        kind: What they are, in words: their class and its parameters.
+        teacher_repr: What they are, in words: their class and its parameters.
     """
 
     name: str = "panel"
     panel: Panel = field(repr=False)
-    kind: str = ""
+    teacher_repr: str = ""
 
     @property
     def num_teachers(self) -> int:
         return len(self.panel)
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         return teacher_votes.describe(
-            self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), tried=True
+            self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), retrains_one=True
         )
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def fitted(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The teachers' votes, recognized by a keyed hash, once one teacher has cast the same votes alone."""
         with run.clock("votes"):
-            prediction_KQ = self.panel.predictions(run.data.pool.x)
-            if self.panel.untried is not None:
+            prediction_KQ = self.panel.predict(run.data.pool.x)
+            if self.panel.retraining_check is not None:
                 progress = run.stages("Training one teacher again, alone")
-                self.panel.try_again(run.data.pool.x, prediction_KQ)
+                self.panel.check_retraining(run.data.pool.x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count_votes(prediction_KQ, self.panel.spec.num_classes)
-        return FittedVoters.of_votes(run, votes)
+        return FittedVoters.from_votes(run, votes)
 
 
 Member = Callable[[Tensor], Tensor]
 """PRIVATE. Raw points [Q, ...] -> classes, int64 [Q]."""
 
-ABSTAIN = 0
+FALLBACK_CLASS = 0
 """What a teacher votes that learnt nothing, or cannot answer: it still has exactly one vote."""
 
 
@@ -81,15 +81,16 @@ class Panel:
     """PRIVATE. K fitted teachers.
 
     Attributes:
-        failed: How many could not be fitted and vote class 0 (for the owner's eyes).
-        untried: Until ``try_again`` has passed: the work of a fresh process, and the records and the number of the
+        num_failed: How many could not be fitted and vote class 0 (for the owner's eyes).
+        retraining_check: Until ``check_retraining`` has passed: the work of a fresh process, and the records and the
+            number of the
             teacher that it trains again. None: tried, or there is only one teacher.
     """
 
     members: tuple[Member, ...]
     spec: DataSpec
-    failed: int = 0
-    untried: tuple[bytes, Tensor, Tensor, int] | None = None
+    num_failed: int = 0
+    retraining_check: tuple[bytes, Tensor, Tensor, int] | None = None
 
     def __len__(self) -> int:
         return len(self.members)
@@ -97,31 +98,31 @@ class Panel:
     def __repr__(self) -> str:
         return f"Panel({len(self)} teachers, content withheld)"
 
-    def predictions(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
+    def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class becomes class 0."""
         rows = []
         for number, member in enumerate(self.members):
             label_Q = member(x)
-            rows.append(torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, ABSTAIN))
+            rows.append(torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS))
             progress(number + 1, len(self))
         return torch.stack(rows)
 
-    def votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
+    def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        return voting.count_votes(self.predictions(x, progress), self.spec.num_classes)
+        return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
 
-    def try_again(self, x: Tensor, prediction_KQ: Tensor) -> None:
+    def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
-        if self.untried is not None:
-            packed, own_x, own_y, teacher = self.untried
-            label_Q = independence.call_in_fresh_process(packed, own_x, own_y, teacher, x)
-            label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, ABSTAIN)
+        if self.retraining_check is not None:
+            pickled_fit, own_x, own_y, teacher = self.retraining_check
+            label_Q = independence.call_in_fresh_process(pickled_fit, own_x, own_y, teacher, x)
+            label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
             if not torch.equal(label_Q, prediction_KQ[teacher]):
                 raise independence.dependence_error(len(self))
-            self.untried = None
+            self.retraining_check = None
 
 
-def constant(label: int) -> Member:
+def make_constant(label: int) -> Member:
     """A teacher that always predicts the same class."""
     return lambda x: torch.full((len(x),), label, dtype=torch.int64)
 
@@ -130,48 +131,48 @@ Fit = Callable[[Tensor, Tensor, int], Member]
 """PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher; raises what it raises."""
 
 
-def _member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
+def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
     """PRIVATE. The teacher of these records; a constant where it cannot be fitted: stopping would tell of its shard."""
     if len(y) == 0:
-        return constant(ABSTAIN)
+        return make_constant(FALLBACK_CLASS)
     try:
         with rng.seeded_generators(seed, "teacher", teacher, "fit"):
             member = fit(x, y, teacher)
     except Exception as error:
         errors.append(error)
-        return constant(ABSTAIN)
+        return make_constant(FALLBACK_CLASS)
 
-    def seeded(points: Tensor) -> Tensor:
+    def predict_seeded(points: Tensor) -> Tensor:
         with rng.seeded_generators(seed, "teacher", teacher, "predict"):
             return member(points)
 
-    return seeded
+    return predict_seeded
 
 
-def _vote_again(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
-    return _member(fit, seed, x, y, teacher, [])(points)
+def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
+    return _fit_member(fit, seed, x, y, teacher, [])(points)
 
 
 def _fit_all(
-    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, seed: int, progress: Progress, fatal: str
+    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
 ) -> Panel:
-    """PRIVATE. Every shard's teacher. ``fatal``: the error where no teacher could be fitted."""
+    """PRIVATE. Every shard's teacher. ``teacher_type``: the error where no teacher could be fitted."""
     several = shards.num_teachers > 1
-    packed = (
-        independence.pickle_work(functools.partial(_vote_again, fit, seed)) if several else b""
+    pickled_fit = (
+        independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if several else b""
     )  # before anything is trained
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
-        own = shards.get_indices(teacher)
-        members.append(_member(fit, seed, private.x[own], private.y[own], teacher, errors))
+        own_rows = shards.get_indices(teacher)
+        members.append(_fit_member(fit, seed, private.x[own_rows], private.y[own_rows], teacher, errors))
         progress(teacher + 1, shards.num_teachers)
     if errors and len(errors) == shards.num_teachers:
-        raise ValueError(f"teacher: no {fatal} could be fitted: {type(errors[0]).__name__}") from errors[0]
+        raise ValueError(f"teacher: no {teacher_type} could be fitted: {type(errors[0]).__name__}") from errors[0]
     panel = Panel(tuple(members), spec, len(errors))
     if several:
-        tried = independence.choose(range(1, shards.num_teachers))
-        own = shards.get_indices(tried)
-        panel.untried = packed, private.x[own], private.y[own], tried
+        test_teacher = independence.choose(range(1, shards.num_teachers))
+        own_rows = shards.get_indices(test_teacher)
+        panel.retraining_check = pickled_fit, private.x[own_rows], private.y[own_rows], test_teacher
     return panel
 
 
@@ -195,28 +196,28 @@ def fit_estimators(
 
 def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
     if len(torch.unique(y)) < 2:
-        return constant(int(y[0]))
-    own = copy.deepcopy(clone(estimator))  # some estimators are their own clone
+        return make_constant(int(y[0]))
+    classifier = copy.deepcopy(clone(estimator))  # some estimators are their own clone
     states = {
         key: rng.derive_seed(seed, "teacher", teacher, key) % 2**32
-        for key, value in own.get_params(deep=True).items()
+        for key, value in classifier.get_params(deep=True).items()
         if value is None and key.split("__")[-1] == "random_state"
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        own.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
+        classifier.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
 
-    def member(points: Tensor) -> Tensor:
-        label = np.full(len(points), ABSTAIN, dtype=np.int64)
+    def predict(points: Tensor) -> Tensor:
+        label = np.full(len(points), FALLBACK_CLASS, dtype=np.int64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                label[:] = np.asarray(own.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+                label[:] = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
             except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
-                label[:] = ABSTAIN
+                label[:] = FALLBACK_CLASS
         return torch.from_numpy(label)
 
-    return member
+    return predict
 
 
 def fit_modules(
@@ -249,11 +250,11 @@ def fit_modules(
         ValueError: The network has another shape, or networks share parameters.
     """
     check_factory("teacher", factory, spec)
-    fit = functools.partial(_fit_network, factory, spec, recipe, seed, torch.device(device))
+    fit = functools.partial(_fit_module_member, factory, spec, recipe, seed, torch.device(device))
     return _fit_all(fit, private, spec, shards, seed, progress, "network")
 
 
-def _fit_network(
+def _fit_module_member(
     factory: Callable[[], nn.Module],
     spec: DataSpec,
     recipe: TeacherRecipe,
@@ -270,7 +271,7 @@ def _fit_network(
         parts = [torch.zeros(0, dtype=torch.int64)]
         for part in points.split(512):
             logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
-            parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), ABSTAIN).cpu())
+            parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), FALLBACK_CLASS).cpu())
         return torch.cat(parts)
 
     return member
@@ -290,8 +291,8 @@ def fit_module(
     """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
     with deterministic_mode(device), rng.seeded_generators(seed, "teacher", teacher, "module"):
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
-        own = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
-        _descend(module, Feed(own, spec, recipe, seed, device), recipe)
+        chunk = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
+        _train_module(module, Feed(chunk, spec, recipe, seed, device), recipe)
     return module
 
 
@@ -301,34 +302,34 @@ def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) ->
     ``key`` names it.
     """
     with rng.seeded_generators(0, "factory"), torch.no_grad():
-        module, other = factory(), factory()
-        for made in (module, other):
-            if not isinstance(made, nn.Module):
-                raise checks.error(key, type(made).__name__, "must be made a torch.nn.Module by its factory")
+        module, other_module = factory(), factory()
+        for network in (module, other_module):
+            if not isinstance(network, nn.Module):
+                raise checks.error(key, type(network).__name__, "must be made a torch.nn.Module by its factory")
         fix = (
             "Make every layer afresh inside the function, or put copy.deepcopy(...) around what it takes from outside."
         )
-        if module is other or _storages(module) & _storages(other):
-            allowed = "makes networks that share parameters or buffers, and so one network would be trained by all"
-            raise checks.error(key, type(module).__name__, allowed, fix)
+        if module is other_module or _collect_storages(module) & _collect_storages(other_module):
+            problem = "makes networks that share parameters or buffers, and so one network would be trained by all"
+            raise checks.error(key, type(module).__name__, problem, fix)
         try:
             module = copy.deepcopy(module)
         except Exception as error:
             raise checks.error(
                 key, type(module).__name__, f"makes a network that cannot be copied ({error})"
             ) from error
-        out = module.eval()(torch.zeros(2, *spec.input_shape))
-    if tuple(out.shape) != (2, spec.num_classes):
-        raise checks.error(key, tuple(out.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
+        logits = module.eval()(torch.zeros(2, *spec.input_shape))
+    if tuple(logits.shape) != (2, spec.num_classes):
+        raise checks.error(key, tuple(logits.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
 
 
-def _storages(module: nn.Module) -> set[int]:
+def _collect_storages(module: nn.Module) -> set[int]:
     """The places in memory of a network's parameters and buffers."""
     tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
     return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}
 
 
-def _descend(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
+def _train_module(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
     params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
     optimizer = make_optimizer(params, recipe)
     module.train()

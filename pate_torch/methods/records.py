@@ -15,7 +15,7 @@ from pate_torch.data.units import select
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.contrastive import append_mean_shift, embed, encode
 from pate_torch.features.neighbors import to_graph_device
-from pate_torch.methods.base import FittedVoters, VotersBase
+from pate_torch.methods.base import FittedVoters, PrivateMethodBase
 from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.sensitive import SensitiveRecords
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordVoters(VotersBase):
+class RecordMethod(PrivateMethodBase):
     """Records that answer for themselves, each by a function of itself and of public values.
 
-    A subclass defines how they are asked (``ask``).
+    A subclass defines how they are asked (``build_sensitive``).
 
     Attributes:
-        mechanism: The mechanism that prices their answers.
+        mechanism_name: The mechanism that prices their answers.
     """
 
-    mechanism: ClassVar[str]
+    mechanism_name: ClassVar[str]
 
     @property
     def num_teachers(self) -> int:
@@ -52,24 +52,24 @@ class RecordVoters(VotersBase):
         if config.sanitiser is not None:
             fix = "Leave out sanitiser: every record answers for itself."
             raise checks.error("voters", self.name, "cannot be combined with sanitiser", fix)
-        given = config.mechanism.name
-        if given != self.mechanism:
-            what, fix = f"cannot be combined with mechanism={given}", f"Use mechanism={self.mechanism}."
-            raise checks.error("voters", self.name, what, fix)
+        value = config.mechanism.name
+        if value != self.mechanism_name:
+            problem, fix = f"cannot be combined with mechanism={value}", f"Use mechanism={self.mechanism_name}."
+            raise checks.error("voters", self.name, problem, fix)
         capacity = getattr(config.partition, "capacity", None)
         if capacity is not None:
-            what = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
-            raise checks.error("partition.capacity", capacity, what, "Leave out partition.capacity.")
+            problem = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
+            raise checks.error("partition.capacity", capacity, problem, "Leave out partition.capacity.")
         adjacency = config.partition.adjacency
-        given = getattr(config.mechanism, "adjacency", adjacency)
-        if given != adjacency:
-            raise checks.error("mechanism.adjacency", given, f"must be the partition's, {adjacency}")
+        value = getattr(config.mechanism, "adjacency", adjacency)
+        if value != adjacency:
+            raise checks.error("mechanism.adjacency", value, f"must be the partition's, {adjacency}")
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where the partition's adjacency does not hold for these units."""
         assign_shards(config.partition, data.private, 1, config.seed)
 
-    def ask(
+    def build_sensitive(
         self,
         data: Dataset,
         shards: Shards,
@@ -90,23 +90,25 @@ class RecordVoters(VotersBase):
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 
-    def fitted(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
 
-        def ask(encoder: nn.Module | None) -> SensitiveRecords:
+        def encode_records(encoder: nn.Module | None) -> SensitiveRecords:
             shards = assign_shards(run.config.partition, run.data.private, 1, run.config.seed)
             progress = run.stages("Encoding every record")
-            return self.ask(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
+            return self.build_sensitive(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
         def refit(guide: Student) -> FittedVoters:
-            records = ask(make_feature_extractor(guide.module))
-            return replace(first, sensitive=records, feature_PD=to_graph_device(records.feature_PD, run.config.device))
+            records = encode_records(make_feature_extractor(guide.module))
+            return replace(
+                first_round, sensitive=records, feature_PD=to_graph_device(records.feature_PD, run.config.device)
+            )
 
         with run.clock("records"):
-            records = ask(run.encoder())
+            records = encode_records(run.encoder())
         alias = run.store.create_alias(run.store.compute_fingerprint(run.data.private))
-        first = FittedVoters(id=alias, sensitive=records, refit=refit)
-        return first
+        first_round = FittedVoters(id=alias, sensitive=records, refit=refit)
+        return first_round
 
 
 def encode_public(
@@ -131,16 +133,16 @@ def encode_public(
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
 
-def map_records_independently(
-    say: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
+def map_records_batch_invariant(
+    fn: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
 ) -> Tensor:
-    """PRIVATE. Apply ``say`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
+    """PRIVATE. Apply ``fn`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
 
     Each as if it were alone: see ``map_batch_invariant``.
     """
 
-    def answers(batches: Iterator[Tensor]) -> Tensor:
+    def apply_fn(batches: Iterator[Tensor]) -> Tensor:
         place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # a GPU is waited for once
-        return torch.stack([say(place_BD.clone()) for place_BD in place_RBD])
+        return torch.stack([fn(place_BD.clone()) for place_BD in place_RBD])
 
-    return map_batch_invariant(answers, private.x, progress)
+    return map_batch_invariant(apply_fn, private.x, progress)

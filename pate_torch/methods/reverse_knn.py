@@ -7,7 +7,7 @@ class is in a cell, which the public points of that cell may learn from. A stude
 second round may lie in its features, where the classes are further apart.
 
 Guarantee: a count is a function of one unit's records and of public values, and no record influences even the rounding
-of another's (``map_records_independently``). So one unit moves one count of each round's table
+of another's (``map_records_batch_invariant``). So one unit moves one count of each round's table
 (``CellHistogram``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
 in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.data.units import get_unit_names
-from pate_torch.methods.description import VotersDescription, every_unit, group_of
-from pate_torch.methods.records import RecordVoters, encode_public, map_records_independently
+from pate_torch.methods.description import MethodDescription, format_every_unit, parse_group
+from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
 from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
@@ -33,25 +33,25 @@ from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
 
-_BLOCK = 1 << 22  # entries of one block of a distance matrix: 16 MB
+_BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReverseKnn(RecordVoters):
+class ReverseKnn(RecordMethod):
     """The recipe, which has no choices: cells follow from the questions and from the features."""
 
-    mechanism: ClassVar[str] = "histogram"
+    mechanism_name: ClassVar[str] = "histogram"
     name: str = "reverse_knn"
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         """The mean, where every record of a declared number answers in each round."""
         size = data.spec.nominal_size
         return None if size is None else max(1, size * config.num_rounds // config.num_queries)
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         return describe(unit)
 
-    def ask(
+    def build_sensitive(
         self,
         data: Dataset,
         shards: Shards,
@@ -62,7 +62,7 @@ class ReverseKnn(RecordVoters):
     ) -> SourceRecords:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
-        ``encoder``: see ``RecordVoters.ask``; nearness is that of its features.
+        ``encoder``: see ``RecordMethod.build_sensitive``; nearness is that of its features.
         """
         private, encoder, feature_PD = encode_public(data, shards, encoder, device)
         sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
@@ -102,63 +102,63 @@ class SourceRecords:
     def take(self, index_Q: Tensor) -> CellHistogram:
         """PRIVATE. The cell counts of these questions: pool indices, int64 [Q]."""
         asked_QD = self.feature_PD[index_Q.cpu()]
-        nearest = functools.partial(cells, asked_QD=asked_QD)
-        row_N = map_records_independently(nearest, self.encoder, self.private, self.spec, self.progress)
+        nearest = functools.partial(assign_cells, query_QD=asked_QD)
+        row_N = map_records_batch_invariant(nearest, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
-        row_U, class_U = _one_cell_each(row_N, self.private, self.adjacency)
+        row_U, class_U = _select_unit_cells(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
-        return CellHistogram(counts_QC, self.sensitivity, cells(self.feature_PD, asked_QD))
+        return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, asked_QD))
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"
 
 
-def describe(unit: str) -> VotersDescription:
+def describe(unit: str) -> MethodDescription:
     """What reports say of counts of the records."""
-    counted = f"{every_unit(unit)} was counted once{{each_round}}"
-    lies = "most of its records lie" if group_of(unit) else "it lies"
-    return VotersDescription(
-        who="reverse k-NN counts",
-        how=f"{counted}: for its class, at the one of the public points asked ({{asked}} in all) that {lies} nearest "
+    count_clause = f"{format_every_unit(unit)} was counted once{{each_round}}"
+    location_clause = "most of its records lie" if parse_group(unit) else "it lies"
+    return MethodDescription(
+        subject="reverse k-NN counts",
+        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that {location_clause} nearest "
         "to. The mechanism {mechanism} added noise to every count, and only the noisy counts left. A student sees "
         "nothing but public points and these counts.",
-        questions="{asked}{each_round}, every record counted at the one nearest to it",
+        query_sentence="{asked}{each_round}, every record counted at the one nearest to it",
         examples="Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells "
         "mix.",
-        assumptions=(f"{counted}, in one number of one table, by itself and by public values alone.",),
+        assumptions=(f"{count_clause}, in one number of one table, by itself and by public values alone.",),
         uses_size=False,
     )
 
 
-def cells(feature_PD: Tensor, asked_QD: Tensor) -> Tensor:
+def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
     """The row of the asked point nearest to each feature, int64 [P], by the squares of differences; ties to the first.
 
     A product is quicker, but takes many rows at once and might round one after its company. So it only says which
     points cannot be the nearest. With S = (|x| + |q|)^2 and g = (D + 2) 2^-24 (to first order) it is off by g S at
     most, in whatever order it adds, and the sum of squares by g S: the nearest is within 4 g S of the product's least.
     """
-    length = float(asked_QD.norm(dim=1).max()) if len(asked_QD) else 0.0
-    off = 4 * (asked_QD.shape[1] + 4) * torch.finfo(asked_QD.dtype).eps  # twice the above
-    norm_Q = asked_QD.square().sum(1)
+    max_norm = float(query_QD.norm(dim=1).max()) if len(query_QD) else 0.0
+    tolerance = 4 * (query_QD.shape[1] + 4) * torch.finfo(query_QD.dtype).eps  # twice the above
+    norm_Q = query_QD.square().sum(1)
     parts = [torch.zeros(0, dtype=torch.int64)]
-    for feature_BD in feature_PD.split(max(1, _BLOCK // max(1, len(asked_QD)))):
-        rough_BQ = norm_Q - 2 * feature_BD @ asked_QD.T
-        slack_B1 = off * (feature_BD.norm(dim=1, keepdim=True) + length).square()
-        row_M, near_M = (rough_BQ <= rough_BQ.amin(1, keepdim=True) + slack_B1).nonzero(as_tuple=True)
+    for feature_BD in feature_PD.split(max(1, _BLOCK_ENTRIES // max(1, len(query_QD)))):
+        rough_BQ = norm_Q - 2 * feature_BD @ query_QD.T
+        slack_B1 = tolerance * (feature_BD.norm(dim=1, keepdim=True) + max_norm).square()
+        row_M, col_M = (rough_BQ <= rough_BQ.amin(1, keepdim=True) + slack_B1).nonzero(as_tuple=True)
         squared_BQ = torch.full_like(rough_BQ, torch.inf)
-        for some in torch.arange(len(row_M)).split(max(1, _BLOCK // asked_QD.shape[1])):
-            row, near = row_M[some], near_M[some]
-            squared_BQ[row, near] = (feature_BD[row] - asked_QD[near]).square().sum(1)
+        for part_M in torch.arange(len(row_M)).split(max(1, _BLOCK_ENTRIES // query_QD.shape[1])):
+            row, col = row_M[part_M], col_M[part_M]
+            squared_BQ[row, col] = (feature_BD[row] - query_QD[col]).square().sum(1)
         parts.append(squared_BQ.argmin(1))
     return torch.cat(parts)
 
 
-def _one_cell_each(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
+def _select_unit_cells(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
     _, unit_N = np.unique(get_unit_names(private, adjacency), return_inverse=True)
-    place_N2 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
-    kept, count = np.unique(place_N2, axis=0, return_counts=True)
-    order = np.lexsort((kept[:, 2], kept[:, 1], -count, kept[:, 0]))
-    _, first = np.unique(kept[order, 0], return_index=True)
-    place_U2 = torch.from_numpy(kept[order[first]])
-    return place_U2[:, 1], place_U2[:, 2]
+    place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
+    distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)
+    order = np.lexsort((distinct_M3[:, 2], distinct_M3[:, 1], -count_M, distinct_M3[:, 0]))
+    _, first = np.unique(distinct_M3[order, 0], return_index=True)
+    place_U3 = torch.from_numpy(distinct_M3[order[first]])
+    return place_U3[:, 1], place_U3[:, 2]

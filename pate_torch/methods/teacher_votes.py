@@ -18,8 +18,8 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import check_id
 from pate_torch.data.partition import assign_shards
 from pate_torch.ledger import Ledger
-from pate_torch.methods.base import FittedVoters, VotersBase
-from pate_torch.methods.description import VotersDescription, each_unit
+from pate_torch.methods.base import FittedVoters, PrivateMethodBase
+from pate_torch.methods.description import MethodDescription, format_each_unit
 from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
@@ -38,53 +38,53 @@ Tally = Callable[[TeacherEnsemble], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teachers(VotersBase):
+class TeacherVotes(PrivateMethodBase):
     """Each votes on every public point by itself.
 
     Attributes:
         num_teachers: K. A unit's records lie in one shard, so that one unit moves one vote on every question.
-        stored: Id of an ensemble to use again, or that a release showed for it; None: one trained before on the same
-            records, or a new one, under a fresh id.
-        alias: Fresh id that the release shows for ``stored``; None: ``stored`` itself, which the user named.
+        teachers_id: Id of an ensemble to use again, or that a release showed for it; None: one trained before on the
+            same records, or a new one, under a fresh id.
+        alias: Fresh id that the release shows for ``teachers_id``; None: ``teachers_id`` itself, which the user named.
     """
 
     name: str = "teachers"
     num_teachers: int
-    stored: str | None = None
+    teachers_id: str | None = None
     alias: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("num_teachers", self.num_teachers, low=1)
-        if self.stored is not None:
-            check_id("teachers", self.stored)
+        if self.teachers_id is not None:
+            check_id("teachers", self.teachers_id)
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError where there is nothing to ask teachers."""
-        if config.labels is not None and self.stored is not None:
+        if config.labels is not None and self.teachers_id is not None:
             fix = "Leave out teachers."
             raise checks.error("labels", config.labels, "a release is reused without teachers", fix)
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where no teacher can learn from these data, or stored ones are of other data."""
         try:
             config.teacher.check(data.spec)
         except ValueError as error:
             raise ValueError(checks.prefix_error_key("teacher", error)) from error
-        declared = data.spec.nominal_size
-        fix = f"About {declared} private records are declared, and every teacher needs one of its own."
-        checks.integer("num_teachers", self.num_teachers, low=1, high=declared, fix=fix)
+        nominal_size = data.spec.nominal_size
+        fix = f"About {nominal_size} private records are declared, and every teacher needs one of its own."
+        checks.integer("num_teachers", self.num_teachers, low=1, high=nominal_size, fix=fix)
         assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        if self.stored is not None:
+        if self.teachers_id is not None:
             store, path = TeacherStore(config.root), config.ledger_path
-            store.load_manifest(self.stored)  # a wrong id is refused before the fingerprint leaves its key behind
+            store.load_manifest(self.teachers_id)  # a wrong id is refused before the fingerprint leaves its key behind
             with Ledger(path) if path.exists() else contextlib.nullcontext() as ledger:
-                reusable(self.stored, store, self.identify(data, config), ledger)
+                load_reusable(self.teachers_id, store, self.make_identity(data, config), ledger)
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def identify(self, data: Dataset, config: RunConfig) -> Identity:
+    def make_identity(self, data: Dataset, config: RunConfig) -> Identity:
         """PRIVATE. The identity of this run's teachers, down to the content of the records."""
         pool = {} if config.teacher.start is None else {"pool": compute_tensor_digest(data.pool.x)}
         return Identity(
@@ -96,33 +96,41 @@ class Teachers(VotersBase):
             num_teachers=self.num_teachers,
         )
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         counts = getattr(config.mechanism, "counts", False)
-        return describe(self.num_teachers, unit, counts=counts, soft=self.soft(config), tried=True)
+        return describe(self.num_teachers, unit, counts=counts, soft=self.is_soft(config), retrains_one=True)
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def fitted(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The ensemble, and its votes on the public pool."""
-        stored, fresh = self.ensemble(run)
+        stored_teachers, is_new = self.load_or_train(run)
 
-        def ask() -> Votes:
+        def count_votes() -> Votes:
             # Only where every rank has just trained do the ranks ask together.
-            return self._votes(stored.ensemble, run.data, run.config, run.stages, together=fresh)
+            return self._count_votes(stored_teachers.ensemble, run.data, run.config, run.stages, all_ranks=is_new)
 
         with run.clock("votes"):
-            votes = run.store.get_or_count_votes(stored.id, run.data.pool.x, ask, self._manner(run.config))
-        remember = functools.partial(run.store.set_ledger_head, stored.id)
-        alias = self.alias or self.stored or run.store.create_alias(stored.identity.fingerprint, stored.id)
-        opened: SensitiveValue = votes
-        if self.soft(run.config):
-            progress, device = run.stages("Asking for probabilities"), run.config.device
-            opened = SoftVotes.from_probabilities(
-                stored.ensemble.predict_proba(run.data.pool.x, device=device, progress=progress)
+            votes = run.store.get_or_count_votes(
+                stored_teachers.id, run.data.pool.x, count_votes, self._get_vote_variant(run.config)
             )
-        return FittedVoters(id=alias, sensitive=opened, remember=remember, ensemble=stored.ensemble)
+        record_ledger_head = functools.partial(run.store.set_ledger_head, stored_teachers.id)
+        alias = (
+            self.alias
+            or self.teachers_id
+            or run.store.create_alias(stored_teachers.identity.fingerprint, stored_teachers.id)
+        )
+        sensitive: SensitiveValue = votes
+        if self.is_soft(run.config):
+            progress, device = run.stages("Asking for probabilities"), run.config.device
+            sensitive = SoftVotes.from_probabilities(
+                stored_teachers.ensemble.predict_proba(run.data.pool.x, device=device, progress=progress)
+            )
+        return FittedVoters(
+            id=alias, sensitive=sensitive, record_ledger_head=record_ledger_head, ensemble=stored_teachers.ensemble
+        )
 
-    def ensemble(self, run: RunContext) -> tuple[StoredEnsemble, bool]:
+    def load_or_train(self, run: RunContext) -> tuple[StoredEnsemble, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
 
         Where another process trains them, this one waits for it, and takes over where it was killed.
@@ -133,25 +141,25 @@ class Teachers(VotersBase):
         config, data = run.config, run.data
         with run.clock("partition"):
             shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-            identity = self.identify(data, config)
-        found = self._at_hand(run, identity)
-        if found is not None:
-            return found, False
+            identity = self.make_identity(data, config)
+        stored_teachers = self._find_stored(run, identity)
+        if stored_teachers is not None:
+            return stored_teachers, False
         run.afford()  # training may take hours
 
-        def wait(holder: str) -> None:
+        def report_wait(holder: str) -> None:
             run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
-        with run.store.lock_training(identity, wait) as checkpoints:
-            found = self._at_hand(run, identity)  # whoever was waited for has trained them
-            if found is not None:
-                return found, False
+        with run.store.lock_training(identity, report_wait) as checkpoints:
+            stored_teachers = self._find_stored(run, identity)  # whoever was waited for has trained them
+            if stored_teachers is not None:
+                return stored_teachers, False
             run.afford()  # or has failed, and others have charged the account meanwhile
             distributed.broadcast_text(distributed.TRAIN)
             with run.clock("start"):
                 trunk = distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, run.stages)
 
-            def try_again(trial: Trial) -> None:
+            def check_retraining(trial: Trial) -> None:
                 progress = run.stages("Training one teacher again, alone")
                 try:
                     trial.run(data.pool.x, config.device)
@@ -173,18 +181,21 @@ class Teachers(VotersBase):
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
                     log=do_nothing if run.board is None else run.board.log,
                     on_losses=do_nothing if run.board is None else run.board.losses,
-                    on_trial=try_again,
+                    on_trial=check_retraining,
                 )
             head = run.ledger.get_head()
-            name = run.store.save(ensemble, identity, head)
+            teachers_id = run.store.save(ensemble, identity, head)
             shutil.rmtree(checkpoints, ignore_errors=True)
-        return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=head), True
+        return StoredEnsemble(id=teachers_id, ensemble=ensemble, identity=identity, ledger_head=head), True
 
-    def assist(self, data: Dataset, config: RunConfig) -> None:
+    def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
         """PRIVATE. Do the part of a torchrun's rank above 0 while rank 0 trains: its share of training and of votes."""
-        quiet = Stages(quiet=True)
+        stages = Stages(quiet=True)
         shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        with TeacherStore(config.root).try_lock_training(self.identify(data, config)) as (checkpoints, mine):
+        with TeacherStore(config.root).try_lock_training(self.make_identity(data, config)) as (
+            checkpoints,
+            owns_checkpoints,
+        ):
             ensemble = train(
                 data.private,
                 data.spec,
@@ -192,48 +203,50 @@ class Teachers(VotersBase):
                 config.teacher,
                 seed=config.seed,
                 device=config.device,
-                trunk=distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, quiet),
+                trunk=distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, stages),
                 checkpoint_dir=checkpoints,
             )
-            self._votes(ensemble, data, config, quiet, together=True)
-            if mine:  # on a machine of its own; by now rank 0 has stored the ensemble
+            self._count_votes(ensemble, data, config, stages, all_ranks=True)
+            if owns_checkpoints:  # on a machine of its own; by now rank 0 has stored the ensemble
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _at_hand(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
-        found = self.stored or run.store.find(identity)
-        if found is None:
+    def _find_stored(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
+        teachers_id = self.teachers_id or run.store.find(identity)
+        if teachers_id is None:
             return None
-        stored = reusable(found, run.store, identity, run.ledger)
-        if self.stored is None:
-            run.stages.print_message(f"Reusing teachers {found}: same data, same configuration.")
+        stored_teachers = load_reusable(teachers_id, run.store, identity, run.ledger)
+        if self.teachers_id is None:
+            run.stages.print_message(f"Reusing teachers {teachers_id}: same data, same configuration.")
         memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
-        return dataclasses.replace(stored, ensemble=dataclasses.replace(stored.ensemble, memory_gib=memory_gib))
+        return dataclasses.replace(
+            stored_teachers, ensemble=dataclasses.replace(stored_teachers.ensemble, memory_gib=memory_gib)
+        )
 
     # ---- votes --------------------------------------------------------------------------------------------------
 
-    def _votes(
-        self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, together: bool
+    def _count_votes(
+        self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool
     ) -> Votes:
         """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
-        tally = self._tally(data, config, stages, together=together)
-        return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=together)
+        tally = self._tally(data, config, stages, together=all_ranks)
+        return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=all_ranks)
 
     def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
         progress = stages("Counting votes")
         return lambda some: some.tally(data.pool.x, device=config.device, progress=progress)
 
-    def soft(self, config: RunConfig) -> bool:
+    def is_soft(self, config: RunConfig) -> bool:
         """Whether their probabilities are opened, and not their votes."""
         return bool(getattr(config.mechanism, "soft", False))
 
-    def _manner(self, config: RunConfig) -> str:
+    def _get_vote_variant(self, config: RunConfig) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
         return ""
 
 
 def describe(
-    num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False, tried: bool = False
-) -> VotersDescription:
+    num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False, retrains_one: bool = False
+) -> MethodDescription:
     """What reports say of teachers.
 
     Args:
@@ -241,37 +254,37 @@ def describe(
         unit: Privacy unit.
         counts: Whether the noisy votes leave, too.
         soft: Whether they give probabilities, of which scores leave.
-        tried: Whether one of them, where there are several, was trained again alone.
+        retrains_one: Whether one of them, where there are several, was trained again alone.
     """
-    again = (
+    retraining_clause = (
         f" 1 of {num_teachers} tried: one teacher, drawn at random, was trained again in a process that held only its "
         "own share, and came out the same."
     )
-    behind = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
-    gave = "gave class probabilities for" if soft else "voted on"
-    hidden = "how far they agree" if soft else "the votes"
-    return VotersDescription(
-        who="teachers",
-        how=f"{num_teachers} teachers, each trained on its own share of the records, {gave} {{asked}} public "
-        f"questions. The mechanism {{mechanism}} added noise to {hidden}, and only its {{answered}} answers{behind} "
+    extra_output = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
+    action = "gave class probabilities for" if soft else "voted on"
+    noise_target = "how far they agree" if soft else "the votes"
+    return MethodDescription(
+        subject="teachers",
+        procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
+        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers{extra_output} "
         "left. A student sees nothing but public points and these answers.",
-        questions=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
+        query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
         assumptions=(
-            f"{each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
-            "from outside its own share." + (again if tried and num_teachers > 1 else ""),
+            f"{format_each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
+            "from outside its own share." + (retraining_clause if retrains_one and num_teachers > 1 else ""),
         ),
         public_time=True,
     )
 
 
-def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | None) -> StoredEnsemble:
-    """PRIVATE. The stored ensemble called ``name``.
+def load_reusable(teachers_id: str, store: TeacherStore, identity: Identity, ledger: Ledger | None) -> StoredEnsemble:
+    """PRIVATE. The stored ensemble called ``teachers_id``.
 
     Raises:
         ValueError: It is unknown, damaged, of other data, or apart from its ledger.
     """
-    stored = store.load(name)
+    stored_teachers = store.load(teachers_id)
     # Votes of other data, or under another partition, would be charged to the wrong account.
     for key, fix in (
         ("dataset", "Set dataset.name to the name they were trained under."),
@@ -279,14 +292,16 @@ def reusable(name: str, store: TeacherStore, here: Identity, ledger: Ledger | No
         ("partition", "Use the partition they were trained with."),
         ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
     ):
-        if getattr(stored.identity, key) != getattr(here, key):
-            there = "another one" if key == "fingerprint" else repr(getattr(stored.identity, key))
-            raise checks.error("teachers", name, f"were trained with {key} {there}", fix)
-    if stored.ledger_head is not None and (ledger is None or not ledger.contains_head(stored.ledger_head)):
+        if getattr(stored_teachers.identity, key) != getattr(identity, key):
+            there = "another one" if key == "fingerprint" else repr(getattr(stored_teachers.identity, key))
+            raise checks.error("teachers", teachers_id, f"were trained with {key} {there}", fix)
+    if stored_teachers.ledger_head is not None and (
+        ledger is None or not ledger.contains_head(stored_teachers.ledger_head)
+    ):
         raise checks.error(
             "teachers",
-            name,
+            teachers_id,
             "were used with another privacy ledger than the one here",
             "Bring back the ledger.sqlite that lay beside them: it remembers what was released.",
         )
-    return stored
+    return stored_teachers

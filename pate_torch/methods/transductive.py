@@ -33,7 +33,7 @@ from pate_torch.features.neighbors import (
     sinkhorn_balance,
     to_graph_device,
 )
-from pate_torch.methods.teacher_votes import Tally, Teachers
+from pate_torch.methods.teacher_votes import Tally, TeacherVotes
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
@@ -42,12 +42,12 @@ from pate_torch.types import Dataset
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
 
-_LEFT = 1e-3
+_MAX_TAIL_WEIGHT = 1e-3
 """What is left, at most, of the weight of longer paths when propagation stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransductiveTeachers(Teachers):
+class TransductiveTeacherVotes(TeacherVotes):
     """Each votes on all public points together, over a graph of their features (``features``, else principal axes).
 
     Attributes:
@@ -68,21 +68,21 @@ class TransductiveTeachers(Teachers):
         checks.between("voters.alpha", self.alpha, 0, 0.999)
         checks.boolean("voters.balance", self.balance)
 
-    def validate_for(self, data: Dataset, config: RunConfig) -> None:
+    def check_data(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where there are no two points to vote on together."""
         if len(data.pool) < 2:
             raise checks.error("voters", self.name, "needs at least two public points", "Use voters=teachers.")
-        super().validate_for(data, config)
+        super().check_data(data, config)
 
-    def soft(self, config: RunConfig) -> bool:
+    def is_soft(self, config: RunConfig) -> bool:
         """They have votes alone: what reaches a point along the graph is no probability."""
         return False
 
-    def among(self, feature_PD: Tensor) -> JointVotes:
+    def build_joint_votes(self, feature_PD: Tensor) -> JointVotes:
         """The joint votes on the public points that have these features, float32 [P, D]."""
         return JointVotes(build_neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
-    def _choices(self) -> dict[str, Any]:
+    def _options_to_dict(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
 
     def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
@@ -93,13 +93,13 @@ class TransductiveTeachers(Teachers):
             feature_PD = compute_coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
         if together or feature_PD is None:
             feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
-        jointly = self.among(to_graph_device(feature_PD, config.device))
+        jointly = self.build_joint_votes(to_graph_device(feature_PD, config.device))
         progress = stages("Counting votes")
         return lambda some: jointly.tally(some, data.pool.x, config.device, progress)
 
-    def _manner(self, config: RunConfig) -> str:
-        learnt = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}
-        facts = {"transduction": self._choices(), "representation": learnt}
+    def _get_vote_variant(self, config: RunConfig) -> str:
+        feature_options = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}
+        facts = {"transduction": self._options_to_dict(), "representation": feature_options}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -109,15 +109,15 @@ class JointVotes:
 
     Attributes:
         graph: The public graph of its points.
-        alpha: See ``TransductiveTeachers``.
-        balance: See ``TransductiveTeachers``.
+        alpha: See ``TransductiveTeacherVotes``.
+        balance: See ``TransductiveTeacherVotes``.
     """
 
     graph: Graph
     alpha: float
     balance: bool
 
-    def predictions(
+    def predict(
         self,
         ensemble: TeacherEnsemble,
         pool_x: Tensor,
@@ -132,16 +132,18 @@ class JointVotes:
         if len(pool_x) != len(self.graph):
             raise ValueError(f"votes: the graph has {len(self.graph)} points, the pool {len(pool_x)}")
         num_classes = ensemble.network["num_classes"]
-        out = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
+        label_KP = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
 
-        def hear(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+        def on_logits(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
             on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
-            out[rows] = torch.stack([self._joint(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]).cpu()
+            label_KP[rows] = torch.stack(
+                [self._propagate(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]
+            ).cpu()
 
-        ensemble.forward_batches(pool_x, hear, device=device, progress=progress)
-        out[~ensemble.trained_K] = 0
-        return out
+        ensemble.forward_batches(pool_x, on_logits, device=device, progress=progress)
+        label_KP[~ensemble.trained_K] = 0
+        return label_KP
 
     def tally(
         self,
@@ -151,9 +153,9 @@ class JointVotes:
         progress: Progress = do_nothing,
     ) -> Tensor:
         """PRIVATE. The counts of all teachers' classes, int32 [P, C]."""
-        return voting.tally(self.predictions(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
+        return voting.tally(self.predict(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
 
-    def _joint(self, probability_PC: Tensor) -> Tensor:
+    def _propagate(self, probability_PC: Tensor) -> Tensor:
         num_classes = probability_PC.shape[1]
         if self.balance:
             probability_PC = sinkhorn_balance(
@@ -161,5 +163,5 @@ class JointVotes:
             )
         if self.alpha == 0:
             return probability_PC
-        steps = math.ceil(math.log(_LEFT) / math.log(self.alpha))
+        steps = math.ceil(math.log(_MAX_TAIL_WEIGHT) / math.log(self.alpha))
         return propagate_labels(self.graph, probability_PC, self.alpha, steps)

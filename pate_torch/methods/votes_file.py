@@ -20,8 +20,8 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import FittedVoters, Voters, VotersBase
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.base import FittedVoters, PrivateMethod, PrivateMethodBase
+from pate_torch.methods.description import MethodDescription
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count_votes
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from pate_torch.context import RunContext
 
 PREDICTIONS, COUNTS = "predictions", "counts"
-_NOT_WHOLE = re.compile(rb"[^0-9+\-,\r\n \t]")
+_NOT_INTEGER = re.compile(rb"[^0-9+\-,\r\n \t]")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VotesFile(VotersBase):
+class VotesFile(PrivateMethodBase):
     """Votes that were made elsewhere.
 
     Attributes:
@@ -59,28 +59,28 @@ class VotesFile(VotersBase):
                 fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
                 raise checks.error("votes", str(self.path), f"cannot be combined with {key}", fix)
 
-    def for_data(self, data: Dataset) -> Voters:
+    def adapt_to_data(self, data: Dataset) -> PrivateMethod:
         """These voters with their votes, which must be on this public pool."""
         if self.votes is not None or self.path is None:
             return self
         return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
 
-    def description(self, unit: str, config: RunConfig) -> VotersDescription:
+    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
         return teacher_votes.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
 
-    def votes_per_question(self, data: Dataset, config: RunConfig) -> int | None:
+    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def fingerprint(self, store: TeacherStore, everyone: PrivateData) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
-        return store.compute_votes_fingerprint(self._read)
+        return store.compute_votes_fingerprint(self._loaded_votes)
 
-    def fitted(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> FittedVoters:
         """PRIVATE. The votes, as they were read."""
-        return FittedVoters.of_votes(run, self._read)
+        return FittedVoters.from_votes(run, self._loaded_votes)
 
     @property
-    def _read(self) -> Votes:
+    def _loaded_votes(self) -> Votes:
         assert self.votes is not None, "for_data comes first"
         return self.votes
 
@@ -104,109 +104,115 @@ def read(
     """
     path = Path(path)
     checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
-    table, form = _load(path)
-    form = form or _form(path, table, num_classes, num_points, num_teachers)
+    table, form = _load_table(path)
+    form = form or _infer_form(path, table, num_classes, num_points, num_teachers)
     rows, columns = table.shape
     if form == PREDICTIONS:
-        _same("num_teachers", num_teachers, rows, "rows", form, path)
-        _same("num_points", num_points, columns, "columns", form, path)
+        _check_size("num_teachers", num_teachers, rows, "rows", form, path)
+        _check_size("num_points", num_points, columns, "columns", form, path)
         if bool((table < 0).any()) or bool((table >= num_classes).any()):
-            raise _bad(path, f"predictions must be classes in 0..{num_classes - 1}", "Check num_classes.")
+            raise _votes_file_error(path, f"predictions must be classes in 0..{num_classes - 1}", "Check num_classes.")
         return count_votes(table, num_classes)
-    _same("num_points", num_points, rows, "rows", form, path)
-    _same("num_classes", num_classes, columns, "columns", form, path)
+    _check_size("num_points", num_points, rows, "rows", form, path)
+    _check_size("num_classes", num_classes, columns, "columns", form, path)
     total = int(table[0].sum())
     if bool((table < 0).any()) or total < 1 or bool((table.sum(1) != total).any()):
-        raise _bad(
+        raise _votes_file_error(
             path,
             "every row of counts must be non-negative and sum to the same number of teachers",
             "One teacher has one vote on every point, no more and no fewer.",
         )
-    _same("num_teachers", num_teachers, total, "votes on each point", form, path)
+    _check_size("num_teachers", num_teachers, total, "votes on each point", form, path)
     return Votes(table, total)
 
 
-def _same(key: str, declared: int | None, found: int, what: str, form: str, path: Path) -> None:
-    if declared is not None and declared != found:
-        raise checks.error(key, declared, f"{path} holds {form} with {found} {what}", f"It should be {found}, or it is "
+def _check_size(key: str, expected: int | None, actual: int, quantity: str, form: str, path: Path) -> None:
+    if expected is not None and expected != actual:
+        raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", f"It should be {actual}, or it is "
                           "another file.")  # fmt: skip
 
 
-def _bad(path: Path, what: str, fix: str = "") -> ValueError:
-    return checks.error("votes", str(path), what, fix)
+def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:
+    return checks.error("votes", str(path), problem, fix)
 
 
-def _form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
+def _infer_form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
     """What the table is, from public sizes alone wherever they tell."""
     rows, columns = table.shape
-    predictions = num_teachers in (None, rows) and num_points in (None, columns)
-    counts = columns == num_classes and num_points in (None, rows)
-    if not (predictions or counts):
+    fits_predictions = num_teachers in (None, rows) and num_points in (None, columns)
+    fits_counts = columns == num_classes and num_points in (None, rows)
+    if not (fits_predictions or fits_counts):
         teachers = "K" if num_teachers is None else num_teachers
         points = "P" if num_points is None else num_points
-        raise _bad(
+        raise _votes_file_error(
             path,
             f"has shape {rows} x {columns}, where {teachers} x {points} predictions or {points} x {num_classes} counts "
             "are expected",
             "There must be a vote on every public point, in the pool's order, without an index column.",
         )
-    if predictions and counts and not bool((table >= num_classes).any()):
-        raise _bad(
+    if fits_predictions and fits_counts and not bool((table >= num_classes).any()):
+        raise _votes_file_error(
             path,
             f"may be {rows} teachers' predictions or counts of {num_classes} classes: its shape does not tell",
             "Set num_teachers and num_points, or save it as safetensors with one tensor named predictions or counts.",
         )
-    return COUNTS if counts else PREDICTIONS
+    return COUNTS if fits_counts else PREDICTIONS
 
 
-def _load(path: Path) -> tuple[Tensor, str | None]:
+def _load_table(path: Path) -> tuple[Tensor, str | None]:
     """(whole numbers, int64 [rows, columns]; the form if the file names it)."""
     if not path.is_file():
-        raise _bad(path, "there is no such file")
+        raise _votes_file_error(path, "there is no such file")
     form = None
     match path.suffix.lower():
         case ".csv":
-            array: Any = _csv(path)
+            array: Any = _read_csv(path)
         case ".npy":
             try:
                 array = np.load(path, allow_pickle=False)
             except Exception as error:  # a damaged header is parsed as Python, and may ask for all memory there is
-                why = " ".join(str(error).split()) or type(error).__name__
-                raise _bad(path, f"is not a plain NPY array ({why})", "Save it with numpy.save.") from error
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise _votes_file_error(
+                    path, f"is not a plain NPY array ({reason})", "Save it with numpy.save."
+                ) from error
         case ".safetensors":
-            array, form = _safetensors(path)
+            array, form = _read_safetensors(path)
         case suffix:
-            raise _bad(
+            raise _votes_file_error(
                 path,
                 f"must be .csv, .npy or .safetensors, not {suffix or 'a file without a suffix'}",
                 "Pickles (.pkl, .pt, .npz of objects) are not read: loading one runs the code inside it.",
             )
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.size == 0:
-        raise _bad(path, f"must hold one table with two axes, not the shape {getattr(array, 'shape', None)}")
+        raise _votes_file_error(
+            path, f"must hold one table with two axes, not the shape {getattr(array, 'shape', None)}"
+        )
     if array.dtype.kind not in "iu":
-        raise _bad(path, f"must hold whole numbers, not {array.dtype}", "One teacher has one whole vote.")
+        raise _votes_file_error(path, f"must hold whole numbers, not {array.dtype}", "One teacher has one whole vote.")
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
-        raise _bad(path, "holds numbers too large to be votes")
+        raise _votes_file_error(path, "holds numbers too large to be votes")
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.int64))), form
 
 
-def _csv(path: Path) -> np.ndarray:
+def _read_csv(path: Path) -> np.ndarray:
     """Whole numbers separated by commas; a first line without any number is a header and is passed over."""
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    first, _, rest = text.partition(b"\n")
-    body = text if any(_numeric(cell) for cell in first.split(b",")) else rest
-    if wrong := _NOT_WHOLE.search(body):
-        line = text.count(b"\n") - body.count(b"\n") + body[: wrong.start()].count(b"\n") + 1
-        raise _bad(path, f"must hold whole numbers only; line {line} has something else", "A vote is whole.")
+    first_line, _, other_lines = text.partition(b"\n")
+    body = text if any(_is_number(cell) for cell in first_line.split(b",")) else other_lines
+    if bad_cell := _NOT_INTEGER.search(body):
+        line = text.count(b"\n") - body.count(b"\n") + body[: bad_cell.start()].count(b"\n") + 1
+        raise _votes_file_error(
+            path, f"must hold whole numbers only; line {line} has something else", "A vote is whole."
+        )
     if not body.strip():
-        raise _bad(path, "is empty")
+        raise _votes_file_error(path, "is empty")
     try:
         return np.loadtxt(io.BytesIO(body), dtype=np.int64, delimiter=",", ndmin=2, comments=None)
     except (ValueError, OverflowError) as error:
-        raise _bad(path, f"is not a table of whole numbers ({error})") from error
+        raise _votes_file_error(path, f"is not a table of whole numbers ({error})") from error
 
 
-def _numeric(cell: bytes) -> bool:
+def _is_number(cell: bytes) -> bool:
     """Whether a cell is any number at all: nan and 1.5 are bad votes, not names of columns."""
     try:
         float(cell)
@@ -215,13 +221,15 @@ def _numeric(cell: bytes) -> bool:
     return True
 
 
-def _safetensors(path: Path) -> tuple[np.ndarray, str | None]:
+def _read_safetensors(path: Path) -> tuple[np.ndarray, str | None]:
     try:
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
             if len(names) != 1:
-                raise _bad(path, f"must hold one tensor, not {len(names)}", "Name it predictions or counts.")
+                raise _votes_file_error(
+                    path, f"must hold one tensor, not {len(names)}", "Name it predictions or counts."
+                )
             array = file.get_tensor(names[0])
     except (OSError, SafetensorError, TypeError, AttributeError) as error:
-        raise _bad(path, f"is damaged or not a safetensors file ({error})") from error
+        raise _votes_file_error(path, f"is damaged or not a safetensors file ({error})") from error
     return array, names[0] if names[0] in (PREDICTIONS, COUNTS) else None

@@ -374,7 +374,7 @@ def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: E
 
     Args:
         mechanism: Answers through noise; its sigma is of sums over records.
-        voters: ``RecordVoters`` with a declared ``size``.
+        voters: ``RecordMethod`` with a declared ``size``.
         data: A public data set in place of the private one.
         size: Number of records that is planned for.
         features: Makes an encoder of its public points.

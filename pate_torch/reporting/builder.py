@@ -22,7 +22,7 @@ from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.core import checks
 from pate_torch.ledger.accounts import Charge
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.description import MethodDescription
 from pate_torch.protocols import Student
 from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 from pate_torch.reporting.statement import NOT_PRIVATE
@@ -228,7 +228,7 @@ def _part(account: Account, identity: str, charge: Charge, now: bool) -> Charged
     )
 
 
-def public_seconds(seconds: Mapping[str, float], voters: VotersDescription, *, chosen: bool) -> dict[str, float]:
+def public_seconds(seconds: Mapping[str, float], voters: MethodDescription, *, chosen: bool) -> dict[str, float]:
     """The stages whose time depends neither on how many private records there are nor on what they are.
 
     Votes of teachers that are there already are counted and asked by public sizes; records that answer, and all that

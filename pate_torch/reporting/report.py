@@ -15,7 +15,7 @@ import numpy as np
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import VotersDescription, group_of, one_unit
+from pate_torch.methods.description import MethodDescription, format_one_unit, parse_group
 from pate_torch.reporting.intervals import Share, percent
 from pate_torch.types import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 
@@ -277,7 +277,7 @@ class ReleaseReport:
     declared_size: int | None = None
     split: float = 0.0
     reused: bool = False
-    voters: VotersDescription | None = None
+    voters: MethodDescription | None = None
     rounds: int = 1
     answer_files: tuple[str, ...] = ("labels.csv",)
     student: str | None = None
@@ -376,12 +376,12 @@ class ReleaseReport:
     @property
     def unit_words(self) -> str:
         """The privacy unit in words."""
-        return one_unit(self.unit)
+        return format_one_unit(self.unit)
 
     @property
     def group(self) -> str:
         """The column that makes the unit; empty unless records are protected in groups."""
-        return group_of(self.unit)
+        return parse_group(self.unit)
 
     @property
     def adjacency_words(self) -> str:
@@ -536,7 +536,7 @@ def _check_releasable(name: str, value: Any) -> None:
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
     elif isinstance(
-        value, Baseline | Examples | ChargedRelease | VotersDescription | PublicAsset | OwnerFacts | EncoderCard
+        value, Baseline | Examples | ChargedRelease | MethodDescription | PublicAsset | OwnerFacts | EncoderCard
     ):
         for item in fields(value):
             inner = getattr(value, item.name)

@@ -14,10 +14,10 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.laplace import LNMax
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.methods.teacher_votes import Teachers
-from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe
@@ -40,12 +40,12 @@ def data():
 
 ADJACENT = {"adjacency": "add_remove"}
 WAYS = {
-    "gaussian": (Teachers(num_teachers=4), GNMax(sigma=0.1)),
-    "confident": (Teachers(num_teachers=4), ConfidentGNMax(sigma=0.1, screen_sigma=0.5, threshold=1)),
-    "laplace": (Teachers(num_teachers=4), LNMax(sigma=0.1)),
-    "exponential": (Teachers(num_teachers=4), ExponentialMechanism(sigma=0.1)),
-    "transductive": (TransductiveTeachers(num_teachers=4), GNMax(sigma=0.1)),
-    "gradients": (Gradients(), GradientDescent(sigma=0.01, steps=2, **ADJACENT)),
+    "gaussian": (TeacherVotes(num_teachers=4), GNMax(sigma=0.1)),
+    "confident": (TeacherVotes(num_teachers=4), ConfidentGNMax(sigma=0.1, screen_sigma=0.5, threshold=1)),
+    "laplace": (TeacherVotes(num_teachers=4), LNMax(sigma=0.1)),
+    "exponential": (TeacherVotes(num_teachers=4), ExponentialMechanism(sigma=0.1)),
+    "transductive": (TransductiveTeacherVotes(num_teachers=4), GNMax(sigma=0.1)),
+    "gradients": (GradientMethod(), GradientDescent(sigma=0.01, steps=2, **ADJACENT)),
     "reverse_knn": (ReverseKnn(), Histogram(sigma=0.1, **ADJACENT)),
 }
 

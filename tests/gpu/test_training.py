@@ -16,7 +16,7 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
-from pate_torch.methods.records import map_records_independently
+from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.reporting import release_writer
@@ -199,7 +199,7 @@ def test_features_of_records_come_back_in_blocks(simulated_gpu):
     for count in (8, 160):  # at least 20 batches in one block
         simulated_gpu.reset_counts()
         private = PrivateData(x[:count], y[:count], np.arange(count).astype(str))
-        found = map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
+        found = map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
         assert found.shape == (count, 3) and found.device.type == "cpu"
         counted.append(by_function(simulated_gpu.copies_to_host).total())
     assert counted == [2, 2]  # blanks, to learn what comes out, and the block
@@ -213,7 +213,7 @@ def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu)
         trained = train(records(20), spec(), shards, recipe(network="mlp", options={}, steps=1), seed=0)
         graph = build_neighbor_graph(compute_coordinates(x, spec()).to(CUDA), 3)
         simulated_gpu.reset_counts()
-        JointVotes(graph, 0.8, True).predictions(trained, x, CUDA)
+        JointVotes(graph, 0.8, True).predict(trained, x, CUDA)
         counted.append(by_function(simulated_gpu.copies_to_host))
     assert counted[0] == counted[1] and counted[0].total() == 2
 

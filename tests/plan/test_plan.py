@@ -28,7 +28,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import command as command
 from pate_torch.planning import feasibility
@@ -445,7 +445,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         descent = GradientDescent(sigma=sigma, adjacency=adjacency)
         draws = [
             [
-                follow(descent, Gradients(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
+                follow(descent, GradientMethod(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
                 for seed in range(6)
             ]
             for have in (1600, 400)
@@ -453,7 +453,7 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         right[sigma], fewer = np.mean(draws, axis=1)
         assert fewer == pytest.approx(right[sigma], abs=0.05)
     data, partition = clouds(1600), AddRemove() if adjacency == "add_remove" else ReplaceOne()
-    asked = Gradients(size=1600).ask(data, partition.make_shards(data.private, 1, 0), encoder=None)
+    asked = GradientMethod(size=1600).build_sensitive(data, partition.make_shards(data.private, 1, 0), encoder=None)
     answers = GradientDescent(sigma=1.0, adjacency=adjacency).release(
         asked, DryRunNoise("torch", 1), MechanismContext(num_queries=500)
     )

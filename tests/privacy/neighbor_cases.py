@@ -23,9 +23,9 @@ from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.data.partition import assign_shards
 from pate_torch.label import command as label
-from pate_torch.methods.dpsgd import DpSgd
-from pate_torch.methods.teacher_votes import Teachers
-from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.votes_file import VotesFile
 from pate_torch.pate import Pate
 from pate_torch.queries.random import Random
@@ -139,7 +139,7 @@ def twice(plan: RunConfig) -> None:
 
 def dpsgd(plan: RunConfig) -> None:
     _refuse_unsuited("dpsgd", plan, plan.dataset.load())
-    DpSgd(network="logistic", steps=2).run(changed(plan, target_epsilon=plan.privacy.target_epsilon or 3.0))
+    DPSGD(network="logistic", steps=2).run(changed(plan, target_epsilon=plan.privacy.target_epsilon or 3.0))
 
 
 def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
@@ -178,14 +178,14 @@ def _pate(plan: RunConfig) -> tuple[Any, Pate]:
 
 def _teacher(plan: RunConfig) -> Any:
     """Voters that are no teachers as they are; teachers by a recipe where they vote together, else by scikit-learn."""
-    if not isinstance(plan.voters, Teachers):
+    if not isinstance(plan.voters, TeacherVotes):
         return plan.voters
-    return plan.teacher if isinstance(plan.voters, TransductiveTeachers) else LogisticRegression(max_iter=5, C=1e-3)
+    return plan.teacher if isinstance(plan.voters, TransductiveTeacherVotes) else LogisticRegression(max_iter=5, C=1e-3)
 
 
 def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
-    voting = plan.voters if isinstance(plan.voters, TransductiveTeachers) else None
+    voting = plan.voters if isinstance(plan.voters, TransductiveTeacherVotes) else None
     pate.label(data.pool.x, plan.num_queries, strategy=plan.query, guide_student=plan.guide_student, voters=voting,
                features=plan.features)  # fmt: skip
     pate.fit_student(plan.student)

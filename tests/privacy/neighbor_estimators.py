@@ -30,7 +30,7 @@ from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests.privacy import neighbor_harness as harness
 from tests.privacy.neighbor_cases import Tally
@@ -264,7 +264,7 @@ class Calls:
             "toy", classes=CLASSES, num_teachers=None if of_records else TEACHERS, delta=1e-4, budget_epsilon=1e4,
             mechanism=GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"]) if of_records
             else GNMax(sigma=2.0),
-            teacher=Gradients(size=RECORDS) if of_records else kind,
+            teacher=GradientMethod(size=RECORDS) if of_records else kind,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
             partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
             unit="record" if names is None else "group:person", home=self.root, quiet=False, allow_chance=True,

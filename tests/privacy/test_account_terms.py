@@ -26,9 +26,9 @@ from pate_torch.ledger.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Led
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
-from pate_torch.methods.gradients import Gradients
-from pate_torch.methods.records import RecordVoters
+from pate_torch.methods.dpsgd import DPSGD, EntropyOptimizer
+from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.students.training import GradientStudent
@@ -149,7 +149,7 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
 
 HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
-ANSWERS = [(ReverseKnn(), HISTOGRAM), (Gradients(size=100), DESCENT)]
+ANSWERS = [(ReverseKnn(), HISTOGRAM), (GradientMethod(size=100), DESCENT)]
 every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["reverse_knn", "gradients"])
 
 
@@ -189,7 +189,7 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
 
 @every_answer
 def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
-    monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
+    monkeypatch.setattr(RecordMethod, "check", lambda self, config: None)
     nothing_runs()
     one = plan(tmp_path, "one", voters=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
@@ -217,8 +217,8 @@ ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
     "gradients": (
-        {"voters": Gradients(size=100), "mechanism": DESCENT},
-        {"voters": Gradients(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+        {"voters": GradientMethod(size=100), "mechanism": DESCENT},
+        {"voters": GradientMethod(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
     "teachers, then reverse k-NN": ({}, {"voters": ReverseKnn(), "mechanism": HISTOGRAM}),
     "reverse k-NN, then teachers": ({"voters": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
@@ -289,7 +289,7 @@ OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
     "reverse k-NN": {"voters": ReverseKnn(), "mechanism": HISTOGRAM},
-    "gradients": {"voters": Gradients(size=100), "mechanism": DESCENT},
+    "gradients": {"voters": GradientMethod(size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -348,7 +348,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
     monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
     source = benchmark_clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
     one = plan(home, "one", dataset=source, mechanism=GNMax(sigma=9.0))
-    DpSgd(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
+    DPSGD(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
     return torch.cat(sums)
 
 
@@ -424,7 +424,7 @@ def _api(home, monkeypatch):
 
 def _dpsgd(home, monkeypatch):
     source = benchmark_clouds(name="blobs", nominal_size=300)
-    DpSgd(network="logistic", steps=2, batch_size=60).run(plan(home, "one", dataset=source))
+    DPSGD(network="logistic", steps=2, batch_size=60).run(plan(home, "one", dataset=source))
 
 
 def _labeler(home, monkeypatch):
@@ -477,7 +477,7 @@ def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothi
 def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
     """DP-SGD, killed between the model and what it claims."""
     run = plan(tmp_path, "one", dataset=benchmark_clouds(name="blobs"))
-    study = DpSgd(network="logistic", steps=2, batch_size=60)
+    study = DPSGD(network="logistic", steps=2, batch_size=60)
     study.run(run)
     for file in (run.folder / "release").glob("*.*"):
         if file.name != "student.safetensors":

@@ -21,8 +21,8 @@ from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.dpsgd import DpSgd
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
@@ -205,7 +205,7 @@ RUNS = {
         "noise": "discrete",
     },
     "gradients": {
-        "voters": Gradients(size=100),
+        "voters": GradientMethod(size=100),
         "query": Random(rounds=2),
         "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
         "partition": ReplaceOne(),
@@ -301,7 +301,7 @@ def test_labels_used_again(tmp_path, capsys, chosen):
 
 def test_dp_sgd(tmp_path):
     one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), mechanism=GNMax(sigma=4.0))
-    DpSgd(network="logistic", steps=2, batch_size=30).run(one)
+    DPSGD(network="logistic", steps=2, batch_size=30).run(one)
     found = check(tmp_path, one.folder, "clouds")
     assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
     again = plan(tmp_path, "two", dataset=one.dataset, mechanism=GNMax(sigma=6.0))

@@ -15,7 +15,7 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gaussian, gradient_descent
-from pate_torch.methods.records import RecordVoters
+from pate_torch.methods.records import RecordMethod
 from pate_torch.sensitive import Sensitivity
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
@@ -102,7 +102,7 @@ def faults(case, times: int = 1) -> str:
 def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
-    monkeypatch.setattr(RecordVoters, "check", lambda self, config: None)
+    monkeypatch.setattr(RecordMethod, "check", lambda self, config: None)
     monkeypatch.setattr("pate_torch.methods.reverse_knn.make_record_sum_sensitivity", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 

@@ -12,7 +12,7 @@ import torch
 from jinja2 import nodes
 
 from pate_torch.methods import gradients, reverse_knn, teacher_votes
-from pate_torch.methods.description import VotersDescription
+from pate_torch.methods.description import MethodDescription
 from pate_torch.reporting import figures, statement
 from pate_torch.reporting.renderer import card, page, plain, privacy, strict_json, summary, write_release
 from pate_torch.reporting.report import Baseline, Examples
@@ -231,7 +231,7 @@ def test_templates_name_nothing_that_is_not_there(name):
 
 VOTERS = {
     "teachers": lambda unit: teacher_votes.describe(250, unit),
-    "teachers who were tried": lambda unit: teacher_votes.describe(250, unit, counts=True, tried=True),
+    "teachers who were tried": lambda unit: teacher_votes.describe(250, unit, counts=True, retrains_one=True),
     "gradients": lambda unit: gradients.describe(unit, 5),
     "reverse_knn": reverse_knn.describe,
     "nobody": lambda unit: None,
@@ -243,7 +243,7 @@ VOTERS = {
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, unit, adjacency):
     voters = VOTERS[who](unit)
-    assert voters is None or VotersDescription.read(json.loads(json.dumps(voters.facts()))) == voters
+    assert voters is None or MethodDescription.from_dict(json.loads(json.dumps(voters.facts()))) == voters
     number = {"num_teachers": 250, "rounds": 1} if who.startswith("teachers") else {"num_teachers": 0, "rounds": 2}
     report = demo(unit=unit, adjacency=adjacency, voters=voters, **number)
     shown = html.unescape(page(report)).replace("\u00a0", " ")

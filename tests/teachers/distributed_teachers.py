@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from pate_torch.features.neighbors import compute_coordinates
-from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
@@ -31,7 +31,7 @@ def main() -> None:
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.count_votes(ensemble, lambda some: some.tally(private.x), len(private.x))
     place = distributed.share_tensors({"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None)
-    jointly = TransductiveTeachers(num_teachers=1).among(place["at"])
+    jointly = TransductiveTeacherVotes(num_teachers=1).build_joint_votes(place["at"])
     joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"

@@ -13,7 +13,7 @@ from pate_torch.config import Study
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods.dpsgd import DpSgd, EntropyOptimizer
+from pate_torch.methods.dpsgd import DPSGD, EntropyOptimizer
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
@@ -44,7 +44,7 @@ def plan(tmp_path):
     )
 
 
-STUDY = DpSgd(network="logistic", steps=20, batch_size=60, learning_rate=0.5)
+STUDY = DPSGD(network="logistic", steps=20, batch_size=60, learning_rate=0.5)
 
 
 def summary(plan):
@@ -110,7 +110,7 @@ def test_real_data_are_not_charged_to_two_ledgers(plan):
 def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
     data = benchmark_clouds().load()
-    module = GradSampleModule(STUDY._module(data, 0))
+    module = GradSampleModule(STUDY._build_module(data, 0))
     optimizer = EntropyOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         DryRunNoise("torch", 0),
@@ -119,7 +119,7 @@ def gradients(drop=None, clip=1.0):
         expected_batch_size=1,
     )
     chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
-    STUDY._gradients(module, data.private, data, chosen, torch.device("cpu"))
+    STUDY._compute_gradients(module, data.private, data, chosen, torch.device("cpu"))
     optimizer.clip_and_accumulate()
     return torch.cat([p.summed_grad.flatten() for p in module.parameters()])
 
@@ -137,7 +137,7 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
     vast = data.private.x.clone()
     vast[3] = 3e38
     data = dataclasses.replace(data, private=dataclasses.replace(data.private, x=vast))
-    module = STUDY._module(data, 0)
+    module = STUDY._build_module(data, 0)
     STUDY.train(module, data, 60, 1.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
     assert all(bool(p.isfinite().all()) for p in module.parameters())
 
@@ -162,7 +162,7 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
 
 def test_nobody_sampled_is_a_step_of_noise_alone():
     data = benchmark_clouds().load()
-    module = STUDY._module(data, 0)
+    module = STUDY._build_module(data, 0)
     before = [p.clone() for p in module.parameters()]
     STUDY.train(module, data, 60, 0.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
@@ -200,4 +200,4 @@ def test_a_norm_over_the_batch_is_refused():
         test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
     )
     with pytest.raises(ValueError, match="over a batch"):
-        DpSgd(network="small_cnn")._module(images.load(), 0)
+        DPSGD(network="small_cnn")._build_module(images.load(), 0)

@@ -26,7 +26,7 @@ from pate_torch.features.whitening import Whitening
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.networks import ConcatFeatures
 from pate_torch.noise.source import DryRunNoise, NoiseSource
@@ -186,7 +186,9 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        records = Gradients(size=50).ask(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder())
+        records = GradientMethod(size=50).build_sensitive(
+            data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder()
+        )
         return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
@@ -261,7 +263,7 @@ def test_classes_need_not_be_equally_common(rare):
     private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
-    records = Gradients(size=4000).ask(data, AddRemove().shards(private, 1, 0), encoder=encoder)
+    records = GradientMethod(size=4000).build_sensitive(data, AddRemove().shards(private, 1, 0), encoder=encoder)
     descent = GradientDescent(sigma=10.0, adjacency="add_remove")
     answers = descent.draw(records, DryRunNoise(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
@@ -285,7 +287,7 @@ def test_features_stand_side_by_side_each_of_length_one():
 def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     for group, made in (
         ("mechanism/gradient_descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
-        ("voters/gradients", Gradients()),
+        ("voters/gradients", GradientMethod()),
     ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
@@ -477,8 +479,8 @@ BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 @pytest.mark.slow
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
-    records, fit = Gradients.ask, GradientStudent.fit
-    monkeypatch.setattr(Gradients, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
+    records, fit = GradientMethod.build_sensitive, GradientStudent.fit
+    monkeypatch.setattr(GradientMethod, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = ["features=contrastive", "features.encoders=2", *BRIEF]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
@@ -508,13 +510,13 @@ MODEL = ["features=contrastive", *BRIEF, "student.last=model"]
 )
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
-    kept, fitted, records = [], [], Gradients.ask
+    kept, fitted, records = [], [], GradientMethod.build_sensitive
 
     def keep(self, *a, **given):
         kept.append((records(self, *a, **given), given))
         return kept[-1][0]
 
-    monkeypatch.setattr(Gradients, "ask", keep)
+    monkeypatch.setattr(GradientMethod, "ask", keep)
     fit = GradientStudent.fit
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = [f"features.encoders={members}", f"student.members={members}"]
@@ -649,11 +651,11 @@ def test_gradients_in_python(tmp_path):
     pool, _ = clouds(90, 1)
     descent = GradientDescent(sigma=6.0, adjacency="add_remove")
     settings = {"classes": 3, "delta": 1e-5, "mechanism": descent, "budget_epsilon": 3.0}
-    undeclared = Pate("clouds", home=tmp_path / "a", teacher=Gradients(), **settings).fit_teachers(x, y)
+    undeclared = Pate("clouds", home=tmp_path / "a", teacher=GradientMethod(), **settings).fit_teachers(x, y)
     with pytest.raises(ValueError, match="size"):
         undeclared.label(pool, 90, strategy=Random())
     assert undeclared.epsilon == 0
-    pate = Pate("clouds", home=tmp_path / "b", teacher=Gradients(size=600), **settings)
+    pate = Pate("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600), **settings)
     release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
     assert (
         pate.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9)
@@ -663,7 +665,7 @@ def test_gradients_in_python(tmp_path):
     student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).voters.who == "gradients"
+    assert pate.report(test_x, test_y).voters.subject == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voters.neighbors=16")
@@ -673,7 +675,10 @@ CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voter
 def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
     assert (
-        plan.dataset.name == "mnist" and isinstance(plan.voters, Gradients) and plan.is_guided and plan.num_rounds == 2
+        plan.dataset.name == "mnist"
+        and isinstance(plan.voters, GradientMethod)
+        and plan.is_guided
+        and plan.num_rounds == 2
     )
     price = accounting.compute_guarantee(
         plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
@@ -684,7 +689,7 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
 
 
 def test_reverse_knn_has_a_mechanism_of_its_own():
-    assert (ReverseKnn.mechanism, Gradients.mechanism) == (
+    assert (ReverseKnn.mechanism_name, GradientMethod.mechanism) == (
         Histogram(sigma=1.0, adjacency="add_remove").name,
         GradientDescent.name,
     )

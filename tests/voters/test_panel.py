@@ -79,9 +79,7 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
     else:
         partition, kept = AddRemove(), torch.arange(N) != 17
         other = private(x[kept], y[kept], np.arange(N).astype(str)[kept.numpy()])
-    votes = [
-        fit(teacher, data, partition.make_shards(data, K, 0)).predictions(points) for data in (private(x, y), other)
-    ]
+    votes = [fit(teacher, data, partition.make_shards(data, K, 0)).predict(points) for data in (private(x, y), other)]
     changed = (votes[0] != votes[1]).any(1)
     assert int(changed.sum()) <= 1
     if adjacency == "replace_one" and teacher is not Network:
@@ -94,12 +92,10 @@ def test_they_learn_and_vote(teacher):
     points, truth = clouds(200, seed=1)
     data = private(x, y)
     one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
-    votes = one.votes(points)
+    votes = one.count_votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
-    assert torch.equal(
-        one.predictions(points), fit(teacher, data, ReplaceOne().make_shards(data, K, 0)).predictions(points)
-    )
+    assert torch.equal(one.predict(points), fit(teacher, data, ReplaceOne().make_shards(data, K, 0)).predict(points))
     assert "withheld" in repr(one)
 
 
@@ -114,8 +110,8 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     torch.manual_seed(3)
     np.random.seed(3)
     before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
-    forests = fit(TEACHERS[1], data, shards).predictions(clouds(300, seed=1)[0])
-    networks = fit(Network, data, shards).predictions(clouds(300, seed=1)[0])
+    forests = fit(TEACHERS[1], data, shards).predict(clouds(300, seed=1)[0])
+    networks = fit(Network, data, shards).predict(clouds(300, seed=1)[0])
     assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
     assert torch.equal(before[0], torch.random.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
@@ -127,9 +123,9 @@ def test_small_shards_still_have_one_vote():
     index = torch.full((6, 2), -1)
     index[1, 0], index[3, :2] = 0, torch.tensor([1, 2])
     shards = ReplaceOne().make_shards(data, 6, 0).__class__(index, index >= 0, "replace_one")
-    votes = fit(LogisticRegression(), data, shards).predictions(torch.zeros(4, 2))
+    votes = fit(LogisticRegression(), data, shards).predict(torch.zeros(4, 2))
     assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
-    votes = fit(Network, data, shards).predictions(torch.zeros(4, 2))
+    votes = fit(Network, data, shards).predict(torch.zeros(4, 2))
     assert votes[[0, 2, 4, 5]].eq(0).all() and votes[[1, 3]].eq(2).all()
 
 
@@ -156,8 +152,8 @@ def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
     one = fit(Fragile(), data, shards)  # warnings are errors here
     bad = sum(int((y[shards.get_indices(k)] == 1).sum()) > 10 for k in range(K))
     assert 0 < bad < K
-    assert one.failed == bad
-    votes = one.predictions(x)
+    assert one.num_failed == bad
+    votes = one.predict(x)
     for k in range(K):
         own = y[shards.get_indices(k)]
         assert bool((votes[k] == 0).all()) == (int((own == 1).sum()) > 10 or int(own[0]) == 2)
@@ -200,9 +196,7 @@ def neighbors_of(teacher, seed=0):
     votes = []
     for mask in (shards.mask_KS, fewer):
         random.random(), np.random.rand(), torch.rand(1)  # the program around it draws, too
-        votes.append(
-            fit(teacher, data, shards.__class__(shards.index_KS, mask, "replace_one"), seed).predictions(points)
-        )
+        votes.append(fit(teacher, data, shards.__class__(shards.index_KS, mask, "replace_one"), seed).predict(points))
     return (votes[0] != votes[1]).any(1).nonzero().flatten().tolist()
 
 
@@ -213,7 +207,7 @@ def test_generators_of_the_whole_process_move_the_votes_of_one_teacher():
 def test_generators_of_the_whole_process_are_left_as_they_were():
     data = private(*clouds())
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
-    fit(Drawing(), data, ReplaceOne().make_shards(data, K, 0)).predictions(clouds(9)[0])
+    fit(Drawing(), data, ReplaceOne().make_shards(data, K, 0)).predict(clouds(9)[0])
     assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
     assert torch.equal(before[2], torch.random.get_rng_state())
 
@@ -279,7 +273,7 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     one = fit(Remembering(C=0.01), data, ReplaceOne().make_shards(data, K, 0))
     with pytest.raises(ValueError, match=re.escape(f"teacher='1 of {K} teachers': was trained again")):
         try_again(one, points)
-    assert one.untried is not None  # nor is it let through the second time
+    assert one.retraining_check is not None  # nor is it let through the second time
 
 
 @pytest.mark.fresh_process
@@ -290,7 +284,7 @@ def test_teachers_that_are_apart_pass(teacher):
     data, points = private(*clouds()), clouds(200, seed=1)[0]
     one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
     try_again(one, points)
-    assert one.untried is None
+    assert one.retraining_check is None
 
 
 @pytest.mark.fresh_process
@@ -313,4 +307,4 @@ def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_re
 
 def test_one_teacher_alone_is_not_tried():
     data = private(*clouds(30))
-    assert fit(LogisticRegression(), data, ReplaceOne().make_shards(data, 1, 0)).untried is None
+    assert fit(LogisticRegression(), data, ReplaceOne().make_shards(data, 1, 0)).retraining_check is None

@@ -25,8 +25,8 @@ from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.records import map_records_independently
-from pate_torch.methods.reverse_knn import ReverseKnn, SourceRecords, cells, describe
+from pate_torch.methods.records import map_records_batch_invariant
+from pate_torch.methods.reverse_knn import ReverseKnn, SourceRecords, assign_cells, describe
 from pate_torch.networks import make_feature_extractor, remove_head
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism, StudentTask, do_nothing
@@ -159,7 +159,7 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return ReverseKnn().ask(data, partition.shards(private, 1, 0), encoder=encoder)
+    return ReverseKnn().build_sensitive(data, partition.shards(private, 1, 0), encoder=encoder)
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -207,7 +207,9 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
 
     def histogram(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return ReverseKnn().ask(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).take(asked)
+        return (
+            ReverseKnn().build_sensitive(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).take(asked)
+        )
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = histogram(x[:12], y[:12], names)
@@ -249,7 +251,7 @@ class Positional(torch.nn.Module):
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
     private = PrivateData(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
-    return map_records_independently(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
+    return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
 
 
 def test_a_records_place_in_a_batch_follows_from_itself_alone():
@@ -294,9 +296,9 @@ def test_a_group_votes_once_where_most_of_its_records_lie():
 def test_ties_go_to_the_first_question_and_blocks_do_not_matter():
     place = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     asked = torch.cat([place[:300], place[:300]])
-    assert torch.equal(cells(place[:300], asked), torch.arange(300))
+    assert torch.equal(assign_cells(place[:300], asked), torch.arange(300))
     slow = [int((asked - one).square().sum(1).argmin()) for one in place]
-    assert cells(place, asked).tolist() == slow
+    assert assign_cells(place, asked).tolist() == slow
 
 
 @pytest.mark.parametrize("far", [0.0, 3.0, 1000.0])
@@ -306,9 +308,9 @@ def test_questions_that_a_product_cannot_tell_apart_are_told_apart_by_difference
     asked = torch.randn(50, width, generator=draw) + far
     asked = torch.cat([asked + shift * 1e-7 * torch.randn(50, width, generator=draw) for shift in range(6)])
     place = torch.cat([asked[::7], torch.randn(40, width, generator=draw) + far])
-    found = cells(place, asked)
+    found = assign_cells(place, asked)
     for one, row in zip(place, found.tolist(), strict=True):
-        assert row == int((asked - one).square().sum(1).argmin()) == int(cells(one[None], asked))
+        assert row == int((asked - one).square().sum(1).argmin()) == int(assign_cells(one[None], asked))
     by_product = (asked.square().sum(1) - 2 * place @ asked.T).argmin(1)
     assert far < 1000 or not torch.equal(by_product, found)
 
@@ -317,7 +319,7 @@ def test_records_are_not_compared_with_questions_one_feature_at_a_time():
     draw = torch.Generator().manual_seed(0)
     place, asked = torch.randn(8, 100, generator=draw), torch.randn(2000, 100, generator=draw)
     with Largest() as made:
-        cells(place, asked)
+        assign_cells(place, asked)
     assert made.entries == asked.numel()
 
 

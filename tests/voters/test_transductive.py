@@ -12,8 +12,8 @@ from pate_torch import pipeline
 from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods.teacher_votes import Teachers
-from pate_torch.methods.transductive import TransductiveTeachers
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import PrivateData
@@ -35,7 +35,7 @@ def ensemble():
 
 
 def jointly(pool, **changes):
-    return TransductiveTeachers(num_teachers=1, **changes).among(compute_coordinates(pool, spec()))
+    return TransductiveTeacherVotes(num_teachers=1, **changes).build_joint_votes(compute_coordinates(pool, spec()))
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -64,7 +64,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
         carried = (1 - alpha) * np.linalg.solve(np.eye(len(p)) - alpha * weight, p)
         expected.append(carried.argmax(1))
         lead.append(np.diff(np.sort(carried, 1)[:, -2:], axis=1)[:, 0] / carried.max(1))
-    found = jointly(pool, alpha=alpha, balance=balance).predictions(ensemble, pool)
+    found = jointly(pool, alpha=alpha, balance=balance).predict(ensemble, pool)
     clear = np.stack(lead) > 0.01  # what carrying stops short of decides the rest
     assert clear.mean() > 0.8
     assert np.array_equal(found[:-1].numpy()[clear], np.stack(expected)[clear])
@@ -72,7 +72,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
 
 
 def test_without_alpha_or_balance_they_are_the_plain_votes(ensemble, pool):
-    assert torch.equal(jointly(pool, alpha=0, balance=False).predictions(ensemble, pool), ensemble.predictions(pool))
+    assert torch.equal(jointly(pool, alpha=0, balance=False).predict(ensemble, pool), ensemble.predictions(pool))
 
 
 def test_one_record_moves_one_teacher(ensemble, pool):
@@ -82,7 +82,7 @@ def test_one_record_moves_one_teacher(ensemble, pool):
     x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
     other = train(PrivateData(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
     votes = jointly(pool)
-    before, after = votes.predictions(ensemble, pool), votes.predictions(other, pool)
+    before, after = votes.predict(ensemble, pool), votes.predict(other, pool)
     assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}
     counts = voting.count_votes(before, 4), voting.count_votes(after, 4)
     assert int((counts[0].counts_QC - counts[1].counts_QC).abs().sum(1).max()) <= 2
@@ -90,9 +90,9 @@ def test_one_record_moves_one_teacher(ensemble, pool):
 
 def test_a_teacher_votes_alike_in_any_company(ensemble, pool):
     votes = jointly(pool)
-    everyone = votes.predictions(ensemble, pool)
+    everyone = votes.predict(ensemble, pool)
     for part in (slice(0, None, 2), slice(1, None, 3), slice(5, 6)):
-        assert torch.equal(votes.predictions(ensemble.select(part), pool), everyone[part])
+        assert torch.equal(votes.predict(ensemble.select(part), pool), everyone[part])
 
 
 def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
@@ -100,7 +100,7 @@ def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
     for p in params.values():
         p[3] = torch.nan
     broken = dataclasses.replace(ensemble, params=params)
-    found, before = (jointly(pool).predictions(e, pool) for e in (broken, ensemble))
+    found, before = (jointly(pool).predict(e, pool) for e in (broken, ensemble))
     assert (found[3] == 0).all()
     keep = torch.arange(len(ensemble)) != 3
     assert torch.equal(found[keep], before[keep])
@@ -108,7 +108,7 @@ def test_a_teacher_that_diverged_has_one_vote(ensemble, pool):
 
 def test_tally_and_distributed_votes_count_them(ensemble, pool):
     votes = jointly(pool)
-    counted = voting.count_votes(votes.predictions(ensemble, pool), 4).counts_QC
+    counted = voting.count_votes(votes.predict(ensemble, pool), 4).counts_QC
     assert torch.equal(votes.tally(ensemble, pool), counted)
     assert torch.equal(
         distributed.count_votes(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted
@@ -138,7 +138,8 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
     def accuracy(where, **changes):
         return right(
-            TransductiveTeachers(num_teachers=1, **changes).among(where).predictions(ensemble, data.pool.x), data
+            TransductiveTeacherVotes(num_teachers=1, **changes).build_joint_votes(where).predict(ensemble, data.pool.x),
+            data,
         )
 
     plain = right(ensemble.predictions(data.pool.x), data)
@@ -155,12 +156,12 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"voters.{next(iter(wrong))}"):
-        TransductiveTeachers(num_teachers=1, **wrong)
+        TransductiveTeacherVotes(num_teachers=1, **wrong)
 
 
 def test_another_pool_is_refused(ensemble, pool):
     with pytest.raises(ValueError, match="60 points, the pool 59"):
-        jointly(pool).predictions(ensemble, pool[:59])
+        jointly(pool).predict(ensemble, pool[:59])
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def plan(tmp_path):
         "dataset": SOURCE,
         "teacher": RECIPE,
         "mechanism": GNMax(sigma=4.0),
-        "voters": TransductiveTeachers(num_teachers=40),
+        "voters": TransductiveTeacherVotes(num_teachers=40),
     }
     return killed_runs.plan(tmp_path, "first", **given, num_queries=6, delta=1e-5)
 
@@ -179,7 +180,7 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     record = json.loads((plan.folder / "release" / "release.json").read_text())
     assert record["voters"] == "teachers_transductive"
     (kept,) = (plan.root / "teachers").glob("[0-9a-f]*/votes/*.safetensors")
-    other = changed(plan, folder=plan.folder.parent / "other", voters=Teachers(num_teachers=40))
+    other = changed(plan, folder=plan.folder.parent / "other", voters=TeacherVotes(num_teachers=40))
     pipeline.run(other)
     again = json.loads((other.folder / "release" / "release.json").read_text())
     assert again["voters"] == "teachers"

@@ -15,7 +15,7 @@ from pate_torch import Pate
 from pate_torch.audit import membership
 from pate_torch.label import command as label
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods.base import Voters
+from pate_torch.methods.base import PrivateMethod
 from pate_torch.planning import command as plan
 from tests.command_runs import train
 from tests.privacy import neighbor_cases as cases
@@ -148,7 +148,7 @@ def test_a_plan_foretells_them(tmp_path, found):
 def test_python_takes_them(tmp_path, found):
     from nearest_mean import NearestMean
 
-    assert isinstance(NearestMean(num_teachers=8), Voters)
+    assert isinstance(NearestMean(num_teachers=8), PrivateMethod)
     drawn = np.random.default_rng(0)
     y = drawn.integers(0, 3, 120)
     x = torch.tensor(drawn.normal(size=(120, 4)) + 3 * np.eye(4)[y], dtype=torch.float32)

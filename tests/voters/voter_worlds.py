@@ -10,7 +10,7 @@ from hydra import initialize_config_dir
 from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.methods.gradients import Gradients
+from pate_torch.methods.gradients import GradientMethod
 from pate_torch.networks import remove_head
 from pate_torch.sensitive import GradientSums
 from pate_torch.types import Dataset, Evaluation, PrivateData, PublicPool
@@ -31,7 +31,7 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return Gradients(size=size).ask(data, partition.shards(private, 1, 0), encoder=encoder())
+    return GradientMethod(size=size).build_sensitive(data, partition.shards(private, 1, 0), encoder=encoder())
 
 
 def configured(home: Path, *overrides: str):
