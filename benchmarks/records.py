@@ -60,13 +60,13 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
     config = RunConfig(
         dataset=NoiseImages(records=records),
         partition=AddRemove(),
-        voters=GradientMethod() if gradients else ReverseKnn(),
+        method=GradientMethod() if gradients else ReverseKnn(),
         mechanism=GradientDescent(sigma=100.0, steps=8, adjacency="add_remove")
         if gradients
         else Histogram(sigma=10.0, adjacency="add_remove"),
         query=Random(),
         num_queries=1000 if gradients else 400,
-        privacy=PrivacyConfig(delta=1e-7, opening_budget=10.0, allow_chance=True),
+        privacy=PrivacyConfig(delta=1e-7, opening_budget=10.0, allow_uninformative_labels=True),
         root=home,
         folder=home / "runs" / "noise",
         features=ContrastiveFeatures(steps=5, network="cnn") if features else None,

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 from sklearn.datasets import load_digits
 
-from pate_torch import Pate
+from pate_torch import PATE
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.teachers.recipe import TeacherRecipe
 
@@ -34,7 +34,7 @@ for part in ("train", "val", "test"):
     x[part], y[part] = data[f"{part}_images"][:, None], data[f"{part}_labels"].astype(int).ravel()
 patient = np.arange(len(x["train"])) // 2  # here any two neighbors; yours come from a column
 
-scans = Pate(
+scans = PATE(
     name,  # the account
     classes=["normal", "pneumonia"],
     num_teachers=20,

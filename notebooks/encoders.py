@@ -35,7 +35,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from pate_torch import Pate, PATEClassifier, load_student
+from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting.calibration import calibrate_sigma
 from pate_torch.accounting.formatting import format_delta
 from pate_torch.data.digits import Digits
@@ -148,7 +148,7 @@ class Teachers:
 
     def __init__(self, split, epsilon, questions=20):
         sigma = calibrate_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)
-        pate = Pate(
+        pate = PATE(
             "digits",
             classes=10,
             num_teachers=75,
@@ -157,10 +157,10 @@ class Teachers:
             home=tempfile.mkdtemp(),
             teacher=TeacherRecipe(network="logistic", steps=200),
             encoder=card,
-            allow_chance=True,  # else the smallest epsilon is refused
+            allow_uninformative_labels=True,  # else the smallest epsilon is refused
         )
         pate.fit_teachers(z[split[:PRIVATE]], label[split[:PRIVATE]], public_x=z_public)
-        pate.label(z_public, questions, strategy=Prototypes(), voters="teachers_transductive")
+        pate.label(z_public, questions, strategy=Prototypes(), method="teachers_transductive")
         self.student = pate.fit_student("label_spreading", network="logistic", alignment="labels")
 
     def predict(self, rows):

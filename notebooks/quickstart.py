@@ -23,7 +23,7 @@ import tempfile
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pate_torch import Pate, load_student
+from pate_torch import PATE, load_student
 from pate_torch.data.digits import Digits
 from pate_torch.ledger import BudgetExceeded
 from pate_torch.mechanisms.gaussian import GNMax
@@ -43,7 +43,7 @@ print(len(digits.private), "private records,", len(digits.pool), "public points 
 # outlive every run**.
 
 # %%
-pate = Pate(
+pate = PATE(
     "digits",
     classes=10,
     num_teachers=75,
@@ -63,7 +63,7 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # reserved in the ledger before the first noise is drawn.
 
 # %%
-release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), voters="teachers_transductive")
+release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), method="teachers_transductive")
 truth = digits.evaluation.pool_y[release.query_Q]
 
 fig, axes = plt.subplots(2, 10, figsize=(9, 2.6), layout="constrained")

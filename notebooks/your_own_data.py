@@ -26,7 +26,7 @@ import pandas as pd
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import Pate, load_student
+from pate_torch import PATE, load_student
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import ConfidentGNMax
@@ -83,7 +83,7 @@ print("unit:", private.unit, "| features:", clinic.spec.input_shape[0], "| publi
 # some thirty patients.
 
 # %%
-pate = Pate(
+pate = PATE(
     "clinic",
     classes=clinic.spec.class_names,
     num_teachers=40,

@@ -1,4 +1,4 @@
-"""Differentially private deep learning by PATE: ``from pate_torch import PATEClassifier, Pate, load_student``.
+"""Differentially private deep learning by PATE: ``from pate_torch import PATEClassifier, PATE, load_student``.
 
 The names are imported when first used, so that ``import pate_torch`` (and ``pate --help``) stays quick. The import
 changes nothing in the host program: no environment variable, no import hook.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pate_torch.classifier import PATEClassifier as PATEClassifier
     from pate_torch.labeler import PrivateLabeler as PrivateLabeler
-    from pate_torch.pate import Pate as Pate
+    from pate_torch.pate import PATE as PATE
     from pate_torch.students.export import load_student as load_student
 
 _HOMES = {
@@ -22,7 +22,7 @@ _HOMES = {
     "load_student": "pate_torch.students.export",
 }
 
-__all__ = ["PATEClassifier", "Pate", "PrivateLabeler", "load_student"]
+__all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@
     clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
 
 The method and its noise follow from public facts alone (``plan.method``). Columns, categories, scaling and what stands
-for a missing number come from the public points. ``Pate`` is the power tool; both go through ``pipeline``.
+for a missing number come from the public points. ``PATE`` is the power tool; both go through ``pipeline``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import panel
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.pate import Pate, account_of, name_failed_disk, unmeasured
+from pate_torch.pate import PATE, annotate_disk_error, empty_evaluation, find_account
 from pate_torch.planning import autoconfig as methods
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.queries.random import Random
@@ -69,7 +69,7 @@ from pate_torch.types import (
 )
 from pate_torch.unfinished_calls import UnfinishedCall
 
-CAP = 10.0
+DEFAULT_CAP_EPSILON = 10.0
 """Of an account that opens here, in epsilon; more where one fit is to cost more."""
 
 
@@ -78,7 +78,7 @@ _MODULE_STEPS = 500
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Points:
+class _PointTransform:
     """How points become numbers: fixed by the public ones.
 
     Attributes:
@@ -92,9 +92,9 @@ class _Points:
     std: np.ndarray | None
 
     @classmethod
-    def of(
+    def from_public(
         cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, encoded: bool
-    ) -> tuple[_Points, Tensor]:
+    ) -> tuple[_PointTransform, Tensor]:
         """Read them off the public points; returns these as numbers, too. An encoder's features keep their shape."""
         if _is_images(public):
             return cls(None, None, None), torch.as_tensor(np.asarray(public))
@@ -116,7 +116,7 @@ class _Points:
             std[:] = np.sqrt(np.mean(std**2))
         mean, std = np.where(numeric, mean, 0.0), np.where(numeric & (std > 0), std, 1.0)
         points = cls(schema, mean, std)
-        return points, points._filled(x_PD)
+        return points, points._fill_missing(x_PD)
 
     def __call__(self, x: Any, *, private: bool = False) -> Tensor:
         """Points as numbers; one that is missing or not finite is the public mean.
@@ -130,9 +130,9 @@ class _Points:
             return torch.as_tensor(np.asarray(x))
         if self.schema is not None:
             x = self.schema.encode(x, unknown="zeros" if private else "warn", missing="nan")
-        return self._filled(np.asarray(x))
+        return self._fill_missing(np.asarray(x))
 
-    def _filled(self, x_ND: np.ndarray) -> Tensor:
+    def _fill_missing(self, x_ND: np.ndarray) -> Tensor:
         assert self.mean is not None
         with np.errstate(over="ignore"):  # infinite, which is not finite
             finite_ND = np.isfinite(x_ND.astype(np.float32))
@@ -155,7 +155,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or which one made the rows that are given,
             each of its own point alone: ``EncoderCard(name=..., kind="given")``. None: rows, tables or images.
         method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
-        teacher: Of ``method="teachers"``: as for ``Pate``, such as any scikit-learn classifier.
+        teacher: Of ``method="teachers"``: as for ``PATE``, such as any scikit-learn classifier.
         student: Learns from the released labels: a StudentAlgorithm, which the release then holds; any scikit-learn
             classifier, or a function that makes a torch.nn.Module as for ``teacher``, which stay here; None: by method.
         num_teachers: K; None: by rule.
@@ -251,27 +251,27 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             ValueError: A choice cannot work; nothing has been charged.
             BudgetExceeded: The account's cap would be passed; nothing has been drawn.
         """
-        self._refuse()
+        self._check_parameters()
         assert self.account is not None
-        with name_failed_disk(self._home, self.account):
+        with annotate_disk_error(self._home, self.account):
             return self._fit(X, y, public, groups)
 
     def _fit(self, X: Any, y: Any, public: Any, groups: Any) -> PATEClassifier:
         if public is None:
-            what = "must be given: unlabeled points that are public, from which columns and scaling are read"
-            raise checks.error("public", None, what, "fit(X, y, public=...).")
-        X, public, has_N = self._features(X, public)
-        X, public = self._checked(X, public)
-        points, pool = _Points.of(public, self.categories, encoded=self.encoder is not None)
+            problem = "must be given: unlabeled points that are public, from which columns and scaling are read"
+            raise checks.error("public", None, problem, "fit(X, y, public=...).")
+        X, public, has_N = self._encode_texts(X, public)
+        X, public = self._check_points(X, public)
+        points, pool = _PointTransform.from_public(public, self.categories, encoded=self.encoder is not None)
         x = points(X, private=True)
         if self.classes is not None and isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # else one text would make all of them texts
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.error("y", type(y).__name__, "must be one class for each record")
-        self.classes_, label_N = self._labels(y)
+        self.classes_, label_N = self._encode_labels(y)
         label_N = np.where(has_N, label_N, -1)
-        names = None if groups is None else name_units("groups", groups, len(x))
+        unit_ids = None if groups is None else name_units("groups", groups, len(x))
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         partition = AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
@@ -291,29 +291,31 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
         self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
-            what = f"goes with method='teachers', and this is {self.method_.name}"
-            raise checks.error("teacher", type(self.teacher).__name__, what)
-        self._refuse_noise(facts)
-        terms = self._terms(facts, points, partition, groups)
+            problem = f"goes with method='teachers', and this is {self.method_.name}"
+            raise checks.error("teacher", type(self.teacher).__name__, problem)
+        self._check_noise(facts)
+        terms = self._build_terms(facts, points, partition, groups)
         if self.verbose:
-            print(self._said(facts))
+            print(self._summary_line(facts))
             print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
         self._points = points
-        pate = self._pate(terms, facts)
-        spec = replace(pate._describe(pool, pool), nominal_size=facts.records)
-        if _makes_modules(self.student):
+        pate = self._make_pate(terms, facts)
+        spec = replace(pate._make_spec(pool, pool), nominal_size=facts.records)
+        if _is_module_factory(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            private, dropped = tensors.build_private_data(x, torch.from_numpy(label_N), names, pate.unit, facts.classes)
-            evaluation = replace(unmeasured(spec, x), public=False)
-            declared = pate.declared
+            private, dropped = tensors.build_private_data(
+                x, torch.from_numpy(label_N), unit_ids, pate.unit, facts.classes
+            )
+            evaluation = replace(empty_evaluation(spec, x), public=False)
+            declared = pate.provenance
             data = Dataset(
                 spec, private, PublicPool(pool), evaluation, num_dropped_by_reason=dropped, provenance=declared
             )
-            self.student_, self.release_ = _descend(pate, data, facts)
+            self.student_, self.release_ = _fit_dpsgd(pate, data, facts)
         else:
-            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=names, public_x=pool)
-            self.student_, self.release_ = self._released(pate, pool, spec), pate.folder
+            pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
+            self.student_, self.release_ = self._release_and_fit(pate, pool, spec), pate.folder
         self.privacy_ = json.loads((self.release_ / "privacy.json").read_text())
         return self
 
@@ -327,10 +329,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = replace_non_finite(self.encoder.encode(X, TEXT_SPEC, device=self.device)).numpy()
-        x = self._points(self._validated(X, reset=False))
+        x = self._points(self._validate_points(X, reset=False))
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
-        return _as_columns(self.student_, self._normalized(x), len(self.classes_))
+        return _predict_all_classes(self.student_, self._normalize(x), len(self.classes_))
 
     def save_release(self, folder: Path | str) -> Path:
         """Copy everything that may be published into a new folder."""
@@ -343,38 +345,40 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     # ---- parts --------------------------------------------------------------------------------------------------
 
-    def _refuse(self) -> None:
+    def _check_parameters(self) -> None:
         """Raise ValueError for what cannot work, whatever the data."""
         if self.account is None:
-            what = "must name whose records these are: everything released from them is charged to it"
-            raise checks.error("account", None, what, 'PATEClassifier(account="clinic").')
+            problem = "must name whose records these are: everything released from them is charged to it"
+            raise checks.error("account", None, problem, 'PATEClassifier(account="clinic").')
         learner = self.student
-        sklearns = isinstance(learner, BaseEstimator) and is_classifier(learner)
-        known = isinstance(learner, StudentAlgorithm) or sklearns or _makes_modules(learner)
-        if learner is not None and not known:
+        is_sklearn = isinstance(learner, BaseEstimator) and is_classifier(learner)
+        is_supported = isinstance(learner, StudentAlgorithm) or is_sklearn or _is_module_factory(learner)
+        if learner is not None and not is_supported:
             fix = f"Pass lambda: {type(learner).__name__}(...)." if isinstance(learner, nn.Module) else ""
-            what = "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
-            raise checks.error("student", type(learner).__name__, what, fix)
+            problem = (
+                "must be a student algorithm, a scikit-learn classifier or a function that makes a torch.nn.Module"
+            )
+            raise checks.error("student", type(learner).__name__, problem, fix)
         if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
-            what = "must list all classes: the values of y are private, and the release names its classes"
+            problem = "must list all classes: the values of y are private, and the release names its classes"
             fix = "Pass classes=[...]; or classes_are_public=True, if the distinct values of y are public knowledge."
-            raise checks.error("classes", None, what, fix)
+            raise checks.error("classes", None, problem, fix)
         if learner is not None and self.method == "dpsgd":
             raise checks.error("student", type(learner).__name__, "cannot be given with DP-SGD: nothing learns from it")
         if not isinstance(self.encoder, Encoder | EncoderCard | None):
-            what = "must be an Encoder, or an EncoderCard that says which one made the rows"
-            raise checks.error("encoder", type(self.encoder).__name__, what)
+            problem = "must be an Encoder, or an EncoderCard that says which one made the rows"
+            raise checks.error("encoder", type(self.encoder).__name__, problem)
 
-    def _checked(self, X: Any, public: Any) -> tuple[Any, Any]:
+    def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
         """Both of one form; an array's numbers are checked, a table's values are when it is encoded."""
         if _is_images(X) != _is_images(public) or _is_table(X) != _is_table(public):
-            kinds = [f"{type(given).__name__} {getattr(given, 'dtype', '')}".strip() for given in (X, public)]
+            kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
             raise checks.error("public", kinds[1], f"must be of the form of X, {kinds[0]}")
-        X = self._validated(X, reset=True)
+        X = self._validate_points(X, reset=True)
         if _is_table(X):
-            if lacking := [name for name in map(str, X.columns) if name not in map(str, public.columns)]:
+            if missing := [name for name in map(str, X.columns) if name not in map(str, public.columns)]:
                 raise checks.error(
-                    "public", [*map(str, public.columns)], f"lacks the columns {', '.join(lacking)} of X"
+                    "public", [*map(str, public.columns)], f"lacks the columns {', '.join(missing)} of X"
                 )
             return X, public[list(X.columns)]
         if _is_images(X):
@@ -386,7 +390,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("public", public.shape, f"must have points like X, of {X.shape[1]} numbers")
         return X, public
 
-    def _features(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
+    def _encode_texts(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
         """PRIVATE. Features of private and public texts, where there is an encoder, and which records had a text.
 
         Each empty private text is replaced by a filler.
@@ -397,15 +401,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         X = [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)]
         sides = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
         with Stages(quiet=not self.verbose) as stages:
-            made = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
+            features = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
-        return made["private"].numpy(), made["public"].numpy(), has_N
+        return features["private"].numpy(), features["public"].numpy(), has_N
 
     @property
     def _home(self) -> Path:
         return run_folders.check_root(run_folders.get_home_folder(self.home))
 
-    def _validated(self, X: Any, *, reset: bool) -> Any:
+    def _validate_points(self, X: Any, *, reset: bool) -> Any:
         """As scikit-learn checks it; sets or compares names and number of features.
 
         Of private records (``reset``) one cell that is no number, or infinite, is missing and stops nobody's run.
@@ -422,48 +426,48 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # else one text would make all cells texts
         X = validate_data(self, X, dtype=None, ensure_all_finite=False)
-        return np.vectorize(_number, otypes=[float])(X) if X.dtype.kind not in "biuf" else X.astype(np.float64)
+        return np.vectorize(_parse_number, otypes=[float])(X) if X.dtype.kind not in "biuf" else X.astype(np.float64)
 
-    def _labels(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_labels(self, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The classes, and each record's, int64 [N]; -1 where it is none of those that are declared."""
         if self.classes is None:
             check_classification_targets(y)
             classes, label_N = np.unique(y, return_inverse=True)
         else:
             classes = np.asarray(self.classes)
-            place = {_class_key(value): code for code, value in enumerate(self.classes)}
-            if len(place) < len(classes):
+            code_by_key = {_to_class_key(value): code for code, value in enumerate(self.classes)}
+            if len(code_by_key) < len(classes):
                 raise checks.error("classes", self.classes, "must be different")
             values, which_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
-            label_N = np.array([place.get(_class_key(value), -1) for value in values], dtype=np.int64)[which_N]
+            label_N = np.array([code_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[which_N]
             if (label_N < 0).all():
                 raise checks.error("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
             raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {classes[0]!r}")
         return classes, label_N.astype(np.int64)
 
-    def _terms(
-        self, facts: methods.Facts, points: _Points, partition: AddRemove | ReplaceOne, groups: Any
+    def _build_terms(
+        self, facts: methods.Facts, points: _PointTransform, partition: AddRemove | ReplaceOne, groups: Any
     ) -> dict[str, Any]:
         """What all methods go by; refuses an account that has been charged."""
         home = self._home
         assert self.account is not None
-        known = account_of(home, self.account)
-        charged = known is not None and known.is_charged
-        if charged and not self.allow_refit and not UnfinishedCall.has_any(TeacherStore(home), self.account):
-            assert known is not None
+        opened_account = find_account(home, self.account)
+        is_charged = opened_account is not None and opened_account.is_charged
+        if is_charged and not self.allow_refit and not UnfinishedCall.has_any(TeacherStore(home), self.account):
+            assert opened_account is not None
             raise account_charged_error(
-                known, facts.epsilon
+                opened_account, facts.epsilon
             )  # before anything is trained; the charge itself checks it again
         return {
             "name": self.account,
             "classes": [str(value) for value in self.classes_],
             "delta": facts.delta,
-            "budget_epsilon": None if charged else max(CAP, facts.epsilon),
+            "budget_epsilon": None if is_charged else max(DEFAULT_CAP_EPSILON, facts.epsilon),
             "only_first": not self.allow_refit,
             "allow_duplicate_account": self.allow_duplicate_account,
             "chosen_by": self.chosen_by,
-            "declared": self._declared(points),
+            "declared": self._collect_provenance(points),
             "home": home,
             "partition": partition,
             "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
@@ -476,57 +480,59 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "quiet": not self.verbose,
         }
 
-    def _refuse_noise(self, facts: methods.Facts) -> None:
+    def _check_noise(self, facts: methods.Facts) -> None:
         """Raise ValueError before the account is charged for labels that the forecast says are mostly noise."""
         if not self.method_.mostly_noise or self.spend_anyway:
             return
-        what = "is too small for teachers here: the forecast says that their labels would be mostly noise"
+        problem = "is too small for teachers here: the forecast says that their labels would be mostly noise"
         fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
         if facts.records is None:
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
-        raise checks.error("epsilon", facts.epsilon, what, fix)
+        raise checks.error("epsilon", facts.epsilon, problem, fix)
 
-    def _declared(self, points: _Points) -> dict[str, str]:
+    def _collect_provenance(self, points: _PointTransform) -> dict[str, str]:
         """Where the values come from that are taken to be public, for the statement."""
-        found = {
+        provenance = {
             CLASSES: FROM_PRIVATE_LABELS if self.classes is None else FROM_OWNER,
             NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
         }
         if points.schema is not None:
-            found[CATEGORIES] = get_categories_origin(points.schema, self.categories or ())
-        return found if self.num_records_about is None else found | {NUMBER_OF_RECORDS: FROM_OWNER}
+            provenance[CATEGORIES] = get_categories_origin(points.schema, self.categories or ())
+        return provenance if self.num_records_about is None else provenance | {NUMBER_OF_RECORDS: FROM_OWNER}
 
-    def _pate(self, terms: dict[str, Any], facts: methods.Facts) -> Pate:
+    def _make_pate(self, terms: dict[str, Any], facts: methods.Facts) -> PATE:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
         if method.name == "dpsgd":  # which draws noise of its own
-            return Pate(mechanism=GNMax(sigma=1.0), num_teachers=1, **terms)
+            return PATE(mechanism=GNMax(sigma=1.0), num_teachers=1, **terms)
         assert method.mechanism is not None
         if method.name == "gradients":
-            who: dict[str, Any] = {"teacher": GradientMethod(size=facts.records, effective_dim=method.directions)}
+            teacher_options: dict[str, Any] = {
+                "teacher": GradientMethod(size=facts.records, effective_dim=method.directions)
+            }
         else:
             teacher = method.teacher if self.teacher is None else self.teacher
-            who = {"teacher": teacher, "num_teachers": method.num_teachers}
-        return Pate(mechanism=method.mechanism, **who, **terms)
+            teacher_options = {"teacher": teacher, "num_teachers": method.num_teachers}
+        return PATE(mechanism=method.mechanism, **teacher_options, **terms)
 
-    def _released(self, pate: Pate, pool: Tensor, spec: DataSpec) -> Any:
+    def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec) -> Any:
         """Buy the answers, and train what learns from them."""
         method, student = self.method_, self.student
         release = pate.label(pool, num_queries=method.num_queries, strategy=method.query, features=method.features,
                              finish=False)  # fmt: skip
         if student is not None and not isinstance(student, StudentAlgorithm):
-            asked_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
+            query_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
             pate.report()
             pate.finish()
-            if _makes_modules(student):
-                return _trained(student, pool[asked_A], label_A, spec, self.random_state, torch.device(self.device))
-            return clone(student).fit(self._normalized(pool)[asked_A], label_A.numpy())
-        fitted = pate.fit_student(self._algorithm(pool) if student is None else student)
+            if _is_module_factory(student):
+                return _fit_module(student, pool[query_A], label_A, spec, self.random_state, torch.device(self.device))
+            return clone(student).fit(self._normalize(pool)[query_A], label_A.numpy())
+        fitted_student = pate.fit_student(self._select_student(pool) if student is None else student)
         pate.report()
         pate.finish()
-        return fitted
+        return fitted_student
 
-    def _algorithm(self, pool: Tensor) -> StudentAlgorithm:
+    def _select_student(self, pool: Tensor) -> StudentAlgorithm:
         """Of the method: the released model itself, or a student of the answers for data of this form."""
         method, images = self.method_, pool.dim() == 4
         network = "mlp" if self.encoder is None else "logistic"
@@ -536,31 +542,31 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return FixMatch(network=network) if images else Logistic()
         if not method.self_training:
             return ReleasedModel(features=method.features)
-        then = Supervised(network=network)
-        first, alpha = (FixMatch(network=network), 0.3) if images else (then, 0.5)
-        return SelfTraining(first_student=first, later_students=then, alpha=alpha, num_generations=1)
+        later_students = Supervised(network=network)
+        first_student, alpha = (FixMatch(network=network), 0.3) if images else (later_students, 0.5)
+        return SelfTraining(first_student=first_student, later_students=later_students, alpha=alpha, num_generations=1)
 
-    def _normalized(self, x: Tensor) -> np.ndarray:
+    def _normalize(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""
         if self._points.mean is None or self._points.std is None:
             return x.flatten(1).numpy() / 255.0
         return (x.numpy() - self._points.mean) / self._points.std
 
-    def _said(self, facts: methods.Facts) -> str:
+    def _summary_line(self, facts: methods.Facts) -> str:
         """The choice and what is foretold, in two lines."""
         unit = "group" if facts.grouped else "record"
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
-        about = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
+        default_note = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
             facts.records is None and self.delta is None
         )
-        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {about}Foretold: {self.method_.outlook}"
+        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Foretold: {self.method_.outlook}"
 
 
-def _makes_modules(student: Any) -> bool:
+def _is_module_factory(student: Any) -> bool:
     return callable(student) and not isinstance(student, StudentAlgorithm | BaseEstimator | nn.Module)
 
 
-def _trained(
+def _fit_module(
     factory: Callable[[], nn.Module], x: Tensor, y: Tensor, spec: DataSpec, seed: int, device: torch.device
 ) -> Student:
     """A network of the user's own, from released labels y of public points x."""
@@ -571,11 +577,11 @@ def _trained(
     return Student({"name": "own"}, module, spec)
 
 
-def _descend(pate: Pate, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
+def _fit_dpsgd(pate: PATE, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
     from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
 
-    plan = pate._config(data, TeacherVotes(num_teachers=1), 1, Random())
+    plan = pate._make_config(data, TeacherVotes(num_teachers=1), 1, Random())
     plan = replace(
         plan,
         privacy=replace(plan.privacy, target_epsilon=facts.epsilon),
@@ -594,7 +600,7 @@ def _is_images(x: Any) -> bool:
     return getattr(x, "ndim", 0) == 4
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     """A cell as a number; NaN where it is none."""
     try:
         return float(value) if format_value(value) else math.nan
@@ -606,16 +612,16 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _class_key(value: Any) -> float | str:
+def _to_class_key(value: Any) -> float | str:
     """What tells a class from others, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
     return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
 
 
-def _as_columns(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:
+def _predict_all_classes(learner: Any, x: np.ndarray, classes: int) -> np.ndarray:
     """Probabilities of a scikit-learn student, which may know only some of the classes."""
-    found = np.zeros((len(x), classes))
+    probability_NC = np.zeros((len(x), classes))
     if hasattr(learner, "predict_proba"):
-        found[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)
+        probability_NC[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)
     else:
-        found[np.arange(len(x)), np.asarray(learner.predict(x), dtype=int)] = 1.0
-    return found
+        probability_NC[np.arange(len(x)), np.asarray(learner.predict(x), dtype=int)] = 1.0
+    return probability_NC

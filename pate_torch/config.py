@@ -47,8 +47,8 @@ class PrivacyConfig:
         opening_budget: The cap of an account that nobody gave one.
         target_epsilon: What the labels are to cost: the mechanism's sigma is calibrated to it.
         allow_duplicate_account: Whether the same records may be charged to an account of another name, too.
-        allow_chance: Whether labels may be bought that would be no better than chance.
-        only_first: Whether the charge is refused where the account has any reservation.
+        allow_uninformative_labels: Whether labels may be bought that would be no better than chance.
+        first_charge_only: Whether the charge is refused where the account has any reservation.
         chosen_by: How this release is chosen among several settings (``types.SELECTION_BASES``); None: not stated.
 
     Raises:
@@ -62,8 +62,8 @@ class PrivacyConfig:
     opening_budget: float = 10.0
     target_epsilon: float | None = None
     allow_duplicate_account: bool = False
-    allow_chance: bool = False
-    only_first: bool = False
+    allow_uninformative_labels: bool = False
+    first_charge_only: bool = False
     chosen_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class PrivacyConfig:
         check_noise(self.noise, self.insecure_noise_seed)
         check_delta(self.noise, self.delta)
         checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
-        checks.boolean("privacy.allow_chance", self.allow_chance)
+        checks.boolean("privacy.allow_chance", self.allow_uninformative_labels)
         if self.chosen_by is not None:
             checks.one_of("privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 
@@ -86,7 +86,7 @@ class RunConfig:
     Attributes:
         dataset: Loads private records, public points and the evaluation side.
         partition: Assigns units to shards, and fixes the adjacency.
-        voters: Who answers: teachers, or the records themselves.
+        method: Who answers: teachers, or the records themselves.
         mechanism: Answers through noise.
         query: Chooses which public points to ask.
         num_queries: Largest number of questions.
@@ -99,10 +99,11 @@ class RunConfig:
         features: How features of the public points are learnt; None: the points as they are.
         encoder: Frozen, makes features of all points, which are all that a run then sees: it is moved into ``dataset``.
         selection: Chooses a student by private records; None: there is one student.
-        sanitiser: Publishes the data-dependent price; None: it is not published.
+        private_epsilon: Publishes the data-dependent price; None: it is not published.
         membership: The owner's attack on the student; None: none.
         labels: Id of a release to learn from, in place of new labels.
-        fewer_queries: Whether ``num_queries`` was recommended, not chosen, so that fewer public points lower it.
+        num_queries_is_default: Whether ``num_queries`` was recommended, not chosen, so that fewer public points lower
+            it.
         baseline: Whether a model without privacy is trained too, for the owner.
 
     Raises:
@@ -111,7 +112,7 @@ class RunConfig:
 
     dataset: DatasetSource
     partition: Partition
-    voters: PrivateMethod
+    method: PrivateMethod
     mechanism: Mechanism
     query: QueryStrategy
     num_queries: int
@@ -124,11 +125,11 @@ class RunConfig:
     features: FeatureRecipe | None = None
     encoder: PointEncoder | None = None
     selection: Selection | None = None
-    sanitiser: PrivateEpsilon | None = None
+    private_epsilon: PrivateEpsilon | None = None
     membership: MembershipTest | None = None
     labels: str | None = None
     seed: int = 0
-    fewer_queries: bool = False
+    num_queries_is_default: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     baseline: bool = False
     quiet: bool = False
@@ -147,29 +148,36 @@ class RunConfig:
             encoded = EncodedDataset(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
             object.__setattr__(self, "dataset", encoded)
             object.__setattr__(self, "encoder", None)
-        given = getattr(self.mechanism, "noise", self.privacy.noise)
-        if given != self.privacy.noise:
-            raise checks.error("mechanism.noise", given, f"must be the run's, {self.privacy.noise}", "Set noise alone.")
-        self.voters.check(self)
+        mechanism_noise = getattr(self.mechanism, "noise", self.privacy.noise)
+        if mechanism_noise != self.privacy.noise:
+            raise checks.error(
+                "mechanism.noise", mechanism_noise, f"must be the run's, {self.privacy.noise}", "Set noise alone."
+            )
+        self.method.check(self)
         if getattr(self.guide_student, "last", None) == "model":
-            what = "is the released model, which learns nothing that could guide a round"
-            raise checks.error("guide_student", cast(Any, self.guide_student).name, what, "Name another student.")
+            problem = "is the released model, which learns nothing that could guide a round"
+            raise checks.error("guide_student", cast(Any, self.guide_student).name, problem, "Name another student.")
         if getattr(self.student, "last", None) == "model" and self.labels is None:
-            self._check_model()
+            self._check_released_model()
 
-    def _check_model(self) -> None:
+    def _check_released_model(self) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
-        if not self.voters.releases_model:
+        if not self.method.releases_model:
             fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
             raise checks.error("student.last", "model", "is the model trained on gradients, and here is none", fix)
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.error("student.last", "model", "lies in the features of its own guide", fix)
-        own: Any = getattr(self.student, "features", None)
-        if not self.is_guided and own != self.features:
-            asked = "none" if self.features is None else self.features.name
-            what = f"must be those in which the model is fitted to the records: features={asked}"
-            raise checks.error("student.features", None if own is None else own.name, what, "Set features alone.")
+        student_features: Any = getattr(self.student, "features", None)
+        if not self.is_guided and student_features != self.features:
+            features_name = "none" if self.features is None else self.features.name
+            problem = f"must be those in which the model is fitted to the records: features={features_name}"
+            raise checks.error(
+                "student.features",
+                None if student_features is None else student_features.name,
+                problem,
+                "Set features alone.",
+            )
 
     @property
     def ledger_path(self) -> Path:
@@ -179,7 +187,7 @@ class RunConfig:
     @property
     def num_teachers(self) -> int:
         """The number of teachers, K; 0 where records answer for themselves."""
-        return self.voters.num_teachers
+        return self.method.num_teachers
 
     @property
     def num_rounds(self) -> int:
@@ -199,76 +207,77 @@ class RunConfig:
     @property
     def is_guided(self) -> bool:
         """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
-        lookers = (
+        uses_guide = (
             getattr(self.query, "guided", True),
             getattr(self.mechanism, "guided", False),
-            self.voters.uses_guide,
+            self.method.uses_guide,
         )
-        return self.num_rounds > 1 and any(lookers)
+        return self.num_rounds > 1 and any(uses_guide)
 
-    def for_data(self, data: Dataset, stages: Stages) -> RunConfig:
+    def adapt_to_data(self, data: Dataset, stages: Stages) -> RunConfig:
         """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
         """
-        config = dataclasses.replace(self, voters=self.voters.adapt_to_data(data)).fewer_queries_for(data, stages)
-        return config if config.labels is not None else config.calibrated()
+        config = dataclasses.replace(self, method=self.method.adapt_to_data(data)).cap_num_queries(data, stages)
+        return config if config.labels is not None else config.calibrate_noise()
 
-    def fewer_queries_for(self, data: Dataset, stages: Stages) -> RunConfig:
+    def cap_num_queries(self, data: Dataset, stages: Stages) -> RunConfig:
         """This configuration with at most as many questions as public points, unless the user chose their number."""
-        most = len(data.pool)
-        if not self.fewer_queries or self.num_queries <= most:
+        pool_size = len(data.pool)
+        if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
         stages.print_message(
-            f"num_queries={most}, not the recommended {self.num_queries}: there are no more public points."
+            f"num_queries={pool_size}, not the recommended {self.num_queries}: there are no more public points."
         )
-        return dataclasses.replace(self, num_queries=most)
+        return dataclasses.replace(self, num_queries=pool_size)
 
-    def calibrated(self) -> RunConfig:
+    def calibrate_noise(self) -> RunConfig:
         """This configuration with noise that costs ``privacy.target_epsilon`` where one is given."""
-        target, knobs = self.privacy.target_epsilon, cast(Any, self.mechanism)
+        target, mechanism = self.privacy.target_epsilon, cast(Any, self.mechanism)
         if target is None:
             return self
-        delta, names = self.privacy.delta, {f.name for f in dataclasses.fields(knobs)}
+        delta, names = self.privacy.delta, {f.name for f in dataclasses.fields(mechanism)}
         if not names & {"sigma", "epsilon"}:
-            what = f"mechanism={knobs.name} has neither sigma nor epsilon to calibrate"
-            raise checks.error("privacy.target_epsilon", target, what)
+            problem = f"mechanism={mechanism.name} has neither sigma nor epsilon to calibrate"
+            raise checks.error("privacy.target_epsilon", target, problem)
 
-        def with_noise(scale: float) -> Mechanism:
-            knob = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
-            return cast(Mechanism, dataclasses.replace(knobs, **knob))
+        def set_noise(scale: float) -> Mechanism:
+            change = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
+            return cast(Mechanism, dataclasses.replace(mechanism, **change))
 
-        def events(scale: float) -> tuple[PrivacyEvent, ...]:
-            return with_noise(scale).privacy_events(self.num_queries, self.num_rounds)
+        def compute_events(scale: float) -> tuple[PrivacyEvent, ...]:
+            return set_noise(scale).privacy_events(self.num_queries, self.num_rounds)
 
         # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
-        whole = (
-            "sigma" not in names and 1 - 1e-6 <= calibration.compute_epsilon(events(1 / target), delta) / target <= 1
+        is_total = (
+            "sigma" not in names
+            and 1 - 1e-6 <= calibration.compute_epsilon(compute_events(1 / target), delta) / target <= 1
         )
-        scale = 1 / target if whole else calibration.calibrate_sigma(events, epsilon=target, delta=delta)
-        return dataclasses.replace(self, mechanism=with_noise(scale))
+        scale = 1 / target if is_total else calibration.calibrate_sigma(compute_events, epsilon=target, delta=delta)
+        return dataclasses.replace(self, mechanism=set_noise(scale))
 
-    def worst_case_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
         """Everything that this run may charge: the labels, the choice of a student, the publication of their price."""
         labels = () if self.labels is not None else self.mechanism.privacy_events(self.num_queries, self.num_rounds)
-        return labels + self.events_beside_labels(num_classes)
+        return labels + self.extra_privacy_events(num_classes)
 
-    def events_beside_labels(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
+    def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
         """What this run may charge for the choice of a student and the publication of the labels' price."""
-        choice = () if self.selection is None else self.selection.privacy_events()
-        if self.sanitiser is None or self.labels is not None:
-            return choice
-        return choice + self.sanitiser.privacy_events(self.publication(num_classes))
+        selection_events = () if self.selection is None else self.selection.privacy_events()
+        if self.private_epsilon is None or self.labels is not None:
+            return selection_events
+        return selection_events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
 
-    def publication(self, num_classes: int) -> private_price.PublicationPlan:
+    def plan_private_epsilon(self, num_classes: int) -> private_price.PublicationPlan:
         """How the data-dependent price is published.
 
         Raises:
             ValueError: It cannot be.
         """
-        assert self.sanitiser is not None
-        return self.sanitiser.make_plan(
+        assert self.private_epsilon is not None
+        return self.private_epsilon.make_plan(
             self.mechanism,
             num_queries=self.num_queries,
             num_teachers=self.num_teachers,
@@ -277,7 +286,7 @@ class RunConfig:
             delta=self.privacy.delta,
         )
 
-    def validate_for(self, data: Dataset) -> None:
+    def check_data(self, data: Dataset) -> None:
         """Refuse what cannot work on these data, before anything is trained, written or charged.
 
         What would fail only after the labels are paid for, such as a student's network that cannot take the data, is
@@ -290,7 +299,7 @@ class RunConfig:
             fix = "Use features=encoder features.weights=<file> features.tokenizer=<file>."
             raise checks.error("features", None, "must be an encoder: points are texts", fix)
         if self.labels is None:
-            refuse_adjacency(data, self.partition.adjacency)
+            check_adjacency(data, self.partition.adjacency)
             fix = f"There are {len(data.pool)} public points to ask about."
             checks.integer("num_queries", self.num_queries, low=1, high=len(data.pool), fix=fix)
             self.mechanism.check(
@@ -299,30 +308,30 @@ class RunConfig:
                 num_classes=data.spec.num_classes,
                 rounds=self.num_rounds,
             )
-            votes, classes = self.voters.estimate_votes_per_query(data, self), data.spec.num_classes
+            votes, classes = self.method.estimate_votes_per_query(data, self), data.spec.num_classes
             if votes is not None:
-                forced = self.privacy.allow_chance
+                forced = self.privacy.allow_uninformative_labels
                 feasibility.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
-            self.voters.check_data(data, self)
-            self.voters.describe(data.private.unit, self)  # a wrong one is found out now
+            self.method.check_data(data, self)
+            self.method.describe(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records
-                refuse_component("teacher", self.teacher, data)
+                check_component("teacher", self.teacher, data)
             if self.is_guided:
                 if self.guide is None:
-                    what = "must be a student: the later rounds look at one"
-                    raise checks.error("guide_student", None, what, "Use student@guide_student=supervised.")
-                refuse_component("guide_student", self.guide, data)
+                    problem = "must be a student: the later rounds look at one"
+                    raise checks.error("guide_student", None, problem, "Use student@guide_student=supervised.")
+                check_component("guide_student", self.guide, data)
         elif self.selection is not None:
-            refuse_adjacency(data, self.partition.adjacency)
-        self.validate_students(data)
+            check_adjacency(data, self.partition.adjacency)
+        self.check_students(data)
 
-    def validate_students(self, data: Dataset) -> None:
+    def check_students(self, data: Dataset) -> None:
         """Raise ValueError for a student that cannot learn from these data."""
         if self.selection is None:
-            refuse_component("student", self.student, data)
+            check_component("student", self.student, data)
             return
         for name, algorithm in self.selection.candidates.items():
-            refuse_component(f"selection.candidates.{name}", algorithm, data)
+            check_component(f"selection.candidates.{name}", algorithm, data)
 
 
 @runtime_checkable
@@ -334,14 +343,14 @@ class Study(Protocol):
         ...
 
 
-def refuse_adjacency(data: Dataset, adjacency: str) -> None:
+def check_adjacency(data: Dataset, adjacency: str) -> None:
     """Raise ValueError where one unit's change could move other records of these data."""
     if adjacency not in data.adjacencies:
-        what = f"cannot be promised for {data.spec.name}: one unit's change could move other records"
-        raise checks.error("partition", adjacency, what, data.advice)
+        problem = f"cannot be promised for {data.spec.name}: one unit's change could move other records"
+        raise checks.error("partition", adjacency, problem, data.advice)
 
 
-def refuse_component(key: str, component: object, data: Dataset) -> None:
+def check_component(key: str, component: object, data: Dataset) -> None:
     """Raise ValueError for a component that cannot take these data."""
     if not isinstance(component, Checkable):
         return

@@ -47,33 +47,33 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Loaded:
+class DataSplits:
     """PRIVATE. The data, split as the configuration says.
 
     Attributes:
         data: Without the private records that are kept from the voters.
-        everyone: All private records, whose account is charged.
+        all_private: All private records, whose account is charged.
         validation: Those kept for choosing a student; None: none are.
-        others: Those kept for the owner's membership test; None: none are.
+        membership_holdout: Those kept for the owner's membership test; None: none are.
     """
 
     data: Dataset
-    everyone: PrivateData
+    all_private: PrivateData
     validation: PrivateData | None = None
-    others: PrivateData | None = None
+    membership_holdout: PrivateData | None = None
 
     @classmethod
-    def of(cls, config: RunConfig, stages: Stages | None = None) -> Loaded:
+    def from_config(cls, config: RunConfig, stages: Stages | None = None) -> DataSplits:
         """Load the data set and split it."""
-        source, validation, others = config.dataset, None, None
+        source, validation, membership_holdout = config.dataset, None, None
         data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
         data = drop_unusable(data, config.partition.adjacency)
-        everyone = data.private
+        all_private = data.private
         if config.selection is not None:
             data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
         if config.membership is not None:
-            data, others = config.membership.hold_out(data, config.partition.adjacency, config.seed)
-        return cls(data=data, everyone=everyone, validation=validation, others=others)
+            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
+        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -82,40 +82,40 @@ class RunContext:
 
     Attributes:
         config: Its choices, completed for its data.
-        loaded: Its data.
+        splits: Its data.
         ledger: The ledger that holds the account.
         stages: Reports progress, and times every stage.
         budget: The account's budget; None where nothing is charged.
-        reused: The release that is learnt from in place of new labels; None: labels are to be bought.
-        paid: The reservations that this run has made.
+        reused_release: The release that is learnt from in place of new labels; None: labels are to be bought.
+        reservation_ids: The reservations that this run has made.
         owner: What only the owner can say of the data, for the statement.
         forecast: A forecast of the labels from public values, where noise drowns the votes.
-        opened: Closes with the run; None outside a run's folder.
-        call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
+        exit_stack: Closes with the run; None outside a run's folder.
+        unfinished_call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
     """
 
     config: RunConfig
-    loaded: Loaded
+    splits: DataSplits
     ledger: Ledger
     stages: Stages
     clock: StageTimer
     budget: Budget | None = None
-    reused: LabelRelease | None = None
-    paid: list[str] = field(default_factory=list)
+    reused_release: LabelRelease | None = None
+    reservation_ids: list[str] = field(default_factory=list)
     owner: OwnerFacts = field(default_factory=OwnerFacts)
     forecast: str | None = None
-    opened: contextlib.ExitStack | None = None
-    call: UnfinishedCall | None = None
+    exit_stack: contextlib.ExitStack | None = None
+    unfinished_call: UnfinishedCall | None = None
 
     @property
     def data(self) -> Dataset:
         """PRIVATE. The data without the records kept from the voters."""
-        return self.loaded.data
+        return self.splits.data
 
     @property
-    def everyone(self) -> PrivateData:
+    def all_private(self) -> PrivateData:
         """PRIVATE. All private records, with those kept from the voters."""
-        return self.loaded.everyone
+        return self.splits.all_private
 
     @property
     def store(self) -> TeacherStore:
@@ -133,26 +133,26 @@ class RunContext:
         return self.config.folder / "private"
 
     @functools.cached_property
-    def board(self) -> PrivateBoard | None:
+    def private_writer(self) -> PrivateBoard | None:
         """PRIVATE. The owner's TensorBoard; None outside a run's folder."""
-        if self.opened is None:
+        if self.exit_stack is None:
             return None
         make_private_folder(self.private_dir)
-        return self.opened.enter_context(contextlib.closing(PrivateBoard(self.private_dir / "tensorboard")))
+        return self.exit_stack.enter_context(contextlib.closing(PrivateBoard(self.private_dir / "tensorboard")))
 
     @functools.cached_property
-    def release_board(self) -> ReleaseBoard:
+    def release_writer(self) -> ReleaseBoard:
         """The TensorBoard that may be published."""
         from pate_torch.reporting.release_writer import ReleaseBoard  # loads TensorBoard
 
-        assert self.opened is not None
+        assert self.exit_stack is not None
         private = self.budget is None or self.budget.secret
-        private &= self.reused is None or bool(self.reused.facts["private"])
-        board = ReleaseBoard(self.release_dir / "tensorboard", private=private)
-        link(board.folder, self.config.root)
-        return self.opened.enter_context(board)
+        private &= self.reused_release is None or bool(self.reused_release.facts["private"])
+        writer = ReleaseBoard(self.release_dir / "tensorboard", private=private)
+        link(writer.folder, self.config.root)
+        return self.exit_stack.enter_context(writer)
 
-    def afford(self) -> None:
+    def check_budget(self) -> None:
         """Refuse a run whose release could not be charged.
 
         Raises:
@@ -160,14 +160,14 @@ class RunContext:
             ValueError: It does not keep the account's terms.
         """
         if self.budget is not None:
-            self.budget.check_events(self.config.worst_case_events(self.data.spec.num_classes))
+            self.budget.check_events(self.config.privacy_events(self.data.spec.num_classes))
 
     def finish(self) -> None:
         """Note that the call has ended: the same call makes a new release from now on."""
-        if self.call is not None:
-            self.call.end()
+        if self.unfinished_call is not None:
+            self.unfinished_call.end()
 
-    def encoder(self) -> nn.Module | None:
+    def learn_encoder(self) -> nn.Module | None:
         """The encoder of the public points, learnt from them alone; None: the points are taken as they are."""
         config = self.config
         return learn_encoder(config.features, self.data, config.seed, config.device, self.stages)
@@ -175,67 +175,75 @@ class RunContext:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, config: RunConfig, clock: StageTimer | None = None, remedy: feasibility.Remedy | None = None
+        cls, config: RunConfig, clock: StageTimer | None = None, format_alternative: feasibility.Remedy | None = None
     ) -> Iterator[RunContext]:
         """Load the data, refuse what cannot work, hold the run's folder and open the account.
 
         Args:
             config: The run's choices.
             clock: Times the stages; None: a new one.
-            remedy: Says what to ask for where noise drowns the votes; None: settings of train.py.
+            format_alternative: Says what to ask for where noise drowns the votes; None: settings of train.py.
 
         Raises:
             ValueError: A choice cannot work; nothing has been charged or trained.
             BudgetExceeded: The account's cap does not admit this run.
         """
         clock = StageTimer() if clock is None else clock
-        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as opened:
-            opened.enter_context(deterministic_mode(config.device))
+        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as exit_stack:
+            exit_stack.enter_context(deterministic_mode(config.device))
             with clock("data"):
-                loaded = Loaded.of(config, stages)
-            config = config.for_data(loaded.data, stages)
-            owner = owner_file.read(config.root, loaded.data.spec.name)
-            planned = config.worst_case_events(loaded.data.spec.num_classes)
-            reused = forecast = call = None
+                splits = DataSplits.from_config(config, stages)
+            config = config.adapt_to_data(splits.data, stages)
+            owner = owner_file.read(config.root, splits.data.spec.name)
+            planned_events = config.privacy_events(splits.data.spec.num_classes)
+            reused_release = forecast = unfinished_call = None
             if config.labels is None:
-                config.validate_for(loaded.data)
+                config.check_data(splits.data)
                 known: dict[str, float] = {}
                 if config.ledger_path.exists():  # which a refusal does not leave behind
                     with Ledger(config.ledger_path) as ledger:
-                        known = _caps(ledger)
-                refuse_cap(config, loaded.data.spec.name, planned, known)
-                forecast = feasibility.foretold(config, loaded.data, config.mechanism, remedy)
-                call = _call(config, loaded)
-                config, reused = _resumed(config, loaded.data, call, stages)
-                opened.enter_context(holding(config))
-                ledger = opened.enter_context(Ledger(config.ledger_path))
+                        known = _read_caps(ledger)
+                check_cap(config, splits.data.spec.name, planned_events, known)
+                forecast = feasibility.foretold(config, splits.data, config.mechanism, format_alternative)
+                unfinished_call = _make_unfinished_call(config, splits)
+                config, reused_release = _resume_call(config, splits.data, unfinished_call, stages)
+                exit_stack.enter_context(run_folder_lock(config))
+                ledger = exit_stack.enter_context(Ledger(config.ledger_path))
             else:
                 run_folders.find_release(config.root, config.labels)
-                config.validate_for(loaded.data)
-                ledger = opened.enter_context(Ledger(config.ledger_path, create=False))
-                found = release_store.read(config.root, config.labels, loaded.data.pool, loaded.data.spec, ledger)
-                reused = LabelRelease(labels=found[0], facts=found[1], guide=found[2])
-                opened.enter_context(holding(config))
-                release_store.refuse_used_folder(config.folder, reused.labels.id)
+                config.check_data(splits.data)
+                ledger = exit_stack.enter_context(Ledger(config.ledger_path, create=False))
+                release_parts = release_store.read(
+                    config.root, config.labels, splits.data.pool, splits.data.spec, ledger
+                )
+                reused_release = LabelRelease(labels=release_parts[0], facts=release_parts[1], guide=release_parts[2])
+                exit_stack.enter_context(run_folder_lock(config))
+                release_store.check_unused_folder(config.folder, reused_release.labels.id)
             run = cls(
                 config=config,
-                loaded=loaded,
+                splits=splits,
                 ledger=ledger,
                 stages=stages,
                 clock=clock,
-                reused=reused,
+                reused_release=reused_release,
                 owner=owner,
                 forecast=forecast,
-                opened=opened,
-                call=call,
-                paid=[] if reused is None or config.labels is not None else [reused.labels.id],
+                exit_stack=exit_stack,
+                unfinished_call=unfinished_call,
+                reservation_ids=[]
+                if reused_release is None or config.labels is not None
+                else [reused_release.labels.id],
             )
-            if planned:
-                by_records = run.store.compute_content_fingerprint(run.everyone)
-                content = by_records if config.labels else config.voters.compute_fingerprint(run.store, run.everyone)
-                run.budget = open_budget(config, ledger, loaded.data, planned, content)
-                if not run.paid:
-                    run.budget.check_events(planned)
+            if planned_events:
+                record_fingerprint = run.store.compute_content_fingerprint(run.all_private)
+                fingerprint = (
+                    record_fingerprint
+                    if config.labels
+                    else config.method.compute_fingerprint(run.store, run.all_private)
+                )
+                run.budget = open_budget(config, ledger, splits.data, planned_events, fingerprint)
+                if not run.reservation_ids:
+                    run.budget.check_events(planned_events)
             if forecast is not None:
                 stages.print_message(forecast)
             if config.trains_student:
@@ -251,19 +259,19 @@ class LabelRelease:
         labels: Releasable: the questions, and what was answered.
         facts: Releasable: ``release.json``.
         guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
-        voters: PRIVATE. Who answered; None: they are not here.
+        method: PRIVATE. Who answered; None: they are not here.
         raw_votes: PRIVATE. The votes behind the answers, in one table; None: they were not given in this run.
     """
 
     labels: Release
     facts: dict[str, Any]
     guide: Student | None = None
-    voters: FittedVoters | None = None
+    method: FittedVoters | None = None
     raw_votes: Votes | CellHistogram | None = None
 
 
 @contextlib.contextmanager
-def holding(config: RunConfig) -> Iterator[None]:
+def run_folder_lock(config: RunConfig) -> Iterator[None]:
     """Lock the run's folder for this process, and clear the store of what killed runs left half written.
 
     Raises:
@@ -271,47 +279,53 @@ def holding(config: RunConfig) -> Iterator[None]:
     """
     make_private_folder(config.root, "store")
     store = TeacherStore(config.root)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as exit_stack:
         with store.lock():  # so that a run that begins is not taken for one that was killed
-            held.enter_context(run_folders.hold(config.folder))
+            exit_stack.enter_context(run_folders.hold(config.folder))
             run_folders.remove_killed_run_files(config.root)
         if (config.folder / "release" / "summary.json").exists():
-            release_store.refuse_used_folder(config.folder)
+            release_store.check_unused_folder(config.folder)
         store.sweep()
-        release_store.discard_torn(config.folder)
+        release_store.discard_incomplete(config.folder)
         yield
 
 
-def _call(config: RunConfig, loaded: Loaded) -> UnfinishedCall | None:
+def _make_unfinished_call(config: RunConfig, splits: DataSplits) -> UnfinishedCall | None:
     """PRIVATE. This call, by all that decides its labels; None where seeded noise is no release, or it buys more."""
-    if config.privacy.insecure_noise_seed is not None or config.sanitiser is not None or config.selection is not None:
+    if (
+        config.privacy.insecure_noise_seed is not None
+        or config.private_epsilon is not None
+        or config.selection is not None
+    ):
         return None
-    store, name = TeacherStore(config.root), loaded.data.spec.name
-    decisive = ("voters", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
-    facts: dict[str, Any] = {key: repr(getattr(config, key)) for key in (*decisive, "num_queries", "num_rounds")}
+    store, name = TeacherStore(config.root), splits.data.spec.name
+    keys = ("voters", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
+    facts: dict[str, Any] = {key: repr(getattr(config, key)) for key in (*keys, "num_queries", "num_rounds")}
     facts |= {
-        "pool": compute_tensor_digest(loaded.data.pool.x),
+        "pool": compute_tensor_digest(splits.data.pool.x),
         "delta": config.privacy.delta,
         "noise": config.privacy.noise,
     }
 
-    def fingerprint() -> str:
-        return config.voters.compute_fingerprint(store, loaded.everyone) + store.compute_fingerprint(loaded.everyone)
+    def compute_fingerprint() -> str:
+        return config.method.compute_fingerprint(store, splits.all_private) + store.compute_fingerprint(
+            splits.all_private
+        )
 
-    return UnfinishedCall(store, name, facts, fingerprint)
+    return UnfinishedCall(store, name, facts, compute_fingerprint)
 
 
-def _resumed(
-    config: RunConfig, data: Dataset, call: UnfinishedCall | None, stages: Stages
+def _resume_call(
+    config: RunConfig, data: Dataset, unfinished_call: UnfinishedCall | None, stages: Stages
 ) -> tuple[RunConfig, LabelRelease | None]:
     """PRIVATE. The configuration in the folder of the same call that was interrupted, and the labels that it bought."""
-    found = None if call is None else call.find(config.ledger_path)
-    if found is None:
+    interruption = None if unfinished_call is None else unfinished_call.find(config.ledger_path)
+    if interruption is None:
         return config, None
-    folder, committed = found
+    folder, committed_ids = interruption
     with Ledger(config.ledger_path, create=False) as ledger:
         labels, facts, guide = release_store.read_folder(folder / "release", data.pool, data.spec, ledger)
-    if labels.id not in committed:
+    if labels.id not in committed_ids:
         return config, None
     stages.print_message(f"Finishing the interrupted release {labels.id}. It is paid for, and costs nothing more.")
     return replace(config, folder=folder), LabelRelease(labels=labels, facts=facts, guide=guide)
@@ -324,7 +338,7 @@ def open_budget(
     config: RunConfig,
     ledger: Ledger,
     data: Dataset,
-    planned: tuple[PrivacyEvent, ...],
+    planned_events: tuple[PrivacyEvent, ...],
     fingerprint: str,
     *,
     kind: str | None = None,
@@ -335,26 +349,26 @@ def open_budget(
         config: The run's choices.
         ledger: The ledger that holds the account.
         data: Whose account it is.
-        planned: Everything that is to be charged.
+        planned_events: Everything that is to be charged.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         kind: Kind of noise; None: the configuration's.
     """
     name, privacy = data.spec.name, config.privacy
     kind = privacy.noise if kind is None else kind
-    _refuse_other_ledger(config, name, ledger)
+    _check_same_ledger(config, name, ledger)
     store = TeacherStore(config.root)
     records = AccountRecords(store, name, RecordHashes.from_data(data.private, store) if len(data.private) else None)
-    _refuse_duplicate_account(config, records, fingerprint, ledger)
-    known = _caps(ledger)
-    refuse_cap(config, name, planned, known)
+    _check_duplicate_account(config, records, fingerprint, ledger)
+    cap_by_account = _read_caps(ledger)
+    check_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
     ledger.open_account(
         name,
-        budget_epsilon=known.get(name, privacy.opening_budget) if cap is None else cap,
+        budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
         delta=privacy.delta,
         adjacency=config.partition.adjacency,
         unit=data.private.unit,
-        planned_events=planned,
+        planned_events=planned_events,
         noise=kind,
     )
     return Budget(
@@ -367,44 +381,46 @@ def open_budget(
         run=config.folder.name,
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
-        first_charge_only=privacy.only_first,
+        first_charge_only=privacy.first_charge_only,
         on_charge=records.record_ledger_head,
     )
 
 
-def _caps(ledger: Ledger) -> dict[str, float]:
+def _read_caps(ledger: Ledger) -> dict[str, float]:
     """The caps of the accounts that were charged: the others have no fixed terms."""
     return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
 
 
-def refuse_cap(config: RunConfig, name: str, planned: Iterable[PrivacyEvent], known: Mapping[str, float]) -> None:
+def check_cap(
+    config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
+) -> None:
     """Refuse to open an account for a run that its own cap would refuse: a slip would fix the cap for good.
 
     Args:
         config: The run's choices.
         name: Name of the account.
-        planned: Everything that is to be charged.
-        known: The accounts that exist, by name.
+        planned_events: Everything that is to be charged.
+        cap_by_account: The accounts that exist, by name.
 
     Raises:
         ValueError: The account is new and the run passes its cap.
     """
-    if name in known:
+    if name in cap_by_account:
         return
-    planned, privacy = tuple(planned), config.privacy
+    planned_events, privacy = tuple(planned_events), config.privacy
     key = "opening_budget" if privacy.budget_epsilon is None else "budget_epsilon"
     budget = getattr(privacy, key)
-    if not PrivacyFilter.can_admit(planned, epsilon=budget, delta=privacy.delta):
-        alone = accounting.compute_guarantee(planned, privacy.delta)
+    if not PrivacyFilter.can_admit(planned_events, epsilon=budget, delta=privacy.delta):
+        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
         raise checks.error(
             f"privacy.{key}",
             budget,
-            f"this run alone may cost epsilon {alone.epsilon:.6g} at delta {privacy.delta:g} ({alone.route})",
+            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})",
             "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
         )
 
 
-def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
+def _check_same_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
     """Raise ValueError where something under this root remembers entries of the account that the ledger lacks."""
     for file, head in TeacherStore(config.root).find_ledger_heads(name).items():
         if not ledger.contains_head(head):
@@ -417,14 +433,18 @@ def _refuse_other_ledger(config: RunConfig, name: str, ledger: Ledger) -> None:
             )
 
 
-def _refuse_duplicate_account(config: RunConfig, records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
+def _check_duplicate_account(config: RunConfig, records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
     """Raise ValueError where these records are charged to another account, unless the owner says they may be."""
     if config.privacy.allow_duplicate_account:
         return
-    others = [account.name for account in ledger.list_accounts() if account.name != records.account]
-    same = (n for n in others if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values()))
-    if other := next(same, None) or records.find_duplicate(others):
-        what = f"shares a tenth or more of the units with account {other!r}, which was charged: no total covers both"
-        fix = f"Use account {other!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
+    other_accounts = [account.name for account in ledger.list_accounts() if account.name != records.account]
+    accounts_of_same_records = (
+        n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
+    )
+    if duplicate := next(accounts_of_same_records, None) or records.find_duplicate(other_accounts):
+        problem = (
+            f"shares a tenth or more of the units with account {duplicate!r}, which was charged: no total covers both"
+        )
+        fix = f"Use account {duplicate!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
         fix += "and add both epsilons yourself."
-        raise checks.error("account", records.account, what, fix)
+        raise checks.error("account", records.account, problem, fix)

@@ -83,24 +83,24 @@ class _Block:
     reservation: str
     num_queries: int
     calls: int
-    turns: int = 0
-    asked: int = 0
-    answered: int = 0
-    failures: int = 0
-    incurred: tuple[PrivacyEvent, ...] = ()
-    stopped: bool = False
+    num_turns: int = 0
+    num_asked: int = 0
+    num_answered: int = 0
+    num_failures: int = 0
+    events: tuple[PrivacyEvent, ...] = ()
+    is_stopped: bool = False
 
-    def fits(self, count: int) -> bool:
-        return not self.stopped and self.turns < self.calls and self.asked + count <= self.num_queries
+    def has_room(self, count: int) -> bool:
+        return not self.is_stopped and self.num_turns < self.calls and self.num_asked + count <= self.num_queries
 
-    def take(self, label_Q: Tensor, events: tuple[PrivacyEvent, ...], asked: int) -> None:
-        """Count one turn in which ``asked`` questions were put. A mechanism that stops answers a prefix of them."""
-        self.turns += 1
-        self.asked += asked
-        self.answered += int((label_Q != NO_ANSWER).sum())
-        self.failures += int((label_Q == NO_ANSWER).sum())
-        self.incurred += events
-        self.stopped |= len(label_Q) < asked
+    def record_turn(self, label_Q: Tensor, events: tuple[PrivacyEvent, ...], num_asked: int) -> None:
+        """Count one turn in which ``num_asked`` questions were put. A mechanism that stops answers a prefix of them."""
+        self.num_turns += 1
+        self.num_asked += num_asked
+        self.num_answered += int((label_Q != NO_ANSWER).sum())
+        self.num_failures += int((label_Q == NO_ANSWER).sum())
+        self.events += events
+        self.is_stopped |= len(label_Q) < num_asked
 
 
 class PrivateLabeler:
@@ -117,7 +117,8 @@ class PrivateLabeler:
             restart too.
         num_queries: Questions in a block.
         calls: Most turns in which a block may be asked; None: one question a turn.
-        allow_chance: Whether to answer where answers would be no better than chance even if all teachers agreed.
+        allow_uninformative_labels: Whether to answer where answers would be no better than chance even if all teachers
+            agreed.
         spec: What points are, where ``voters`` is a function.
         owns_ledger: Whether ``close`` closes the ledger too.
 
@@ -131,32 +132,32 @@ class PrivateLabeler:
 
     def __init__(
         self,
-        voters: TeacherEnsemble | VoteFunction,
+        teachers: TeacherEnsemble | VoteFunction,
         *,
         mechanism: Mechanism,
         budget: Budget,
         journal: Path | str,
         num_queries: int = 100,
         calls: int | None = None,
-        allow_chance: bool = False,
+        allow_uninformative_labels: bool = False,
         spec: DataSpec | None = None,
         owns_ledger: bool = False,
     ) -> None:
-        self._voters: VoteFunction = voters.count_votes if isinstance(voters, TeacherEnsemble) else voters
-        if spec is None and not isinstance(voters, TeacherEnsemble):
+        self._vote_function: VoteFunction = teachers.count_votes if isinstance(teachers, TeacherEnsemble) else teachers
+        if spec is None and not isinstance(teachers, TeacherEnsemble):
             raise checks.error("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
-        self.spec: DataSpec = spec or voters.spec  # type: ignore[union-attr]
+        self.spec: DataSpec = spec or teachers.spec  # type: ignore[union-attr]
         self.mechanism, self.budget = mechanism, budget
         self.ledger, self.account = budget.ledger, budget.account
         self.num_queries = checks.integer("num_queries", num_queries, low=1)
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
-        self.allow_chance = checks.boolean("allow_chance", allow_chance)
+        self.allow_uninformative_labels = checks.boolean("allow_chance", allow_uninformative_labels)
         self._owns_ledger = owns_ledger
         budget.check_events(())  # raises where there is no such account, or it is on other terms
         self._journal = Journal(journal, account=self.account, spec=self.spec)
         self._block: _Block | None = None
         self._answers: dict[str, int] = {}
-        self._asked: list[Tensor] = []
+        self._query_points: list[Tensor] = []
         self._classifier: Classifier | None = None
         try:
             self._replay()
@@ -167,7 +168,9 @@ class PrivateLabeler:
     def __enter__(self) -> PrivateLabeler:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     # ---- answers ------------------------------------------------------------------------------------------------
@@ -180,23 +183,27 @@ class PrivateLabeler:
         Args:
             x: A point (of the data's shape: the label is a scalar) or a batch.
         """
-        points, single = self._points(x)
+        points, is_single = self._parse_points(x)
         keys = [journal.key(point) for point in points]
         with self.ledger.exclusive_access():
             if self._classifier is None:
-                fresh = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
-                if fresh:
-                    self._ask(points[sorted(fresh.values())])
+                row_by_key = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
+                if row_by_key:
+                    self._ask(points[sorted(row_by_key.values())])
             label_Q = torch.tensor([self._answers.get(key, NO_ANSWER) for key in keys], dtype=torch.int64)
-            if self._classifier is not None and bool((open_Q := label_Q == NO_ANSWER).any()):
-                label_Q[open_Q] = self._classifier(points[open_Q])
-        return label_Q[0] if single else label_Q
+            if self._classifier is not None and bool((unanswered_Q := label_Q == NO_ANSWER).any()):
+                label_Q[unanswered_Q] = self._classifier(points[unanswered_Q])
+        return label_Q[0] if is_single else label_Q
 
     @property
     def history(self) -> History:
         """Everything answered by the mechanism so far, in order. Releasable (unless ``private`` is False)."""
         with self.ledger.exclusive_access():
-            x = torch.stack(self._asked) if self._asked else self._points(self._none())[0]
+            x = (
+                torch.stack(self._query_points)
+                if self._query_points
+                else self._parse_points(self._make_empty_points())[0]
+            )
             return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
 
     @property
@@ -256,18 +263,20 @@ class PrivateLabeler:
             device: Device of the training.
             progress: Told of each step.
         """
-        past = self.history
-        answered = past.label != NO_ANSWER
-        if int(answered.sum()) < checks.integer("at_least", at_least, low=1):
-            raise checks.error("at_least", at_least, f"only {int(answered.sum())} questions have been answered so far")
-        pool = past.x if pool_x is None else torch.cat([past.x, self._points(pool_x)[0]])
-        task = StudentTask(self.spec, pool, answered.nonzero().squeeze(1), past.label[answered])
+        history = self.history
+        answered_H = history.label != NO_ANSWER
+        if int(answered_H.sum()) < checks.integer("at_least", at_least, low=1):
+            raise checks.error(
+                "at_least", at_least, f"only {int(answered_H.sum())} questions have been answered so far"
+            )
+        pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(pool_x)[0]])
+        task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
         student = algorithm.fit(task, seed=seed, device=torch.device(device), progress=progress)
         with self.ledger.exclusive_access():
             student_store.save(student, self.student_path)
             self._settle()
-            self._journal.append("student", file=self.student_path.name, answers=len(past))
-            self._answer_by(student)
+            self._journal.append("student", file=self.student_path.name, answers=len(history))
+            self._use_student(student)
         return student
 
     @property
@@ -296,70 +305,74 @@ class PrivateLabeler:
         with self.ledger.exclusive_access():
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
-                points = self._rows(self.history.x)
+                points = self._to_rows(self.history.x)
                 chosen = sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
                 self._settle()
                 self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
             raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
-        points = self._rows(self.history.x[: line.facts["answers"]])
+        points = self._to_rows(self.history.x[: line.facts["answers"]])
         hypothesis = representatives(hypotheses, points)[line.facts["index"]]
-        self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, self._rows(x)).astype("int64"))
+        self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, self._to_rows(x)).astype("int64"))
         return hypothesis
 
     # ---- one turn -----------------------------------------------------------------------------------------------
 
     def _ask(self, points: Tensor) -> None:
-        votes = self._voters(points)
+        votes = self._vote_function(points)
         if len(votes) != len(points) or votes.num_classes != self.spec.num_classes:
             raise ValueError(
                 f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
         check_before_charge(votes.sensitivity, self.mechanism, self.budget)
-        if self._block is not None and not self._block.fits(len(votes)):
+        if self._block is not None and not self._block.has_room(len(votes)):
             self._settle()
         try:
-            with self._turn(votes) as spending:
+            with self._open_turn(votes) as spending:
                 if self._block is None:
                     size, teachers = max(self.num_queries, len(votes)), votes.num_teachers
                     self._journal.append(
-                        "block", reservation=spending.id, num_queries=size, num_teachers=teachers, **self._plan()
+                        "block",
+                        reservation=spending.id,
+                        num_queries=size,
+                        num_teachers=teachers,
+                        **self._describe_plan(),
                     )
                     self._block = _Block(spending.id, size, self.calls)
                 block = self._block
                 context = MechanismContext(
                     num_queries=block.num_queries,
                     rounds=block.calls,
-                    round_index=block.turns,
-                    num_failures=block.failures,
-                    num_answered=block.answered,
+                    round_index=block.num_turns,
+                    num_failures=block.num_failures,
+                    num_answered=block.num_answered,
                 )
                 answers = spending.accept(self.mechanism.release(votes, spending.noise, context))
                 label_Q = answers.label_Q.cpu()
-                shown = points[: len(label_Q)]
+                released_points = points[: len(label_Q)]
                 self._journal.append(
                     "answers",
                     reservation=block.reservation,
-                    points=journal.encode(shown),
+                    points=journal.encode(released_points),
                     labels=label_Q.tolist(),
                     asked=len(points),
                     events=json.loads(to_json(answers.events)),
                 )
                 spending.record_cost(answers.events)
-                block.take(label_Q, answers.events, len(points))
-                if block.fits(1):
+                block.record_turn(label_Q, answers.events, len(points))
+                if block.has_room(1):
                     spending.suspend(self._journal.state)
         except BaseException:
             self._block = None  # never settled: noise may have been drawn, so it stays charged at its worst
             raise
-        self._remember(shown, label_Q)
-        if not block.fits(1):
+        self._store_answers(released_points, label_Q)
+        if not block.has_room(1):
             self._block = None
             self._journal.append("close", reservation=block.reservation)
 
-    def _turn(self, votes: Votes) -> AbstractContextManager[Spending]:
+    def _open_turn(self, votes: Votes) -> AbstractContextManager[Spending]:
         """The next turn of the present block, or the first of a new one, reserved whole."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.state)
@@ -371,15 +384,15 @@ class PrivateLabeler:
             self.mechanism,
             num_teachers=votes.num_teachers,
             num_classes=votes.num_classes,
-            forced=self.allow_chance,
+            forced=self.allow_uninformative_labels,
             force="allow_chance=True",
         )
-        drowns = feasibility.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
-        if drowns is not None:
-            warnings.warn(f"{drowns} {feasibility.SMALLER}", feasibility.Drowned, stacklevel=4)
+        warning = feasibility.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
+        if warning is not None:
+            warnings.warn(f"{warning} {feasibility.SMALLER}", feasibility.Drowned, stacklevel=4)
         return self.budget.spend(self.mechanism.privacy_events(size, self.calls), mechanism=self.mechanism.name)
 
-    def _plan(self) -> dict[str, Any]:
+    def _describe_plan(self) -> dict[str, Any]:
         """How a block is asked, as its line in the journal says."""
         parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}  # type: ignore[call-overload]
         return {
@@ -402,8 +415,8 @@ class PrivateLabeler:
     def _replay(self) -> None:
         """Read the answers, and go on with the block that an earlier process left open, or settle it."""
         blocks: dict[str, _Block] = {}
-        asked_like_now: set[str] = set()
-        closed: set[str] = set()
+        reusable_ids: set[str] = set()
+        closed_ids: set[str] = set()
         try:
             for line in self._journal.lines:
                 facts = line.facts
@@ -411,62 +424,64 @@ class PrivateLabeler:
                     case "block":
                         block = _Block(facts["reservation"], facts["num_queries"], facts["calls"])
                         blocks[block.reservation] = block
-                        if self._plan() == {key: facts.get(key) for key in self._plan()}:
-                            asked_like_now.add(block.reservation)
+                        if self._describe_plan() == {key: facts.get(key) for key in self._describe_plan()}:
+                            reusable_ids.add(block.reservation)
                     case "answers":
                         label_Q = torch.tensor(facts["labels"], dtype=torch.int64)
                         events = from_json(json.dumps(facts["events"]))
-                        blocks[facts["reservation"]].take(label_Q, events, facts["asked"])
-                        self._remember(journal.decode(facts["points"]), label_Q)
+                        blocks[facts["reservation"]].record_turn(label_Q, events, facts["asked"])
+                        self._store_answers(journal.decode(facts["points"]), label_Q)
                     case "close":
-                        closed.add(facts["reservation"])
+                        closed_ids.add(facts["reservation"])
                     case "student":
-                        self._answer_by(student_store.load(self.student_path))
+                        self._use_student(student_store.load(self.student_path))
         except (KeyError, TypeError) as error:
-            raise self._bad(f"is damaged ({error!r})", "Restore a backup, or begin another journal.") from error
+            raise self._journal_error(
+                f"is damaged ({error!r})", "Restore a backup, or begin another journal."
+            ) from error
         charges = self.ledger.get_charges(self.account) if blocks else {}
         for reservation, block in blocks.items():
             if reservation not in charges:
-                raise self._bad(
+                raise self._journal_error(
                     "holds answers that were charged to another ledger", f"{self.ledger.path} does not know them."
                 )
             charge = charges[reservation]
-            if charge.is_committed and reservation not in closed:
+            if charge.is_committed and reservation not in closed_ids:
                 self._journal.append("close", reservation=reservation)
             elif self.budget.can_resume(reservation, self._journal.state):
                 self._block = block
-                if reservation not in asked_like_now:
+                if reservation not in reusable_ids:
                     self._settle()
             # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
 
-    def _bad(self, what: str, fix: str) -> ValueError:
-        return checks.error("journal", str(self._journal.path), what, fix)
+    def _journal_error(self, problem: str, fix: str) -> ValueError:
+        return checks.error("journal", str(self._journal.path), problem, fix)
 
-    def _remember(self, points: Tensor, label_Q: Tensor) -> None:
+    def _store_answers(self, points: Tensor, label_Q: Tensor) -> None:
         for point, label in zip(points, label_Q.tolist(), strict=True):
             self._answers[journal.key(point)] = label
-            self._asked.append(point)
+            self._query_points.append(point)
 
-    def _answer_by(self, student: Student) -> None:
+    def _use_student(self, student: Student) -> None:
         self._classifier = lambda x: student.compute_probabilities(x).argmax(1)
 
     # ---- points -------------------------------------------------------------------------------------------------
 
-    def _none(self) -> Tensor:
+    def _make_empty_points(self) -> Tensor:
         return torch.zeros(0, *self.spec.input_shape, dtype=torch.uint8 if self.spec.is_image else torch.float32)
 
-    def _points(self, x: Tensor) -> tuple[Tensor, bool]:
+    def _parse_points(self, x: Tensor) -> tuple[Tensor, bool]:
         """(a batch in the data's own type, whether it was one point). Raises ValueError for another shape."""
         x = torch.as_tensor(x).detach().cpu()
         shape = tuple(self.spec.input_shape)
         if x.shape not in (shape, (*x.shape[:1], *shape)) or (self.spec.is_image and x.dtype != torch.uint8):
             kind = "uint8 images" if self.spec.is_image else "rows"
             raise checks.error("x", f"{tuple(x.shape)} {x.dtype}", f"must be one or many {kind} of shape {shape}")
-        single = tuple(x.shape) == shape
-        points = (x[None] if single else x).to(self._none().dtype)
+        is_single = tuple(x.shape) == shape
+        points = (x[None] if is_single else x).to(self._make_empty_points().dtype)
         if points.is_floating_point() and not bool(points.isfinite().all()):
             raise checks.error("x", tuple(x.shape), "must be finite", "Remove NaN and infinity.")
-        return points.contiguous(), single
+        return points.contiguous(), is_single
 
-    def _rows(self, x: Tensor) -> Any:
+    def _to_rows(self, x: Tensor) -> Any:
         return x.flatten(1).double().numpy()

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.context import LabelRelease, Loaded, RunContext, open_budget
+from pate_torch.context import DataSplits, LabelRelease, RunContext, open_budget
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
@@ -88,7 +88,7 @@ TeacherKind = TeacherRecipe | PrivateMethod | Callable[[], nn.Module] | Any
 
 
 @dataclass(frozen=True, eq=False)
-class InMemory:
+class InMemoryDataset:
     """A data set that is already here."""
 
     data: Dataset
@@ -102,16 +102,16 @@ class InMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class _Labeled:
+class _LabelResult:
     """A release with what is needed to learn from it and to report it. paid: whether it was bought by this call."""
 
     config: RunConfig
     data: Dataset
     release: LabelRelease
-    paid: tuple[str, ...]
+    reservation_ids: tuple[str, ...]
 
 
-class Pate:
+class PATE:
     """One private data set, its teachers and what is released from them.
 
     Recipes' teachers are kept under ``home`` and found again; the others live as long as this object.
@@ -139,12 +139,12 @@ class Pate:
         encoder: Which frozen encoder made the rows given here (``Encoder.card``), each of its own point alone; students
             and the privacy statement name it. None: none did.
         allow_duplicate_account: Whether these records may be charged to an account of another name, too.
-        only_first: Whether to refuse a charge where the account has any reservation.
-        allow_chance: Whether questions may be asked whose labels would be no better than chance even if all teachers
-            agreed.
+        first_charge_only: Whether to refuse a charge where the account has any reservation.
+        allow_uninformative_labels: Whether questions may be asked whose labels would be no better than chance even if
+            all teachers agreed.
         chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
             "private scores"; None: not stated.
-        declared: Where the classes and constants come from, for the statement (``types.SOURCES``, by name); None: as
+        provenance: Where the classes and constants come from, for the statement (``types.SOURCES``, by name); None: as
             they are given here.
         seed: Seeds everything but the noise.
         insecure_noise_seed: Makes noise repeatable, and what is released not private.
@@ -174,10 +174,10 @@ class Pate:
         schema: TableSchema | None = None,
         encoder: EncoderCard | None = None,
         allow_duplicate_account: bool = False,
-        only_first: bool = False,
-        allow_chance: bool = False,
+        first_charge_only: bool = False,
+        allow_uninformative_labels: bool = False,
         chosen_by: str | None = None,
-        declared: Mapping[str, str] | None = None,
+        provenance: Mapping[str, str] | None = None,
         seed: int = 0,
         insecure_noise_seed: int | None = None,
         device: torch.device | str = "cpu",
@@ -190,8 +190,8 @@ class Pate:
             raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
         if not isinstance(mechanism, Mechanism):
-            what = "must be a mechanism, an object of pate_torch.mechanisms"
-            raise checks.error("mechanism", mechanism, what, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
+            problem = "must be a mechanism, an object of pate_torch.mechanisms"
+            raise checks.error("mechanism", mechanism, problem, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
@@ -200,30 +200,33 @@ class Pate:
         self.partition: Partition = AddRemove() if partition is None else partition
         if isinstance(teacher, PrivateMethod):
             if num_teachers:
-                what = "goes with teachers that are trained here; these voters say themselves how many they are"
-                raise checks.error("num_teachers", num_teachers, what, "Omit it.")
+                problem = "goes with teachers that are trained here; these voters say themselves how many they are"
+                raise checks.error("num_teachers", num_teachers, problem, "Omit it.")
             self.num_teachers = teacher.num_teachers
         else:
             self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
-        self.only_first = checks.boolean("only_first", only_first)
-        self.allow_chance = checks.boolean("allow_chance", allow_chance)
+        self.first_charge_only = checks.boolean("only_first", first_charge_only)
+        self.allow_uninformative_labels = checks.boolean("allow_chance", allow_uninformative_labels)
         self.chosen_by = chosen_by
-        here = {CLASSES: FROM_OWNER, NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if mean is None else FROM_OWNER}
-        self.declared = here if declared is None else dict(declared)
+        default_provenance = {
+            CLASSES: FROM_OWNER,
+            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if mean is None else FROM_OWNER,
+        }
+        self.provenance = default_provenance if provenance is None else dict(provenance)
         self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
         self.device, self.quiet = torch.device(device), quiet
         self.schema, self.encoder = schema, encoder
         self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
         self._private: PrivateData | None = None
-        self._dropped: dict[str, int] = {}
+        self._num_dropped_by_reason: dict[str, int] = {}
         self._spec: DataSpec | None = None
-        self._stored: StoredEnsemble | None = None
+        self._stored_teachers: StoredEnsemble | None = None
         self._panel: Panel | None = None
-        self._labeled: _Labeled | None = None
+        self._label_result: _LabelResult | None = None
         self._student: tuple[str, Student] | None = None
-        self._call: UnfinishedCall | None = None
+        self._unfinished_call: UnfinishedCall | None = None
         self._clock = StageTimer()
 
     def __repr__(self) -> str:
@@ -238,7 +241,7 @@ class Pate:
         *,
         unit_id: Any = None,
         public_x: Tensor | np.ndarray | None = None,
-    ) -> Pate:
+    ) -> PATE:
         """Train one teacher per shard, or find those trained before in the same way on the same records.
 
         Where the records answer for themselves, this takes them in and trains nothing.
@@ -252,22 +255,34 @@ class Pate:
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
         """
-        private, self._dropped = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
+        private, self._num_dropped_by_reason = tensors.build_private_data(
+            x, y, unit_id, self.unit, len(self.class_names)
+        )
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
-        spec = self._describe(private.x, public)
+        spec = self._make_spec(private.x, public)
         data = Dataset(
-            spec, private, PublicPool(public), unmeasured(spec, private.x), num_dropped_by_reason=self._dropped
+            spec,
+            private,
+            PublicPool(public),
+            empty_evaluation(spec, private.x),
+            num_dropped_by_reason=self._num_dropped_by_reason,
         )
         data = drop_unusable(data, self.partition.adjacency)
         private = data.private
-        self._private, self._spec, self._stored, self._panel, self._labeled = private, spec, None, None, None
+        self._private, self._spec, self._stored_teachers, self._panel, self._label_result = (
+            private,
+            spec,
+            None,
+            None,
+            None,
+        )
         if isinstance(self.teacher, PrivateMethod):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
-            self._recipe(spec).check(spec)
+            self._get_recipe(spec).check(spec)
             teachers = TeacherVotes(num_teachers=self.num_teachers)
-            with self._at_work(self._config(data, teachers, 1, Random()), data) as run:
-                self._stored, _ = teachers.load_or_train(run)
+            with self._open_run(self._make_config(data, teachers, 1, Random()), data) as run:
+                self._stored_teachers, _ = teachers.load_or_train(run)
         else:
             self._panel = self._fit_panel(private, spec)
         return self
@@ -279,7 +294,7 @@ class Pate:
         *,
         strategy: QueryStrategy | None = None,
         guide_student: str | StudentAlgorithm | None = None,
-        voters: str | TransductiveTeacherVotes | None = None,
+        method: str | TransductiveTeacherVotes | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
     ) -> Release:
@@ -293,7 +308,7 @@ class Pate:
             strategy: Any of ``pate_torch.queries``; None: at random.
             guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            voters: "teachers_transductive", or TransductiveTeachers with its options: a recipe's teachers answer for
+            method: "teachers_transductive", or TransductiveTeachers with its options: a recipe's teachers answer for
                 all public points together; None: for each by itself.
             features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
@@ -304,37 +319,51 @@ class Pate:
             BudgetExceeded: The cap would be passed; nothing has been drawn.
             ValueError: A choice cannot work; nothing has been charged.
         """
-        private, spec = self._fitted()
+        private, spec = self._require_teachers()
         self._clock = StageTimer()  # an earlier call's stages are no part of this one
         pool = PublicPool(tensors.parse_points("pool_x", pool_x))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
         mean, std = self._constants or tensors.compute_statistics(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
-        evaluation = unmeasured(spec, private.x)
-        data = Dataset(spec, private, pool, evaluation, num_dropped_by_reason=self._dropped, provenance=self.declared)
-        config = replace(
-            self._config(data, self._voters(voters), num_queries, Random() if strategy is None else strategy),
-            features=features,
-            guide_student=Supervised(network=_guide(spec), steps=GUIDE_STEPS)
-            if guide_student is None
-            else _named("guide_student", guide_student, {"network": _guide(spec), "steps": GUIDE_STEPS}),
+        evaluation = empty_evaluation(spec, private.x)
+        data = Dataset(
+            spec,
+            private,
+            pool,
+            evaluation,
+            num_dropped_by_reason=self._num_dropped_by_reason,
+            provenance=self.provenance,
         )
-        with name_failed_disk(self.home, self.name), RunContext.open(config, self._clock, _remedy) as run:
+        config = replace(
+            self._make_config(
+                data, self._build_method(method), num_queries, Random() if strategy is None else strategy
+            ),
+            features=features,
+            guide_student=Supervised(network=_select_guide_network(spec), steps=GUIDE_STEPS)
+            if guide_student is None
+            else _make_student(
+                "guide_student", guide_student, {"network": _select_guide_network(spec), "steps": GUIDE_STEPS}
+            ),
+        )
+        with (
+            annotate_disk_error(self.home, self.name),
+            RunContext.open(config, self._clock, _format_alternative) as run,
+        ):
             if run.forecast is not None:
                 warnings.warn(run.forecast, feasibility.Drowned, stacklevel=3)
             run.stages.print_message(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
-            release = run.reused or release_labels(run)
-        self._call = run.call
+            release = run.reused_release or release_labels(run)
+        self._unfinished_call = run.unfinished_call
         if finish:
             self.finish()
-        self._labeled, self._student = _Labeled(run.config, data, release, tuple(run.paid)), None
+        self._label_result, self._student = _LabelResult(run.config, data, release, tuple(run.reservation_ids)), None
         return release.labels
 
     def finish(self) -> None:
         """Note that the last call of ``label(finish=False)`` has ended: the same call is charged from now on."""
-        if self._call is not None:
-            self._call.end()
+        if self._unfinished_call is not None:
+            self._unfinished_call.end()
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
@@ -346,16 +375,16 @@ class Pate:
         Raises:
             ValueError: No question was answered.
         """
-        done = self._released()
+        result = self._require_labels()
         if options and not isinstance(algorithm, str):
             raise checks.error(
                 "options", sorted(options), "go with an algorithm's name only", "Set them on the object."
             )
-        chosen = _named("algorithm", algorithm, {"network": _make_predictor(done.data.spec), **options})
-        config = replace(done.config, student=chosen)
-        config.validate_students(done.data)
-        with self._at_work(config, done.data, done.release) as run:
-            self._student = fit_student(run, done.release)
+        student = _make_student("algorithm", algorithm, {"network": _make_predictor(result.data.spec), **options})
+        config = replace(result.config, student=student)
+        config.check_students(result.data)
+        with self._open_run(config, result.data, result.release) as run:
+            self._student = fit_student(run, result.release)
         return self._student[1]
 
     def report(
@@ -374,22 +403,22 @@ class Pate:
             test_y: Their labels.
             pool_y: The pool's true labels, to measure the released ones.
         """
-        done = self._released()
-        spec, pool = done.data.spec, done.data.pool
-        evaluation = unmeasured(spec, pool.x)
+        result = self._require_labels()
+        spec, pool = result.data.spec, result.data.pool
+        evaluation = empty_evaluation(spec, pool.x)
         if (test_x is None) != (test_y is None):
             raise checks.error("test_y", None, "must be given together with test_x")
         if test_x is not None and test_y is not None:
-            held = tensors.parse_points("test_x", test_x)
-            known = tensors.parse_labels("test_y", torch.as_tensor(test_y), len(held), spec.num_classes)
-            evaluation = Evaluation(held, known)
+            eval_x = tensors.parse_points("test_x", test_x)
+            eval_y = tensors.parse_labels("test_y", torch.as_tensor(test_y), len(eval_x), spec.num_classes)
+            evaluation = Evaluation(eval_x, eval_y)
         if pool_y is not None:
             truth = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=truth)
         name, student = self._student or ("", None)
-        with self._at_work(done.config, replace(done.data, evaluation=evaluation), done.release) as run:
-            run.paid, run.owner = list(done.paid), owner_file.read(self.home, self.name)
-            report = make_report(run, done.release, name, student)
+        with self._open_run(result.config, replace(result.data, evaluation=evaluation), result.release) as run:
+            run.reservation_ids, run.owner = list(result.reservation_ids), owner_file.read(self.home, self.name)
+            report = make_report(run, result.release, name, student)
         run_folders.make_folders(self.folder)
         write_release(self.folder, report)
         return report
@@ -406,24 +435,24 @@ class Pate:
             other_y: Their labels.
             records: Largest number of records of each side.
         """
-        done, (private, spec) = self._released(), self._fitted()
+        result, (private, spec) = self._require_labels(), self._require_teachers()
         if self._student is None:
             raise ValueError("student: there is none yet. Call fit_student() first.")
-        held = tensors.parse_points("other_x", other_x)
-        known = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(held), spec.num_classes)
+        eval_x = tensors.parse_points("other_x", other_x)
+        eval_y = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(eval_x), spec.num_classes)
         shards = assign_shards(self.partition, private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
-        sides = test.sides(replace(done.data, evaluation=Evaluation(held, known)), shards, None, self.seed)
+        sides = test.sides(replace(result.data, evaluation=Evaluation(eval_x, eval_y)), shards, None, self.seed)
         if sides is None:
-            raise checks.error("other_x", len(held), f"must be at least {FEWEST} records that are no members")
+            raise checks.error("other_x", len(eval_x), f"must be at least {FEWEST} records that are no members")
         return attack_student(
             sides,
             student=self._student[1],
             nonprivate=None,
-            events=done.release.labels.reserved_events,
+            events=result.release.labels.reserved_events,
             delta=self.delta,
             seed=self.seed,
-            secret=done.release.facts["private"],
+            secret=result.release.facts["private"],
             held_out=False,
         )
 
@@ -436,32 +465,32 @@ class Pate:
             num_queries: Largest number of questions.
             calls: Largest number of calls; None: one for each question.
         """
-        private, spec = self._fitted()
+        private, spec = self._require_teachers()
         if isinstance(self.teacher, PrivateMethod):
             fix = "Use teachers, or label()."
             raise checks.error(
                 "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
             )
         rounds = num_queries if calls is None else calls
-        data = Dataset(spec, private, PublicPool(private.x[:0]), unmeasured(spec, private.x))
+        data = Dataset(spec, private, PublicPool(private.x[:0]), empty_evaluation(spec, private.x))
         checks.integer("num_queries", num_queries, low=1)
-        config = self._config(data, TeacherVotes(num_teachers=self.num_teachers), num_queries, Random())
-        planned = self.mechanism.privacy_events(num_queries, rounds)
-        ledger = self._open()
+        config = self._make_config(data, TeacherVotes(num_teachers=self.num_teachers), num_queries, Random())
+        planned_events = self.mechanism.privacy_events(num_queries, rounds)
+        ledger = self._open_ledger()
         store = TeacherStore(self.home)
-        budget = open_budget(config, ledger, data, planned, store.compute_content_fingerprint(private))
-        if self._stored is not None:
-            store.set_ledger_head(self._stored.id, ledger.get_head())
-        voters = self._stored.ensemble if self._stored is not None else self._panel
-        assert voters is not None
+        budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(private))
+        if self._stored_teachers is not None:
+            store.set_ledger_head(self._stored_teachers.id, ledger.get_head())
+        teachers = self._stored_teachers.ensemble if self._stored_teachers is not None else self._panel
+        assert teachers is not None
         return PrivateLabeler(
-            voters.count_votes,
+            teachers.count_votes,
             mechanism=self.mechanism,
             budget=replace(budget, run=f"labeler {self.name}"),
             journal=self.home / "answers" / f"{self.name}.jsonl",
             num_queries=num_queries,
             calls=rounds,
-            allow_chance=self.allow_chance,
+            allow_uninformative_labels=self.allow_uninformative_labels,
             spec=spec,
             owns_ledger=True,
         )
@@ -482,17 +511,19 @@ class Pate:
     @property
     def account(self) -> Account | None:
         """The account as it stands; None before the first release."""
-        return account_of(self.home, self.name)
+        return find_account(self.home, self.name)
 
     @property
     def folder(self) -> Path:
         """The release folder of the last release: everything in it may be published."""
-        return self._released().config.folder / "release"
+        return self._require_labels().config.folder / "release"
 
     # ---- parts --------------------------------------------------------------------------------------------------
 
-    def _describe(self, x: Tensor, public: Tensor) -> DataSpec:
-        constants = self._constants or (tensors.compute_statistics(public) if len(public) else _plain(x))
+    def _make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
+        constants = self._constants or (
+            tensors.compute_statistics(public) if len(public) else _make_default_constants(x)
+        )
         mean, std = constants
         return DataSpec(
             name=self.name,
@@ -505,11 +536,11 @@ class Pate:
             encoder=self.encoder,
         )
 
-    def _config(self, data: Dataset, voters: PrivateMethod, num_queries: int, query: QueryStrategy) -> RunConfig:
+    def _make_config(self, data: Dataset, method: PrivateMethod, num_queries: int, query: QueryStrategy) -> RunConfig:
         return RunConfig(
-            dataset=InMemory(data),
+            dataset=InMemoryDataset(data),
             partition=self.partition,
-            voters=voters,
+            method=method,
             mechanism=self.mechanism,
             query=query,
             num_queries=num_queries,
@@ -519,11 +550,11 @@ class Pate:
                 insecure_noise_seed=self.insecure_noise_seed,
                 budget_epsilon=self.budget_epsilon,
                 allow_duplicate_account=self.allow_duplicate_account,
-                allow_chance=self.allow_chance,
-                only_first=self.only_first,
+                allow_uninformative_labels=self.allow_uninformative_labels,
+                first_charge_only=self.first_charge_only,
                 chosen_by=self.chosen_by,
             ),
-            teacher=self._recipe(data.spec),
+            teacher=self._get_recipe(data.spec),
             root=self.home,
             folder=Path(run_folders.get_run_folder(str(self.home), self.name, self.mechanism.name))
             / make_unique_run_id(),
@@ -532,44 +563,54 @@ class Pate:
             quiet=self.quiet,
         )
 
-    def _recipe(self, spec: DataSpec) -> TeacherRecipe:
+    def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
         """Of the teachers that are kept; None was given: a small network for the data."""
-        return self.teacher if isinstance(self.teacher, TeacherRecipe) else TeacherRecipe(network=_guide(spec))
+        return (
+            self.teacher
+            if isinstance(self.teacher, TeacherRecipe)
+            else TeacherRecipe(network=_select_guide_network(spec))
+        )
 
-    def _voters(self, voters: str | TransductiveTeacherVotes | None) -> PrivateMethod:
+    def _build_method(self, method: str | TransductiveTeacherVotes | None) -> PrivateMethod:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
-        if isinstance(voters, str):
-            checks.one_of("voters", voters, ("teachers_transductive",))
-            voters = TransductiveTeacherVotes(num_teachers=max(1, self.num_teachers))
-        if self._stored is not None:
-            how = TeacherVotes(num_teachers=self.num_teachers) if voters is None else voters
-            alias = TeacherStore(self.home).create_alias(self._stored.identity.fingerprint, self._stored.id)
-            return replace(how, num_teachers=self.num_teachers, teachers_id=self._stored.id, alias=alias)
-        if voters is not None:
+        if isinstance(method, str):
+            checks.one_of("voters", method, ("teachers_transductive",))
+            method = TransductiveTeacherVotes(num_teachers=max(1, self.num_teachers))
+        if self._stored_teachers is not None:
+            stored_method = TeacherVotes(num_teachers=self.num_teachers) if method is None else method
+            alias = TeacherStore(self.home).create_alias(
+                self._stored_teachers.identity.fingerprint, self._stored_teachers.id
+            )
+            return replace(
+                stored_method, num_teachers=self.num_teachers, teachers_id=self._stored_teachers.id, alias=alias
+            )
+        if method is not None:
             fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.error("voters", type(voters).__name__, "needs the probabilities of a recipe's teachers", fix)
+            raise checks.error("voters", type(method).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, PrivateMethod):
             return self.teacher
         assert self._panel is not None
-        kind = type(self.teacher)
+        teacher_class = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
-        return PanelMethod(panel=self._panel, teacher_repr=f"{kind.__module__}.{kind.__qualname__} {parameters!r}")
+        return PanelMethod(
+            panel=self._panel, teacher_repr=f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
+        )
 
     @contextmanager
-    def _at_work(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
+    def _open_run(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
         """A run that charges nothing: to train teachers, or a student of a release."""
-        with self._open() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as opened:
-            opened.enter_context(deterministic_mode(self.device))
-            loaded = Loaded(data=data, everyone=data.private)
-            folder = opened if release is not None else None
+        with self._open_ledger() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as exit_stack:
+            exit_stack.enter_context(deterministic_mode(self.device))
+            splits = DataSplits(data=data, all_private=data.private)
+            run_stack = exit_stack if release is not None else None
             yield RunContext(
                 config=config,
-                loaded=loaded,
+                splits=splits,
                 ledger=ledger,
                 stages=stages,
                 clock=self._clock,
-                reused=release,
-                opened=folder,
+                reused_release=release,
+                exit_stack=run_stack,
             )
 
     def _fit_panel(self, private: PrivateData, spec: DataSpec) -> Panel:
@@ -579,30 +620,32 @@ class Pate:
             if hasattr(self.teacher, "get_params"):
                 return fit_estimators(self.teacher, private, spec, shards, seed=self.seed, progress=progress)
             if not callable(self.teacher):
-                allowed = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
-                raise checks.error("teacher", type(self.teacher).__name__, allowed)
+                problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
+                raise checks.error("teacher", type(self.teacher).__name__, problem)
             recipe = self.recipe or TeacherRecipe()
             return fit_modules(
                 self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
             )
 
-    def _open(self) -> Ledger:
+    def _open_ledger(self) -> Ledger:
         make_private_folder(self.home, "store")
         return Ledger(self.home / "ledger.sqlite")
 
-    def _fitted(self) -> tuple[PrivateData, DataSpec]:
-        here = isinstance(self.teacher, PrivateMethod) or self._stored is not None or self._panel is not None
-        if self._private is None or self._spec is None or not here:
+    def _require_teachers(self) -> tuple[PrivateData, DataSpec]:
+        has_teachers = (
+            isinstance(self.teacher, PrivateMethod) or self._stored_teachers is not None or self._panel is not None
+        )
+        if self._private is None or self._spec is None or not has_teachers:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
         return self._private, self._spec
 
-    def _released(self) -> _Labeled:
-        if self._labeled is None:
+    def _require_labels(self) -> _LabelResult:
+        if self._label_result is None:
             raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
-        return self._labeled
+        return self._label_result
 
 
-def account_of(home: Path, name: str) -> Account | None:
+def find_account(home: Path, name: str) -> Account | None:
     """An account as it stands; None before its first release."""
     path = home / "ledger.sqlite"
     if not path.exists():
@@ -612,52 +655,58 @@ def account_of(home: Path, name: str) -> Account | None:
 
 
 @contextmanager
-def name_failed_disk(home: Path, account: str) -> Iterator[None]:
+def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
     """Say of a full or read-only disk which file failed, and whether the account was charged."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
-        known = account_of(home, account)
-        charged = "is charged, and stays charged" if known is not None and known.is_charged else "was not charged"
+        opened_account = find_account(home, account)
+        charge_status = (
+            "is charged, and stays charged"
+            if opened_account is not None and opened_account.is_charged
+            else "was not charged"
+        )
         fix = f"Free some space, or make the folder writable (home={str(home)!r}, or PATE_HOME)"
-        raise OSError(error.errno, f"{error.strerror}. Account {account!r} {charged}. {fix}", error.filename) from error
+        raise OSError(
+            error.errno, f"{error.strerror}. Account {account!r} {charge_status}. {fix}", error.filename
+        ) from error
 
 
-def _remedy(config: RunConfig, data: Dataset, descent: Descent) -> str:
+def _format_alternative(config: RunConfig, data: Dataset, descent: Descent) -> str:
     """How these records are asked without teachers."""
-    of, size, bears = descent.mechanism, "<about how many>", ""
-    mechanism = f"sigma={of.sigma:.4g}, adjacency={of.adjacency!r}"
+    descent_mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
+    mechanism = f"sigma={descent_mechanism.sigma:.4g}, adjacency={descent_mechanism.adjacency!r}"
     if descent.directions is not None:
-        size, bears = str(descent.records), f", directions={descent.directions:.3g}"
-        step = f"{of.step_size:.3g}"
-        mechanism += f", steps={of.steps}, clip_norm={of.clip_norm:g}, first_step_size={step}, step_size={step}"
-    return f"Pate(teacher=Gradients(size={size}{bears}), mechanism=GradientDescent({mechanism}))"
+        size, dim_argument = str(descent.records), f", directions={descent.directions:.3g}"
+        step = f"{descent_mechanism.step_size:.3g}"
+        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}, first_step_size={step}, step_size={step}"
+    return f"Pate(teacher=Gradients(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
 
 
-def unmeasured(spec: DataSpec, like: Tensor) -> Evaluation:
+def empty_evaluation(spec: DataSpec, points: Tensor) -> Evaluation:
     """Nothing to measure on."""
-    return Evaluation(like[:0], torch.zeros(0, dtype=torch.int64))
+    return Evaluation(points[:0], torch.zeros(0, dtype=torch.int64))
 
 
-def _plain(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _make_default_constants(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Constants that come from no data at all."""
     width = x.shape[1]
     return ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
 
 
-def _named(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
+def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
     """A student algorithm, made from its name with these options where it is named."""
     if isinstance(algorithm, str):
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
-        what = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
-        raise checks.error(key, type(algorithm).__name__, what, "PATEClassifier takes scikit-learn's classifiers.")
+        problem = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
+        raise checks.error(key, type(algorithm).__name__, problem, "PATEClassifier takes scikit-learn's classifiers.")
     return algorithm
 
 
-def _guide(spec: DataSpec) -> str:
+def _select_guide_network(spec: DataSpec) -> str:
     """A network that trains in a second: of teachers, and of students that only guide."""
     return "lean_cnn" if spec.is_image else "mlp"
 

@@ -18,7 +18,7 @@ from pate_torch import aggregation, release_store
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.aggregation import RoundState
 from pate_torch.config import RunConfig
-from pate_torch.context import LabelRelease, Loaded, RunContext
+from pate_torch.context import DataSplits, LabelRelease, RunContext
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
@@ -52,17 +52,17 @@ def run(config: RunConfig) -> ReleaseReport | None:
     """
     config = replace(config, device=distributed.get_local_device(config.device))
     if not distributed.is_main():
-        assist(config)
+        run_worker_rank(config)
         return None
     with RunContext.open(config) as context:
-        release = context.reused or release_labels(context)
-        sanitised = publish_price(context, release)
+        release = context.reused_release or release_labels(context)
+        price_message = publish_private_price(context, release)
         student = fit_student(context, release) if config.trains_student else None
         report = write_reports(context, release, student)
     context.finish()  # last: what is still buffered was written as the run closed
     distributed.broadcast_text(distributed.DONE)
-    if sanitised is not None:
-        print(sanitised)
+    if price_message is not None:
+        print(price_message)
     return report
 
 
@@ -70,23 +70,27 @@ def release_labels(run: RunContext) -> LabelRelease:
     """Ask the voters about public points, and write down the answers that the mechanism releases."""
     config, data, budget = run.config, run.data, run.budget
     assert budget is not None
-    voters = config.voters.prepare(run)
+    method = config.method.prepare(run)
     with run.clock("labels"):
-        facts = _facts(run, voters)
-        run.afford()  # all of it: labels that no student can be chosen from would be paid for in vain
-        release_store.refuse_used_folder(config.folder)
-        if run.call is not None:
-            run.call.begin(config.folder)
-        written: dict[str, Any] = {}
-        guide = _Guide(run, voters)
+        facts = _build_record(run, method)
+        run.check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
+        release_store.check_unused_folder(config.folder)
+        if run.unfinished_call is not None:
+            run.unfinished_call.begin(config.folder)
+        record: dict[str, Any] = {}
+        guide = _RoundGuide(run, method)
         raw_votes: list[Votes | CellHistogram] = []  # told once, at the end, if at all
 
         def write(labels: Release) -> dict[str, str]:
-            written.update(release_store.write(run.release_dir, labels, facts, data.spec, guide.kept, data.pool.names))
-            return release_store.digests(written)
+            record.update(
+                release_store.write(
+                    run.release_dir, labels, facts, data.spec, guide.student_to_release, data.pool.names
+                )
+            )
+            return release_store.select_digests(record)
 
         labels = aggregation.answer_queries(
-            sensitive=voters.sensitive,
+            sensitive=method.sensitive,
             pool=data.pool,
             spec=data.spec,
             mechanism=config.mechanism,
@@ -100,89 +104,95 @@ def release_labels(run: RunContext) -> LabelRelease:
             on_votes=raw_votes.append,
             progress=run.stages("Asking the voters"),
         )
-    voters.record_ledger_head(run.ledger.get_head())
-    run.paid.append(labels.id)
+    method.record_ledger_head(run.ledger.get_head())
+    run.reservation_ids.append(labels.id)
     return LabelRelease(
-        labels=labels, facts=written, guide=guide.kept, voters=voters, raw_votes=next(iter(raw_votes), None)
+        labels=labels,
+        facts=record,
+        guide=guide.student_to_release,
+        method=method,
+        raw_votes=next(iter(raw_votes), None),
     )
 
 
-class _Guide:
+class _RoundGuide:
     """Fits a student between rounds: it guides the next questions, and the voters who look at it."""
 
-    def __init__(self, run: RunContext, voters: FittedVoters) -> None:
-        self.run, self.voters = run, voters
+    def __init__(self, run: RunContext, method: FittedVoters) -> None:
+        self.run, self.method = run, method
         self.student: Student | None = None
-        self.stage = run.stages("Training the guide student") if run.config.is_guided else None
+        self.progress = run.stages("Training the guide student") if run.config.is_guided else None
 
     @property
-    def kept(self) -> Student | None:
+    def student_to_release(self) -> Student | None:
         """What is released beside the labels: the guide, where the student that is published goes on from it."""
         return self.student if self.run.config.guide_student is None else None
 
     def __call__(self, labels: Release) -> RoundState:
         """What the next round goes by: functions of what was released, and the records in its student's features."""
         config, data, algorithm = self.run.config, self.run.data, self.run.config.guide
-        if self.stage is None or algorithm is None or not bool(labels.answered_Q.any()):
+        if self.progress is None or algorithm is None or not bool(labels.answered_Q.any()):
             return RoundState()
         task = make_student_task(data.spec, data.pool, labels)
-        task = replace(task, guide=self.kept)
-        self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.stage)
-        now = self.voters.prepare_round(self.student)
-        sensitive = None if now is self.voters else now.sensitive
-        return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, now.feature_PD)
+        task = replace(task, guide=self.student_to_release)
+        self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.progress)
+        method = self.method.prepare_round(self.student)
+        sensitive = None if method is self.method else method.sensitive
+        return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, method.feature_PD)
 
 
-def _facts(run: RunContext, voters: FittedVoters) -> dict[str, Any]:
+def _build_record(run: RunContext, method: FittedVoters) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     config, data = run.config, run.data
     assert run.budget is not None
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
-    declared = config.voters.get_nominal_size(data)
+    nominal_size = config.method.get_nominal_size(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
     # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
     moved = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
     bounded = {norm: value if math.isfinite(value) else None for norm, value in moved.items()}
     # A switch that is off is left out of the record.
-    named = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
+    recorded_parameters = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
         "dataset": data.spec.name,
         "pool_sha256": compute_tensor_digest(data.pool.x),
-        "teachers_id": voters.id,
+        "teachers_id": method.id,
         "num_teachers": config.num_teachers,
         "mechanism": config.mechanism.name,
-        "parameters": named,
+        "parameters": recorded_parameters,
         "noise": config.privacy.noise,
         "private": run.budget.secret,
         "query": config.query.name,
-        "voters": config.voters.name,
+        "voters": config.method.name,
         "rounds": config.num_rounds,
         "seed": config.seed,
         "delta": config.privacy.delta,
         "adjacency": config.partition.adjacency,
         "unit": data.private.unit,
         **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.card_without_points.to_dict()}),
-        **({} if declared is None else {"declared_size": declared}),
+        **({} if nominal_size is None else {"declared_size": nominal_size}),
         "sensitivity": {**bounded, "per": getattr(config.mechanism, "sensitivity_unit", "question")},
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
-        "answered_by": config.voters.describe(data.private.unit, config).to_dict(),
+        "answered_by": config.method.describe(data.private.unit, config).to_dict(),
     }
 
 
-def publish_price(run: RunContext, release: LabelRelease) -> str | None:
+def publish_private_price(run: RunContext, release: LabelRelease) -> str | None:
     """Publish the data-dependent price where wanted, at a price of its own; returns what to tell the owner about it."""
     config = run.config
-    if config.sanitiser is None or release.labels.id not in run.paid:
+    if config.private_epsilon is None or release.labels.id not in run.reservation_ids:
         return None
-    assert run.budget is not None and release.voters is not None and isinstance(release.voters.sensitive, Votes)
-    votes = release.voters.sensitive.select(release.labels.query_Q)
-    publication, delta = config.publication(run.data.spec.num_classes), config.privacy.delta
-    epsilon, paid = config.sanitiser.publish(publication, config.mechanism, votes, run.budget, delta, run.release_dir)
-    run.paid.append(paid)
-    release.voters.record_ledger_head(run.ledger.get_head())
+    assert run.budget is not None and release.method is not None and isinstance(release.method.sensitive, Votes)
+    votes = release.method.sensitive.select(release.labels.query_Q)
+    plan, delta = config.plan_private_epsilon(run.data.spec.num_classes), config.privacy.delta
+    epsilon, reservation_id = config.private_epsilon.publish(
+        plan, config.mechanism, votes, run.budget, delta, run.release_dir
+    )
+    run.reservation_ids.append(reservation_id)
+    release.method.record_ledger_head(run.ledger.get_head())
     return (
         f"  Sanitised price  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
-        f" with confidence {publication.confidence:g} (forward, {config.partition.adjacency},\n"
+        f" with confidence {plan.confidence:g} (forward, {config.partition.adjacency},\n"
         f"                   unit {run.data.private.unit}, this publication included)"
     )
 
@@ -204,15 +214,15 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn from. "
             f"{fix}"
         )
-    held, selection = run.loaded.validation, config.selection
+    validation, selection = run.splits.validation, config.selection
     task = replace(
         make_student_task(data.spec, data.pool, labels), guide=release.guide if config.guide_student is None else None
     )
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
         def log(tag: str, value: float, step: int) -> None:
-            tag = tag if held is None else tag.replace("student/", f"student/{name}/", 1)
-            run.release_board.log(tag, value, step)
+            tag = tag if validation is None else tag.replace("student/", f"student/{name}/", 1)
+            run.release_writer.log(tag, value, step)
 
         progress = run.stages(f"Training the student ({name})")
         return algorithm.fit(task, seed=config.seed, device=config.device, progress=progress, log=log)
@@ -222,9 +232,9 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             assert config.student is not None
             name, student = config.student.name, fit(config.student.name, config.student)
         else:
-            assert held is not None and run.budget is not None
-            name, student, paid = selection.choose(fit, validation=held, budget=run.budget)
-            run.paid.append(paid)
+            assert validation is not None and run.budget is not None
+            name, student, reservation_id = selection.choose(fit, validation=validation, budget=run.budget)
+            run.reservation_ids.append(reservation_id)
     make_folders(run.release_dir)
     save_student(student, run.release_dir / "student.safetensors")
     if isinstance(config.dataset, EncodedDataset):
@@ -232,32 +242,33 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
     return name, student
 
 
-def write_reports(run: RunContext, release: LabelRelease, trained: tuple[str, Student] | None) -> ReleaseReport:
+def write_reports(run: RunContext, release: LabelRelease, named_student: tuple[str, Student] | None) -> ReleaseReport:
     """Write what may be published into ``release/``, and what the owner alone may see into ``private/``.
 
     Args:
         run: The run.
         release: The labels.
-        trained: The student's name, and the student; None: labels are all that was wanted, and the owner sees no more.
+        named_student: The student's name, and the student; None: labels are all that was wanted, and the owner sees no
+            more.
     """
     make_folders(run.release_dir)
-    if trained is None:
+    if named_student is None:
         report = make_report(run, release)
         write_release(run.release_dir, report)
         show_closing(report, places={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
         return report
-    name, student = trained
+    name, student = named_student
     private_metrics.save_votes(run, release)
     with run.clock("owner"):
-        figures, nonprivate = private_metrics.look(run, release)
-    report = make_report(run, release, name, student, private_metrics.publishable(run.data, figures))
-    run.release_board.write(report)
-    run.release_board.close()  # its files are hashed with the others
+        metrics, nonprivate = private_metrics.look(run, release)
+    report = make_report(run, release, name, student, private_metrics.publishable(run.data, metrics))
+    run.release_writer.write(report)
+    run.release_writer.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
-    figures = private_metrics.examine(run, release, student, figures, nonprivate)
-    private_metrics.write_owner_summary(figures, run.private_dir / "summary.json")
-    places = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
-    show_closing(report, owner=figures.lines(), places=places)
+    metrics = private_metrics.examine(run, release, student, metrics, nonprivate)
+    private_metrics.write_owner_summary(metrics, run.private_dir / "summary.json")
+    paths = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
+    show_closing(report, owner=metrics.lines(), places=paths)
     return report
 
 
@@ -273,7 +284,7 @@ def make_report(
         data=run.data,
         release=release.labels,
         record=release.facts,
-        paid=run.paid,
+        paid=run.reservation_ids,
         student=student,
         student_name=name,
         ledger=run.ledger,
@@ -285,13 +296,13 @@ def make_report(
     )
 
 
-def assist(config: RunConfig) -> None:
+def run_worker_rank(config: RunConfig) -> None:
     """Do the part of a torchrun's ranks above 0: train their teachers and ask them, without noise or ledger."""
-    data = Loaded.of(config).data
+    data = DataSplits.from_config(config).data
     with deterministic_mode(config.device):
-        while (order := distributed.broadcast_text("")) != distributed.DONE:
-            if order == distributed.TRAIN:
-                config.voters.run_worker_rank(data, config)
-            elif order == distributed.BASELINE:
-                quiet = Stages(quiet=True)
-                train_on_all(data, config.teacher, seed=config.seed, device=config.device, stages=quiet)
+        while (command := distributed.broadcast_text("")) != distributed.DONE:
+            if command == distributed.TRAIN:
+                config.method.run_worker_rank(data, config)
+            elif command == distributed.BASELINE:
+                stages = Stages(quiet=True)
+                train_on_all(data, config.teacher, seed=config.seed, device=config.device, stages=stages)

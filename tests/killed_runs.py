@@ -24,7 +24,7 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import Pate, aggregation, pipeline, release_store
+from pate_torch import PATE, aggregation, pipeline, release_store
 from pate_torch.accounting.events import from_json
 from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
@@ -232,7 +232,7 @@ def _label(home: Path, number: int) -> None:
 def _api(home: Path, number: int) -> None:
     data = blobs()
     recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
-    one = Pate(
+    one = PATE(
         "clouds",
         classes=3,
         num_teachers=8,
@@ -366,9 +366,9 @@ def _wrong_record(
         "planned": record["planned"] == reserved[identity]["events"],
         "incurred": identity not in committed or record["incurred"] == committed[identity]["events"],
         "known to the ledger": identity not in committed
-        or release_store.digests(record) == release_store.digests(committed[identity]),
+        or release_store.select_digests(record) == release_store.select_digests(committed[identity]),
     }
-    for name, digest in release_store.digests(record).items():
+    for name, digest in release_store.select_digests(record).items():
         (file,) = folder.glob(f"{name.removesuffix('_sha256')}.*")
         checks[name] = hashlib.sha256(file.read_bytes()).hexdigest() == digest
     return [f"{folder}: {name}" for name, holds in checks.items() if not holds]

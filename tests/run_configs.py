@@ -24,7 +24,7 @@ def changed(config: RunConfig, **changes) -> RunConfig:
     if "teachers" in voters:
         voters["stored"] = voters.pop("teachers")
     if voters:
-        changes["voters"] = dataclasses.replace(changes.get("voters", config.voters), **voters)
+        changes["voters"] = dataclasses.replace(changes.get("voters", config.method), **voters)
     if "votes" in changes:
         path = changes.pop("votes")
         changes["voters"] = VotesFile(path=path)

@@ -21,7 +21,7 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import check_estimator
 
-from pate_torch import Pate, PATEClassifier, load_student
+from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting import gdp
 from pate_torch.features.encoder import Encoder
 from pate_torch.ledger import Ledger
@@ -255,7 +255,7 @@ def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypat
         make(**settings).fit(X, Y, **({"public": PUBLIC} | given))
     assert (
         not (tmp_path / "ledger.sqlite").exists()
-        or not Pate("clouds", classes=3, num_teachers=2, mechanism=GNMax(sigma=1.0), delta=DELTA, home=tmp_path).epsilon
+        or not PATE("clouds", classes=3, num_teachers=2, mechanism=GNMax(sigma=1.0), delta=DELTA, home=tmp_path).epsilon
     )
 
 
@@ -526,9 +526,9 @@ def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(make):
 def test_wrong_types_are_named(tmp_path):
     settings = {"classes": 3, "num_teachers": 4, "delta": 1e-5, "home": tmp_path}
     with pytest.raises(ValueError, match="mechanism='gaussian': must be a mechanism"):
-        Pate("clouds", mechanism="gaussian", **settings)
+        PATE("clouds", mechanism="gaussian", **settings)
     settings |= {"budget_epsilon": 30.0}
-    pate = Pate("clouds", mechanism=GNMax(sigma=1.0), teacher=LogisticRegression(), **settings)
+    pate = PATE("clouds", mechanism=GNMax(sigma=1.0), teacher=LogisticRegression(), **settings)
     with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
         pate.fit_teachers(pd.DataFrame(X), Y)
     pate.fit_teachers(X, Y).label(PUBLIC, 5)
@@ -549,5 +549,5 @@ def test_one_odd_cell_renames_no_other(make):
         assert make(classes=days)._labels(y)[1].tolist()[:2] == [0, 1]
     rows = [[True, 1.5], [False, 2.5]]
     for X in (rows, [*rows, ["purple", 0.0]], [*rows, [pd.Timestamp(0), 0.0]]):
-        read = make()._validated(X, reset=True)
+        read = make()._validate_points(X, reset=True)
         assert read[:2].tolist() == [[1.0, 1.5], [0.0, 2.5]] and np.isnan(read[2:, 0]).all()

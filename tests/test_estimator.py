@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from torch import nn
 
-from pate_torch import Pate, load_student
+from pate_torch import PATE, load_student
 from pate_torch.accounting import gdp
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.ledger import BudgetExceeded, Ledger
@@ -45,7 +45,7 @@ def make(tmp_path):
             "budget_epsilon": 40.0,
             "teacher": RECIPE,
         } | changes
-        return Pate(settings.pop("name", "clouds"), **settings)
+        return PATE(settings.pop("name", "clouds"), **settings)
 
     return pate
 

@@ -72,13 +72,13 @@ def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_pa
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
-    assert configured(tmp_path)[0].voters.neighbors == 6
-    assert configured(tmp_path, "voters=teachers")[0].voters.name == "teachers"
+    assert configured(tmp_path)[0].method.neighbors == 6
+    assert configured(tmp_path, "voters=teachers")[0].method.name == "teachers"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
-        assert configured(tmp_path, *f"dataset={name}".split())[0].voters.name == "teachers"
-    assert configured(tmp_path, "dataset=mnist", "voters=teachers_transductive")[0].voters.neighbors == 6
+        assert configured(tmp_path, *f"dataset={name}".split())[0].method.name == "teachers"
+    assert configured(tmp_path, "dataset=mnist", "voters=teachers_transductive")[0].method.neighbors == 6
     for name in ("mnist_pate", "mnist_prototypes"):
-        assert configured(tmp_path, f"experiment={name}")[0].voters.neighbors == 6
+        assert configured(tmp_path, f"experiment={name}")[0].method.neighbors == 6
 
 
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")

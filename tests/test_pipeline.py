@@ -174,7 +174,7 @@ def test_seeded_noise_is_not_private_and_says_so(plan):
 
 def test_secure_noise_differs_between_runs(plan, tmp_path):
     """With sigma far above the votes, twenty equal labels in a row would be a seeded generator."""
-    noisy = changed(plan, mechanism=GNMax(sigma=1e4), allow_chance=True)
+    noisy = changed(plan, mechanism=GNMax(sigma=1e4), allow_uninformative_labels=True)
     labels = []
     for name in ("a", "b"):
         pipeline.run(one := dataclasses.replace(noisy, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1"))
@@ -269,7 +269,7 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
     data = dataclasses.replace(blobs().load(), adjacencies=("add_remove",), advice="Use partition=add_remove.")
     one = changed(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)
     with pytest.raises(ValueError, match=r"partition='replace_one'.*Use partition=add_remove\."):
-        one.validate_for(data)
+        one.check_data(data)
     with pytest.raises(ValueError, match="adjacencies"):
         dataclasses.replace(data, adjacencies="add_remove")
 
@@ -315,7 +315,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
             plan,
             mechanism=GNMax(sigma=8.0),
             num_teachers=60,
-            sanitiser=PrivateEpsilon(allow_net_loss=True),
+            private_epsilon=PrivateEpsilon(allow_net_loss=True),
             root=plan.root / name,
             folder=plan.root / name / "runs/blobs/gaussian/1",
             **changes,
@@ -340,9 +340,9 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
     discrete = changed(plan, noise="discrete", mechanism=GNMax(sigma=2.0, noise="discrete"))
     with pytest.raises(ValueError, match="no data-dependent price"):
-        pipeline.run(dataclasses.replace(discrete, sanitiser=PrivateEpsilon(allow_net_loss=True)))
+        pipeline.run(dataclasses.replace(discrete, private_epsilon=PrivateEpsilon(allow_net_loss=True)))
     with pytest.raises(ValueError, match="rounds"):
-        pipeline.run(changed(plan, query=Random(rounds=2), sanitiser=PrivateEpsilon(allow_net_loss=True)))
+        pipeline.run(changed(plan, query=Random(rounds=2), private_epsilon=PrivateEpsilon(allow_net_loss=True)))
     assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()
 
 
@@ -380,7 +380,7 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
 
 
 def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
-    report = pipeline.run(one := changed(plan, student=None, sanitiser=PrivateEpsilon(allow_net_loss=True)))
+    report = pipeline.run(one := changed(plan, student=None, private_epsilon=PrivateEpsilon(allow_net_loss=True)))
     files = {file.name for file in (one.folder / "release").iterdir()}
     assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
     alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)

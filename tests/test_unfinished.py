@@ -8,7 +8,7 @@ from joblib import parallel_backend
 from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from pate_torch import Pate, PATEClassifier, pipeline
+from pate_torch import PATE, PATEClassifier, pipeline
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import dpsgd
@@ -135,7 +135,7 @@ def test_whether_two_releases_agree_on_every_vote_shows_nowhere(tmp_path):
 
 
 def test_a_call_of_pate_ends_with_its_labels_unless_it_says_otherwise(tmp_path):
-    pate = Pate("clouds", classes=3, num_teachers=10, mechanism=GNMax(sigma=9.0), delta=1e-5, home=tmp_path)
+    pate = PATE("clouds", classes=3, num_teachers=10, mechanism=GNMax(sigma=9.0), delta=1e-5, home=tmp_path)
     pate.fit_teachers(X, Y)
     first = pate.label(PUBLIC, 10, finish=False)
     assert pate.label(PUBLIC, 10, finish=False).id == first.id  # it goes on with what it paid for

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from pate_torch import Pate
+from pate_torch import PATE
 from pate_torch.config import RunConfig
 from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import GNMax
@@ -58,6 +58,6 @@ def selection(**changes) -> Selection:
 RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorised")
 
 
-def pate(home, x, y, classes=2, **changes) -> Pate:
+def pate(home, x, y, classes=2, **changes) -> PATE:
     given = {"num_teachers": 8, "mechanism": GNMax(sigma=6.0), "delta": DELTA, "budget_epsilon": 40.0}
-    return Pate("line", classes=classes, home=home, teacher=RECIPE, **{**given, **changes}).fit_teachers(x, y)
+    return PATE("line", classes=classes, home=home, teacher=RECIPE, **{**given, **changes}).fit_teachers(x, y)

@@ -18,7 +18,7 @@ from benchmarks.same_encoder.data import Split
 from pate_torch.accounting import calibration
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.pate import Pate
+from pate_torch.pate import PATE
 from pate_torch.planning.autoconfig import Facts, choose
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.clusters import Medoids
@@ -63,8 +63,8 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
     with asked(split, chosen.num_teachers, chosen.mechanism, chosen.teacher, (mean, std)) as pate:
         voters = "teachers_transductive" if transductive else None
         release = pate.label(floats(split.public), chosen.num_queries, strategy=chosen.query, voters=voters)
-        assert pate._stored is not None
-        plain = pate._stored.ensemble.votes(floats(split.public)).plurality().numpy()
+        assert pate._stored_teachers is not None
+        plain = pate._stored_teachers.ensemble.votes(floats(split.public)).plurality().numpy()
         learner = LEARNER if split.encoded else Supervised(network="mlp")
         student = SelfTraining(first_student=learner, later_students=learner, alpha=0.5, num_generations=1)
         predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
@@ -105,7 +105,7 @@ def asked(
     mean, std = scale
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
-        pate = Pate(
+        pate = PATE(
             "same",
             classes=split.classes,
             num_teachers=num_teachers,
@@ -116,7 +116,7 @@ def asked(
             teacher=teacher,
             mean=mean.tolist(),
             std=std.tolist(),
-            allow_chance=True,
+            allow_uninformative_labels=True,
             seed=split.seed,
         )
         yield pate.fit_teachers(floats(split.x), torch.from_numpy(split.y), public_x=floats(split.public))

@@ -88,7 +88,7 @@ def build(cfg: DictConfig) -> RunConfig:
     return RunConfig(
         dataset=Rows(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
         partition=hydra_config.component(cfg, "partition", Partition),
-        voters=VotesFile(votes=votes),
+        method=VotesFile(votes=votes),
         mechanism=hydra_config.component(cfg, "mechanism", Mechanism),
         query=Random(name="passive", shuffle=False),
         num_queries=len(votes) if asked is None else asked,

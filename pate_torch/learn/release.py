@@ -14,8 +14,8 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.accounting.formatting import format_delta
 from pate_torch.budget import Budget, Spending
-from pate_torch.config import RunConfig, refuse_adjacency
-from pate_torch.context import holding, open_budget
+from pate_torch.config import RunConfig, check_adjacency
+from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
@@ -72,7 +72,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
     with Stages(quiet=config.quiet) as stages:
         with clock("data"):
             data = drop_unusable(config.dataset.load(), config.partition.adjacency)
-        refuse_adjacency(data, config.partition.adjacency)
+        check_adjacency(data, config.partition.adjacency)
         choices, terms = learning.choices, config.privacy
         delta = terms.delta / 2 if choices.delta is None else choices.delta
         parts = problems(data, choices, delta, config.seed)
@@ -89,13 +89,13 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
         bought = call.find_model(config.ledger_path)
         config = config if bought is None else replace(config, folder=bought[0])
         release = config.folder / "release"
-        with holding(config), Ledger(config.ledger_path) as ledger:
+        with run_folder_lock(config), Ledger(config.ledger_path) as ledger:
             budget = open_budget(config, ledger, data, planned, store.compute_content_fingerprint(data.private))
             if bought is not None:
                 release_id = bought[1]
                 student = load(release / "student.safetensors")
             else:
-                release_store.refuse_used_folder(config.folder)
+                release_store.check_unused_folder(config.folder)
                 call.begin(config.folder)
                 with budget.spend(planned, mechanism=learning.name, purpose=PURPOSE_HYPOTHESIS) as spending:
                     with clock("learning"), warnings.catch_warnings():
@@ -105,7 +105,7 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
                         student = _learn(learning, data, parts, _OneReservation(budget, spending), progress)
                     spending.record_files(save_model(student, release))
                 release_id = spending.id
-            report = _report(config, learning, data, student, ledger, [release_id])
+            report = _make_report(config, learning, data, student, ledger, [release_id])
             make_private_folder(config.folder / "private")
             owner = OwnerSummary(**withheld_figures(data, student), records=count_records(data), seconds=clock.seconds)
             write_owner_summary(owner, config.folder / "private" / "summary.json")
@@ -198,7 +198,7 @@ def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[PrivacyEv
         raise checks.error("privacy.budget_epsilon", config.privacy.budget_epsilon, what, "Take a smaller --epsilon.")
 
 
-def _report(
+def _make_report(
     config: RunConfig, learning: Learning, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""

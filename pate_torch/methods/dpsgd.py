@@ -33,8 +33,8 @@ from pate_torch import networks, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
-from pate_torch.config import RunConfig, refuse_adjacency
-from pate_torch.context import holding, open_budget
+from pate_torch.config import RunConfig, check_adjacency
+from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.rng import make_torch_generator
@@ -107,8 +107,8 @@ class DPSGD:
         with Stages(quiet=plan.quiet) as stages:
             with clock("data"):
                 data = drop_unusable(plan.dataset.load(), plan.partition.adjacency)
-            plan = plan.fewer_queries_for(data, stages)
-            refuse_adjacency(data, plan.partition.adjacency)
+            plan = plan.cap_num_queries(data, stages)
+            check_adjacency(data, plan.partition.adjacency)
             all_private = data.private
             # A unit is all records of one id: it is seen, and moves the sum, by one of them.
             data = dataclasses.replace(data, private=select_one_per_unit(all_private, plan.partition.adjacency))
@@ -134,7 +134,7 @@ class DPSGD:
             unfinished_model = unfinished_call.find_model(plan.ledger_path)
             plan = plan if unfinished_model is None else dataclasses.replace(plan, folder=unfinished_model[0])
             release = plan.folder / "release"
-            with holding(plan), Ledger(plan.ledger_path) as ledger:
+            with run_folder_lock(plan), Ledger(plan.ledger_path) as ledger:
                 budget = open_budget(
                     plan, ledger, data, events, store.compute_content_fingerprint(all_private), kind="torch"
                 )
@@ -142,7 +142,7 @@ class DPSGD:
                     release_id = unfinished_model[1]
                     student = load(release / "student.safetensors")
                 else:
-                    release_store.refuse_used_folder(plan.folder)
+                    release_store.check_unused_folder(plan.folder)
                     unfinished_call.begin(plan.folder)
                     with budget.spend(events, mechanism="dpsgd", purpose="model by DP-SGD") as spending:
                         with clock("training"):

@@ -49,7 +49,7 @@ class RecordMethod(PrivateMethodBase):
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for options of teachers, and where one record's answer is not its own."""
-        if config.sanitiser is not None:
+        if config.private_epsilon is not None:
             fix = "Leave out sanitiser: every record answers for itself."
             raise checks.error("voters", self.name, "cannot be combined with sanitiser", fix)
         value = config.mechanism.name
@@ -105,7 +105,7 @@ class RecordMethod(PrivateMethodBase):
             )
 
         with run.clock("records"):
-            records = encode_records(run.encoder())
+            records = encode_records(run.learn_encoder())
         alias = run.store.create_alias(run.store.compute_fingerprint(run.data.private))
         first_round = FittedVoters(id=alias, sensitive=records, refit=refit)
         return first_round

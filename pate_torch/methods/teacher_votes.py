@@ -145,7 +145,7 @@ class TeacherVotes(PrivateMethodBase):
         stored_teachers = self._find_stored(run, identity)
         if stored_teachers is not None:
             return stored_teachers, False
-        run.afford()  # training may take hours
+        run.check_budget()  # training may take hours
 
         def report_wait(holder: str) -> None:
             run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
@@ -154,7 +154,7 @@ class TeacherVotes(PrivateMethodBase):
             stored_teachers = self._find_stored(run, identity)  # whoever was waited for has trained them
             if stored_teachers is not None:
                 return stored_teachers, False
-            run.afford()  # or has failed, and others have charged the account meanwhile
+            run.check_budget()  # or has failed, and others have charged the account meanwhile
             distributed.broadcast_text(distributed.TRAIN)
             with run.clock("start"):
                 trunk = distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, run.stages)
@@ -179,8 +179,8 @@ class TeacherVotes(PrivateMethodBase):
                     trunk=trunk,
                     checkpoint_dir=checkpoints,
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
-                    log=do_nothing if run.board is None else run.board.log,
-                    on_losses=do_nothing if run.board is None else run.board.losses,
+                    log=do_nothing if run.private_writer is None else run.private_writer.log,
+                    on_losses=do_nothing if run.private_writer is None else run.private_writer.losses,
                     on_trial=check_retraining,
                 )
             head = run.ledger.get_head()

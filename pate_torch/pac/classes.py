@@ -99,7 +99,7 @@ def erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
     return candidates[int(np.argmin(error_counts(hypotheses, candidates, x, y)))]
 
 
-def _column(x: Floats, name: str) -> Floats:
+def _format_count_column(x: Floats, name: str) -> Floats:
     if x.shape[1] != 1:
         raise checks.error("x.shape", x.shape, f"{name} live on the line: one feature per point")
     return x[:, 0]
@@ -116,14 +116,16 @@ class Thresholds(Enumerable):
     vc_dimension: int = 1
 
     def enumerate_representatives(self, x: Floats) -> Sequence[float]:
-        return cuts(_column(x, self.name)).tolist()
+        return cuts(_format_count_column(x, self.name)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
-        return _column(x, self.name) >= hypothesis
+        return _format_count_column(x, self.name) >= hypothesis
 
     def errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
         sign = np.where(y, 1, -1)
-        return np.count_nonzero(~y) + _below(_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64))
+        return np.count_nonzero(~y) + _below(
+            _format_count_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64)
+        )
 
 
 @dataclass(frozen=True)
@@ -137,16 +139,16 @@ class Intervals(Enumerable):
     vc_dimension: int = 2
 
     def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
-        cut = cuts(_column(x, self.name))
+        cut = cuts(_format_count_column(x, self.name))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
 
     def predict(self, hypothesis: tuple[float, float], x: Floats) -> Bools:
-        value = _column(x, self.name)
+        value = _format_count_column(x, self.name)
         return (value >= hypothesis[0]) & (value < hypothesis[1])
 
     def errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
-        value, sign = _column(x, self.name), np.where(y, -1, 1)
+        value, sign = _format_count_column(x, self.name), np.where(y, -1, 1)
         low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
         inside = _below(value, sign, high) - _below(value, sign, low)
         return np.count_nonzero(y) + inside

@@ -206,7 +206,7 @@ class PlanEvaluator:
         """Evaluate one plan; ``settings``: how the command line chose it."""
         problem, routes = self._problem(plan), dict[str, float]()
         if problem is None:
-            plan = plan.calibrated()
+            plan = plan.calibrate_noise()
             try:
                 routes = accounting.compute_route_epsilons(self.events(plan, plan.num_queries), plan.privacy.delta)
             except ValueError as error:
@@ -246,7 +246,7 @@ class PlanEvaluator:
                 fix = f"{self.declared.size} private records are declared, and every teacher needs one."
                 checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
             self._check(plan, plan.num_queries)
-            plan.calibrated()
+            plan.calibrate_noise()
         except ValueError as error:
             return str(error)
         return None
@@ -284,7 +284,7 @@ class PlanEvaluator:
     def events(self, plan: RunConfig, queries: int) -> tuple[PrivacyEvent, ...]:
         """What a run of so many questions may charge, the publication of their price as the plan has it."""
         labels = plan.mechanism.privacy_events(queries, min(plan.query.rounds, queries))
-        return labels + plan.events_beside_labels(self.num_classes)
+        return labels + plan.extra_privacy_events(self.num_classes)
 
     def _opens(self, plan: RunConfig, events: tuple[PrivacyEvent, ...]) -> bool:
         return PrivacyFilter.can_admit(events, epsilon=self.budget(plan), delta=plan.privacy.delta)
@@ -302,24 +302,24 @@ class PlanEvaluator:
         key = (replace(mechanism, sigma=1.0), plan.num_queries, plan.num_rounds, target, plan.privacy.delta)
         if key not in self._sigmas:
             try:
-                aimed = replace(plan, privacy=replace(plan.privacy, target_epsilon=target)).calibrated()
+                aimed = replace(plan, privacy=replace(plan.privacy, target_epsilon=target)).calibrate_noise()
                 self._sigmas[key] = cast(Any, aimed.mechanism).sigma
             except ValueError:  # the checks alone cost more
                 self._sigmas[key] = None
         return self._sigmas[key]
 
     def _size(self, plan: RunConfig) -> int | None:
-        return getattr(plan.voters, "size", None) or self.declared.size
+        return getattr(plan.method, "size", None) or self.declared.size
 
     def _rehearse(self, plan: RunConfig) -> Outcome | None:
-        if plan.voters.releases_model:
+        if plan.method.releases_model:
             size = self._size(plan)
             if self.pilot.on is None:
                 return None
             assert size is not None
             return follow(
                 plan.mechanism,
-                plan.voters,
+                plan.method,
                 self._stand_in(),
                 size=size,
                 features=functools.partial(_features, plan),
@@ -341,7 +341,7 @@ class PlanEvaluator:
 
 def takes_probabilities(plan: RunConfig) -> bool:
     """Whether a run of this plan opens teachers' probabilities, and not their votes."""
-    soft: Callable[[RunConfig], bool] | None = getattr(plan.voters, "soft", None)
+    soft: Callable[[RunConfig], bool] | None = getattr(plan.method, "soft", None)
     return soft is not None and soft(plan)
 
 

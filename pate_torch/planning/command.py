@@ -172,9 +172,9 @@ class Composer:
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.run_config(cfg, Path("."))
-        if not plan.num_teachers and not plan.voters.releases_model:
+        if not plan.num_teachers and not plan.method.releases_model:
             fix = "Set privacy.target_epsilon in train.py to have its noise found."
-            raise checks.error("voters", plan.voters.name, "has no teachers to plan", fix)
+            raise checks.error("voters", plan.method.name, "has no teachers to plan", fix)
         return plan
 
     @property
@@ -278,7 +278,7 @@ def _offered(
     if chosen is None or judge.declared.size is None:
         return {}
     plan = by_choice[chosen]
-    descent = feasibility.same_price(plan, plan.calibrated().mechanism, judge.declared.size, judge.declared.pool)
+    descent = feasibility.same_price(plan, plan.calibrate_noise().mechanism, judge.declared.size, judge.declared.pool)
     if descent is None:
         return {}
     encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)

@@ -233,7 +233,7 @@ def settings(
     said += [] if questions is None else [f"num_queries={questions}"]
     said += ["features=contrastive"] if images and plan.features is None else []
     said += _student(images, descent.self_training(encoded))
-    said += [] if plan.sanitiser is None else ["sanitiser=none"]
+    said += [] if plan.private_epsilon is None else ["sanitiser=none"]
     said += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
     return tuple(said)
 

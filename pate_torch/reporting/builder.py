@@ -69,7 +69,7 @@ def build_report(
     claimed = claims(ledger, name, [release.id, *paid], now=paid)
     measured = {} if student is None or not data.evaluation.public else student_figures(data, student)
     correct, answered = label_hits(data, release)
-    voters = release_store.answered_by(record)
+    voters = release_store.load_method_description(record)
     declared = record.get("declared_size", data.spec.nominal_size if voters.uses_size else None)
     return ReleaseReport(
         dataset=name,
@@ -92,7 +92,7 @@ def build_report(
         seconds=public_seconds(
             seconds, voters, chosen=any(part.what == PURPOSE_STUDENT_CHOICE for part in claimed["parts"])
         ),
-        answer_files=release_store.answer_files(record),
+        answer_files=release_store.list_answer_files(record),
         **measured,
         label_accuracy=correct / answered if answered else None,
         label_size=answered or None,

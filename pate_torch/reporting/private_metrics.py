@@ -270,20 +270,20 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
 
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
-    votes, voters = release.raw_votes, release.voters
+    votes, voters = release.raw_votes, release.method
     if votes is None and voters is not None and isinstance(voters.sensitive, Votes):
         votes = voters.sensitive.select(release.labels.query_Q)
     if votes is None:
         return
     table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
     save_file(table, run.private_dir / "votes.safetensors")
-    if isinstance(votes, Votes) and run.board is not None:
-        run.board.votes(votes, release.labels.answered_Q)
+    if isinstance(votes, Votes) and run.private_writer is not None:
+        run.private_writer.votes(votes, release.labels.answered_Q)
 
 
 def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, TeacherEnsemble | None]:
     """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
-    config, voters = run.config, release.voters
+    config, voters = run.config, release.method
     if voters is None:
         return OwnerSummary(), None
     nonprivate = None
@@ -322,10 +322,10 @@ def examine(
         return figures  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
-    sides = config.membership.sides(data, shards, run.loaded.others, config.seed)
+    sides = config.membership.sides(data, shards, run.splits.membership_holdout, config.seed)
     if sides is None:
         return figures
-    claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.paid])
+    claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.reservation_ids])
     found = attack_student(
         sides,
         student=student,
@@ -334,10 +334,10 @@ def examine(
         delta=facts["delta"],
         seed=config.seed,
         secret=claim.is_private,
-        held_out=run.loaded.others is not None,
+        held_out=run.splits.membership_holdout is not None,
     )
-    if run.board is not None:
-        run.board.membership(found)
+    if run.private_writer is not None:
+        run.private_writer.membership(found)
     return replace(figures, membership=found)
 
 
@@ -357,7 +357,7 @@ def publishable(data: Dataset, figures: OwnerSummary) -> tuple[Baseline, ...]:
 def _counted(run: RunContext) -> dict[str, int]:
     """PRIVATE. How many records there were, and what became of them."""
     config, private = run.config, run.data.private
-    counts = count_records(run.data, run.everyone)
+    counts = count_records(run.data, run.all_private)
     capacity = getattr(config.partition, "capacity", None)
     if config.labels is None and config.num_teachers and capacity is not None:
         shards = assign_shards(config.partition, private, config.num_teachers, config.seed)

@@ -86,7 +86,7 @@ class ReleaseBoard:
         assert events is not None, "written after close"
         for tag, points in curves.items():
             for question, value in thinned(points) if len(points) > 1 else ():
-                events.add_summary(_described(tag, value, report.terms), int(question))
+                events.add_summary(_make_spec(tag, value, report.terms), int(question))
 
     def _figure(self, tag: str, figure: Figure) -> None:
         self.writer.add_figure(self.prefix + tag, figure, close=False)
@@ -163,7 +163,7 @@ def _budget_left(report: ReleaseReport) -> list[float]:
     return [max(0.0, report.budget_epsilon - value) for value in report.account_curve]
 
 
-def _described(tag: str, value: float, terms: str) -> Summary:
+def _make_spec(tag: str, value: float, terms: str) -> Summary:
     """A scalar in double precision whose card carries the terms: SummaryWriter's own has no place for them."""
     kind = SummaryMetadata.PluginData(plugin_name="scalars")
     # The default smoothing trails a rising curve, and so shows a price below the true one.

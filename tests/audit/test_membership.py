@@ -12,7 +12,7 @@ from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
 from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
-from pate_torch.context import Loaded
+from pate_torch.context import DataSplits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
@@ -227,13 +227,13 @@ def test_a_unit_is_counted_once():
 def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan, partition):
     test = MembershipTest(held_out=0.3)
     chosen = Selection(candidates={"a": plan.student, "b": plan.student}, validation=0.2)
-    loaded = Loaded.of(changed(plan, partition=partition, membership=test, selection=chosen))
-    parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.others)]
+    loaded = DataSplits.from_config(changed(plan, partition=partition, membership=test, selection=chosen))
+    parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.membership_holdout)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
     shards = partition.shards(loaded.data.private, 12, seed=0)
-    found = test.sides(loaded.data, shards, loaded.others, seed=0)
-    assert rows(found.other_x) == rows(loaded.others.x)
+    found = test.sides(loaded.data, shards, loaded.membership_holdout, seed=0)
+    assert rows(found.other_x) == rows(loaded.membership_holdout.x)
 
 
 def test_where_features_are_public_there_are_no_members_to_find(plan):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.config import refuse_adjacency
+from pate_torch.config import check_adjacency
 from pate_torch.data.digits import Digits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -79,16 +79,16 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
     path, public = str(tmp_path / "own.csv"), str(tmp_path / "public.csv")
     data = LabelsOnly(source=Csv(path=path, publish_split=True)).load()
     with pytest.raises(ValueError, match=r"partition='replace_one'.*dataset\.roles=position.*dataset\.public_path"):
-        refuse_adjacency(data, "replace_one")
+        check_adjacency(data, "replace_one")
     for source in (
         Csv(path=path, roles="position", publish_split=True),
         Csv(path=path, public_path=public),
         own_data(),
     ):
         data = LabelsOnly(source=source).load()
-        refuse_adjacency(data, "replace_one")
+        check_adjacency(data, "replace_one")
         with pytest.raises(ValueError, match=r"partition='add_remove'.*partition=replace_one"):
-            refuse_adjacency(data, "add_remove")
+            check_adjacency(data, "add_remove")
 
 
 def test_labels_are_replaced_not_removed_and_groups_are_refused():

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
-from pate_torch.config import refuse_adjacency
+from pate_torch.config import check_adjacency
 from pate_torch.data import image_folder, libsvm, roles, tabular, units
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.libsvm import make_hashing_matrix
@@ -163,20 +163,20 @@ def test_tables_say_which_neighbors_they_can_bear(kind, options, parts, adjacenc
     assert set(data.adjacencies) == adjacencies
     for adjacency in ("add_remove", "replace_one"):
         if adjacency in adjacencies:
-            refuse_adjacency(data, adjacency)
+            check_adjacency(data, adjacency)
         else:
             with pytest.raises(ValueError, match=f"partition='{adjacency}'.*{re.escape(advice)}"):
-                refuse_adjacency(data, adjacency)
+                check_adjacency(data, adjacency)
 
 
 def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
     own, public = gallery(tmp_path / "a"), gallery(tmp_path / "b", 5)
     for options in ({}, {"public_path": public}, {"public_path": public, "test_path": public, "benchmark": True}):
         data = ImageFolder(path=own, size=8, **options).load()
-        refuse_adjacency(data, "add_remove")
+        check_adjacency(data, "add_remove")
         for one in (data, LabelsOnly(source=ImageFolder(path=own, size=8, **options)).load()):
             with pytest.raises(ValueError, match=r"Use partition=add_remove \(and labels_only=false\)"):
-                refuse_adjacency(one, "replace_one")
+                check_adjacency(one, "replace_one")
 
 
 def test_units_are_ids_or_positions():

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file
 from sklearn.neighbors import KNeighborsClassifier
 
-from pate_torch import Pate, PrivateLabeler
+from pate_torch import PATE, PrivateLabeler
 from pate_torch.cli.main import main
 from pate_torch.mechanisms.gaussian import GNMax
 from tests import ROOT
@@ -295,7 +295,7 @@ def clouds(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture
 def pate(tmp_path):
     """Ten nearest-neighbor teachers of three clouds, which take no step that a processor could round."""
-    pate = Pate(
+    pate = PATE(
         "clouds",
         classes=["a", "b", "c"],
         num_teachers=10,

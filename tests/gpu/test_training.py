@@ -241,7 +241,7 @@ def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
         plain(self, model, average, lambda model, step: loss(model, step) + torch.ones(2).sum(0, True), progress, log)
 
     count_step_costs(simulated_gpu)
-    monkeypatch.setattr(GradientStudent, "_descend", descend)
+    monkeypatch.setattr(GradientStudent, "_fit_dpsgd", descend)
     with pytest.raises(PlacementError, match=r"same device.*students/training.py"):
         count_step_costs(simulated_gpu)
 

@@ -232,7 +232,7 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
     assert len(made) == 1 and list(ledger.charges("svhn")) == made
     ledger.commit(made[0], [GaussianEvent(mu=MU)])
     with pytest.raises(ValueError, match=r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"):
-        ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, only_first=True)
+        ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import Pate
+from pate_torch import PATE
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.label import command as label
 from pate_torch.ledger import Ledger
@@ -186,7 +186,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
 def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 2, generator=generator)
-    pate = Pate("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=4.0), delta=1e-5, home=tmp_path,
+    pate = PATE("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=4.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.warns(
@@ -210,7 +210,7 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
     assert "privacy.allow_chance=true" in capsys.readouterr().err
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 2, generator=generator)
-    pate = Pate("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=900.0), delta=1e-5, home=tmp_path,
+    pate = PATE("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=900.0), delta=1e-5, home=tmp_path,
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.raises(ValueError, match="no better than chance"):

@@ -146,7 +146,7 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
             events += (BoundedRangeEvent(eta=0.5),)
         if "sanitiser=smooth" in settings:  # published as for the 20 questions of the plan
             asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": choice.delta}
-            events += (run.sanitiser.make_plan(run.mechanism, **asked).publication_event,)
+            events += (run.private_epsilon.make_plan(run.mechanism, **asked).publication_event,)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
             terms = {"budget_epsilon": 2.0, "delta": choice.delta, "adjacency": "add_remove", "unit": "record"}
             ledger.open_account("new", planned_events=events, **terms)
@@ -197,7 +197,7 @@ def test_no_ledger_is_made_where_there_is_none(home):
 
 def test_a_target_sets_the_noise_as_in_a_run():
     report = plan("privacy.target_epsilon=1.5")
-    expected = run_plan("privacy.target_epsilon=1.5").calibrated().mechanism.sigma
+    expected = run_plan("privacy.target_epsilon=1.5").calibrate_noise().mechanism.sigma
     assert [choice.num_teachers for choice in report.choices] == [37, 75, 150]
     for choice in report.choices:
         assert choice.sigma == expected == choice.sigma_for_target

@@ -27,7 +27,7 @@ from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.votes_file import VotesFile
-from pate_torch.pate import Pate
+from pate_torch.pate import PATE
 from pate_torch.queries.random import Random
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count_votes
@@ -118,7 +118,7 @@ def reuse(plan: RunConfig) -> None:
     (_, record), *_ = run_folders.iterate_releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
-        pipeline.run(changed(plan, labels=record["release_id"], folder=again, sanitiser=None))
+        pipeline.run(changed(plan, labels=record["release_id"], folder=again, private_epsilon=None))
     except ValueError as error:
         if harness.charged(plan.root) == before:
             raise harness.Refused(str(error)) from error
@@ -160,15 +160,15 @@ def brought(plan: RunConfig) -> None:
     rows = label.Rows(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
     pipeline.run(changed(plan, dataset=rows, query=Random(name="passive", shuffle=False), voters=VotesFile(votes=votes),
-                         features=None, sanitiser=None, student=None, guide_student=None, baseline=False))  # fmt: skip
+                         features=None, private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
-def _pate(plan: RunConfig) -> tuple[Any, Pate]:
+def _pate(plan: RunConfig) -> tuple[Any, PATE]:
     data = plan.dataset.load()
     _refuse_unsuited("python", plan, data)
-    made = Pate(
+    made = PATE(
         "toy", classes=data.spec.num_classes, num_teachers=plan.num_teachers or None,
-        mechanism=plan.calibrated().mechanism, delta=plan.privacy.delta, home=plan.root,
+        mechanism=plan.calibrate_noise().mechanism, delta=plan.privacy.delta, home=plan.root,
         budget_epsilon=plan.privacy.opening_budget, teacher=_teacher(plan),
         partition=plan.partition, unit=data.private.unit, mean=data.spec.mean, std=data.spec.std,
     )  # fmt: skip
@@ -178,15 +178,15 @@ def _pate(plan: RunConfig) -> tuple[Any, Pate]:
 
 def _teacher(plan: RunConfig) -> Any:
     """Voters that are no teachers as they are; teachers by a recipe where they vote together, else by scikit-learn."""
-    if not isinstance(plan.voters, TeacherVotes):
-        return plan.voters
-    return plan.teacher if isinstance(plan.voters, TransductiveTeacherVotes) else LogisticRegression(max_iter=5, C=1e-3)
+    if not isinstance(plan.method, TeacherVotes):
+        return plan.method
+    return plan.teacher if isinstance(plan.method, TransductiveTeacherVotes) else LogisticRegression(max_iter=5, C=1e-3)
 
 
 def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
-    voting = plan.voters if isinstance(plan.voters, TransductiveTeacherVotes) else None
-    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, guide_student=plan.guide_student, voters=voting,
+    voting = plan.method if isinstance(plan.method, TransductiveTeacherVotes) else None
+    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, guide_student=plan.guide_student, method=voting,
                features=plan.features)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
@@ -286,7 +286,7 @@ def _refused(tally: Tally, why: str) -> bool:
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     """What ``worst_case`` asks, and what the ledger took, are at least what the values cost."""
     made = plan(case, ROWS, home / "prices")
-    mechanism = made.calibrated().mechanism
+    mechanism = made.calibrate_noise().mechanism
     seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
     rounds = 1 if case["route"] == "votes" else made.num_rounds
     faults = harness.underpriced(seen, made.num_queries, rounds)
@@ -311,9 +311,9 @@ def plausible(case: Case) -> bool:
         data = world(case["form"], case["unit"], case["classes"])
         made = run_config(dataset=None, **given)
         _refuse_unsuited(case["route"], made, data)
-        made = made.for_data(data, Stages(quiet=True))
-        made.worst_case_events(data.spec.num_classes)
-        made.validate_for(data)
+        made = made.adapt_to_data(data, Stages(quiet=True))
+        made.privacy_events(data.spec.num_classes)
+        made.check_data(data)
     except ValueError:
         return False
     return True

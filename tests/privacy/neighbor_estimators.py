@@ -1,4 +1,4 @@
-"""Calls of ``PATEClassifier`` and ``Pate`` on records of every type, and on neighbors of these records.
+"""Calls of ``PATEClassifier`` and ``PATE`` on records of every type, and on neighbors of these records.
 
 A case says through which door a call goes, who votes, of which type the ids of the units and a column are, and how many
 releases one account makes: one, the same again, or one without a certain unit. What is said, warned of, charged and
@@ -25,7 +25,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
-from pate_torch import Pate, PATEClassifier
+from pate_torch import PATE, PATEClassifier
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
@@ -260,14 +260,14 @@ class Calls:
         names = ids(self.case, rows)
         code = {name: number for number, name in enumerate(CLASSES)}
         replaced = self.case["adjacency"] == "replace_one"
-        made = Pate(
+        made = PATE(
             "toy", classes=CLASSES, num_teachers=None if of_records else TEACHERS, delta=1e-4, budget_epsilon=1e4,
             mechanism=GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"]) if of_records
             else GNMax(sigma=2.0),
             teacher=GradientMethod(size=RECORDS) if of_records else kind,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
             partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
-            unit="record" if names is None else "group:person", home=self.root, quiet=False, allow_chance=True,
+            unit="record" if names is None else "group:person", home=self.root, quiet=False, allow_uninformative_labels=True,
         )  # fmt: skip
         y = np.array([code.get(row.label, -1) for row in rows])
         public = np.nan_to_num(self._public())

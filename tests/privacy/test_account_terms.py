@@ -16,7 +16,7 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from pate_torch import Pate, pipeline
+from pate_torch import PATE, pipeline
 from pate_torch.cli.train import configuration
 from pate_torch.core import run_folders
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -165,7 +165,7 @@ def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism
 def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
     x, y = points(60, 0)
     given = {"mechanism": mechanism, "partition": AddRemove(capacity=50)}
-    one = Pate("line", classes=3, home=tmp_path, teacher=voting, delta=1e-4, **given).fit_teachers(x, y)
+    one = PATE("line", classes=3, home=tmp_path, teacher=voting, delta=1e-4, **given).fit_teachers(x, y)
     with pytest.raises(ValueError, match=r"partition\.capacity=50"):
         one.label(points(30, 1)[0], num_queries=5)
     assert "reserve" not in ledger_entries(tmp_path)
@@ -418,7 +418,7 @@ def _label(home, monkeypatch):
 
 def _api(home, monkeypatch):
     monkeypatch.setattr("pate_torch.pate.make_unique_run_id", lambda: "one")
-    one = Pate("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
+    one = PATE("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
 
@@ -428,7 +428,7 @@ def _dpsgd(home, monkeypatch):
 
 
 def _labeler(home, monkeypatch):
-    one = Pate("blobs", classes=3, num_teachers=8, mechanism=GNMax(sigma=6.0), delta=1e-4, home=home,
+    one = PATE("blobs", classes=3, num_teachers=8, mechanism=GNMax(sigma=6.0), delta=1e-4, home=home,
                teacher=TeacherRecipe(network="logistic", steps=2))  # fmt: skip
     with one.fit_teachers(*points(40, 0)).labeler(5) as labeler:
         labeler.answer(points(1, 1)[0])
@@ -543,6 +543,6 @@ def test_groups_must_have_names(tmp_path):
     given = {"classes": 2, "num_teachers": 4, "mechanism": GNMax(sigma=2.0), "delta": 1e-5, "home": tmp_path}
     x, y = torch.randn(30, 2), torch.arange(30) % 2
     with pytest.raises(ValueError, match="unit_id"):
-        Pate("p", unit="group:person", **given).fit_teachers(x, y)
+        PATE("p", unit="group:person", **given).fit_teachers(x, y)
     with pytest.raises(ValueError, match="unit='person'"):
-        Pate("p", unit="person", **given).fit_teachers(x, y, unit_id=[str(i // 3) for i in range(30)])
+        PATE("p", unit="person", **given).fit_teachers(x, y, unit_id=[str(i // 3) for i in range(30)])

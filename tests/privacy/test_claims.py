@@ -220,7 +220,7 @@ def test_whole_runs(tmp_path, route):
     found = check(tmp_path, one.folder)
     expected = (
         [PURPOSE_LABELS]
-        + [PURPOSE_PRICE] * (one.sanitiser is not None)
+        + [PURPOSE_PRICE] * (one.private_epsilon is not None)
         + [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
     )
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
@@ -265,7 +265,7 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
 def test_releases_of_one_account_stay_below_its_total(tmp_path):
     """One after the other: each claims its own, and the account all of them, at every moment."""
     steps = [
-        plan(tmp_path, "sanitised", mechanism=GNMax(sigma=8.0), sanitiser=PrivateEpsilon(allow_net_loss=True)),
+        plan(tmp_path, "sanitised", mechanism=GNMax(sigma=8.0), private_epsilon=PrivateEpsilon(allow_net_loss=True)),
         plan(tmp_path, "confident", mechanism=ConfidentGNMax(screen_sigma=2.0, threshold=2.0, sigma=4.0)),
         plan(tmp_path, "rounds", mechanism=GNMax(sigma=6.0), query=Random(rounds=2)),
         plan(tmp_path, "chosen", mechanism=GNMax(sigma=7.0), selection=selection()),
@@ -357,7 +357,7 @@ def test_a_published_hypothesis(tmp_path):
 
 def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
     pipeline.run(
-        one := plan(tmp_path, "one", mechanism=GNMax(sigma=8.0), sanitiser=PrivateEpsilon(allow_net_loss=True))
+        one := plan(tmp_path, "one", mechanism=GNMax(sigma=8.0), private_epsilon=PrivateEpsilon(allow_net_loss=True))
     )
     found, said = check(tmp_path, one.folder), read(one.folder, "privacy.json")
     labels, publication = said["composition"]["parts"]

@@ -758,7 +758,7 @@ def test_a_refused_run_leaves_a_home_as_it_was(tmp_path):
     data = killed_runs.blobs().load()
     one = plan(tmp_path / "home", "first", num_queries=31)
     with pytest.raises(ValueError, match="num_queries"):
-        one.validate_for(data)
+        one.check_data(data)
     with pytest.raises(ValueError, match="num_queries"):
         pipeline.run(one)
     assert not (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""``PATEClassifier`` and ``Pate`` on records of every type: nothing tells neighbors apart but what is paid for.
+"""``PATEClassifier`` and ``PATE`` on records of every type: nothing tells neighbors apart but what is paid for.
 
 ``neighbor_estimators`` makes the calls, ``neighbor_harness`` measures. Here: calls that reach every value of every
 choice, all triples of values (slow), and each break of the guarantee that was ever found here, planted again.
@@ -16,7 +16,7 @@ from pate_torch.core import rng
 from pate_torch.data import tensors, units
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import panel
-from pate_torch.pate import Pate
+from pate_torch.pate import PATE
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
@@ -103,7 +103,7 @@ def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(mon
 
 @pytest.mark.parametrize("door", ["PATEClassifier", pytest.param("Pate", marks=pytest.mark.slow)])
 def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypatch, door):
-    label, seen = Pate.label, set()
+    label, seen = PATE.label, set()
 
     def free_where_known(self, public_x, *given, **options):
         votes = self._panel.votes(torch.as_tensor(public_x)).counts_QC
@@ -113,7 +113,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
             return label(self, public_x, *given, **options)
         raise ValueError("found again, for free")
 
-    monkeypatch.setattr(Pate, "label", free_where_known)
+    monkeypatch.setattr(PATE, "label", free_where_known)
     made = case(door=door, voters="estimator", releases="one and fewer", ids="strings")
     assert "what was charged differs" in faults(made, most=None, times=1)
 

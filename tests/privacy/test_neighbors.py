@@ -129,7 +129,7 @@ def test_an_id_that_merges_records_is_found(monkeypatch):
 def test_roles_that_follow_content_are_found(monkeypatch):
     case = TEACHERS | {"partition": "replace_one", "form": "csv by hash"}
     assert not cases.attempt(case, cases.Tally())
-    monkeypatch.setattr("pate_torch.config.refuse_adjacency", lambda *_: None)
+    monkeypatch.setattr("pate_torch.config.check_adjacency", lambda *_: None)
     assert "differs" in faults(case, times=4)
 
 

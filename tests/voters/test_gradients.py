@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import Pate, networks, pipeline, release_store
+from pate_torch import PATE, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
@@ -532,7 +532,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     data = plan.dataset.load()
     sums, given = kept[-1]
     encoder = append_mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
-    whitening = Whitening.from_features(encode(encoder, data.pool.x, data.spec), plan.voters.ridge)
+    whitening = Whitening.from_features(encode(encoder, data.pool.x, data.spec), plan.method.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
     weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
@@ -651,11 +651,11 @@ def test_gradients_in_python(tmp_path):
     pool, _ = clouds(90, 1)
     descent = GradientDescent(sigma=6.0, adjacency="add_remove")
     settings = {"classes": 3, "delta": 1e-5, "mechanism": descent, "budget_epsilon": 3.0}
-    undeclared = Pate("clouds", home=tmp_path / "a", teacher=GradientMethod(), **settings).fit_teachers(x, y)
+    undeclared = PATE("clouds", home=tmp_path / "a", teacher=GradientMethod(), **settings).fit_teachers(x, y)
     with pytest.raises(ValueError, match="size"):
         undeclared.label(pool, 90, strategy=Random())
     assert undeclared.epsilon == 0
-    pate = Pate("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600), **settings)
+    pate = PATE("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600), **settings)
     release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
     assert (
         pate.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9)
@@ -676,7 +676,7 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
     assert (
         plan.dataset.name == "mnist"
-        and isinstance(plan.voters, GradientMethod)
+        and isinstance(plan.method, GradientMethod)
         and plan.is_guided
         and plan.num_rounds == 2
     )
@@ -685,7 +685,7 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     assert plan.guide == dataclasses.replace(plan.student, last="student")  # what the rounds train is not trained again
-    assert plan.voters.neighbors == (16 if overrides else 0)
+    assert plan.method.neighbors == (16 if overrides else 0)
 
 
 def test_reverse_knn_has_a_mechanism_of_its_own():

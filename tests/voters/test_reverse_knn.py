@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import stats
 
-from pate_torch import Pate, networks, pipeline, release_store
+from pate_torch import PATE, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
@@ -548,7 +548,7 @@ def test_reverse_knn_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": ReverseKnn()}
-    pate = Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), budget_epsilon=3.0, **settings)
+    pate = PATE("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), budget_epsilon=3.0, **settings)
     with pytest.raises(ValueError, match="fit_teachers"):
         pate.label(pool)
     release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
@@ -563,9 +563,9 @@ def test_reverse_knn_in_python(tmp_path):
     with pytest.raises(ValueError, match="at once"):
         pate.labeler(5)
     with pytest.raises(ValueError, match="num_teachers"):
-        Pate("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), num_teachers=5, **settings)
+        PATE("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), num_teachers=5, **settings)
     with pytest.raises(ValueError, match="num_teachers"):
-        Pate("clouds", mechanism=gaussian.GNMax(sigma=4.0), **(settings | {"teacher": None}))
+        PATE("clouds", mechanism=gaussian.GNMax(sigma=4.0), **(settings | {"teacher": None}))
 
 
 @pytest.mark.parametrize(
@@ -575,7 +575,7 @@ def test_reverse_knn_in_python(tmp_path):
 )
 def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
-    assert plan.dataset.name == "mnist" and plan.voters == ReverseKnn() and plan.is_guided
+    assert plan.dataset.name == "mnist" and plan.method == ReverseKnn() and plan.is_guided
     assert plan.num_rounds == (2 if overrides else 3)
     price = accounting.compute_guarantee(
         plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import Pate
+from pate_torch import PATE
 from pate_torch.audit import membership
 from pate_torch.label import command as label
 from pate_torch.mechanisms.gaussian import GNMax
@@ -152,7 +152,7 @@ def test_python_takes_them(tmp_path, found):
     drawn = np.random.default_rng(0)
     y = drawn.integers(0, 3, 120)
     x = torch.tensor(drawn.normal(size=(120, 4)) + 3 * np.eye(4)[y], dtype=torch.float32)
-    pate = Pate("mine", classes=3, teacher=NearestMean(num_teachers=8), mechanism=GNMax(sigma=2.0), delta=1e-5,
+    pate = PATE("mine", classes=3, teacher=NearestMean(num_teachers=8), mechanism=GNMax(sigma=2.0), delta=1e-5,
                 budget_epsilon=500, home=tmp_path / "home")  # fmt: skip
     answers = pate.fit_teachers(x, torch.tensor(y)).label(x[:60], num_queries=30)
     assert float((answers.label_Q == torch.tensor(y)[answers.query_Q]).double().mean()) > 0.8
