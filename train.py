@@ -2,7 +2,7 @@
 
 import sys
 
-from pate_torch.cli.main import piped
+from pate_torch.cli.main import run_command
 
 
 def run() -> int:
@@ -13,4 +13,4 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(piped(run))
+    sys.exit(run_command(run))

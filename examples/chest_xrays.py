@@ -51,7 +51,7 @@ labels = scans.label(
 scans.fit_student("supervised", network="logistic", steps=200, augment=None)
 
 report = scans.report(x["test"], y["test"])
-print(report.with_terms(report.epsilon))
+print(report.format_with_terms(report.epsilon))
 print(
     f"{report.queries_answered} questions to {report.num_teachers} teachers; the student:", report.accuracies[0].share
 )

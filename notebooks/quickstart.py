@@ -28,7 +28,7 @@ from pate_torch.data.digits import Digits
 from pate_torch.ledger import BudgetExceeded
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.queries.clusters import Prototypes
-from pate_torch.reporting.statement import headline, plain_words
+from pate_torch.reporting.statement import format_headline, format_plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
 
 digits = Digits().load()
@@ -89,8 +89,8 @@ print(f"the labels it learnt from on {report.label_accuracy:.0%}")
 # ## What it cost
 
 # %%
-print(headline(report))
-for paragraph in plain_words(report):
+print(format_headline(report))
+for paragraph in format_plain_words(report):
     print("-", paragraph)
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(3, 2))

@@ -31,7 +31,7 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.reporting.statement import headline
+from pate_torch.reporting.statement import format_headline
 
 folder = Path(tempfile.mkdtemp())  # real records need a folder that lasts: the ledger is in it
 generator = np.random.default_rng(0)
@@ -100,7 +100,7 @@ pate.fit_teachers(private.x, private.y, unit_id=private.unit_id)
 pate.label(public.x, num_queries=40)
 student = pate.fit_student("vat", steps=300)
 report = pate.report(test.x, test.y)
-print(headline(report))
+print(format_headline(report))
 print(f"the student is right on {report.student_accuracy:.1%} of the test visits")
 
 # %% [markdown]

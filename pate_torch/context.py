@@ -33,8 +33,8 @@ from pate_torch.methods.base import FittedVoters
 from pate_torch.planning import feasibility
 from pate_torch.protocols import Student
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.curves import link
-from pate_torch.reporting.private_writer import PrivateBoard, make_private_folder
+from pate_torch.reporting.curves import link_run
+from pate_torch.reporting.private_writer import PrivateWriter, make_private_folder
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.sensitive import CellHistogram, Votes
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
@@ -43,7 +43,7 @@ from pate_torch.types import Dataset, PrivateData, Release
 from pate_torch.unfinished_calls import UnfinishedCall
 
 if TYPE_CHECKING:
-    from pate_torch.reporting.release_writer import ReleaseBoard
+    from pate_torch.reporting.release_writer import ReleaseWriter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -133,23 +133,23 @@ class RunContext:
         return self.config.folder / "private"
 
     @functools.cached_property
-    def private_writer(self) -> PrivateBoard | None:
+    def private_writer(self) -> PrivateWriter | None:
         """PRIVATE. The owner's TensorBoard; None outside a run's folder."""
         if self.exit_stack is None:
             return None
         make_private_folder(self.private_dir)
-        return self.exit_stack.enter_context(contextlib.closing(PrivateBoard(self.private_dir / "tensorboard")))
+        return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
 
     @functools.cached_property
-    def release_writer(self) -> ReleaseBoard:
+    def release_writer(self) -> ReleaseWriter:
         """The TensorBoard that may be published."""
-        from pate_torch.reporting.release_writer import ReleaseBoard  # loads TensorBoard
+        from pate_torch.reporting.release_writer import ReleaseWriter  # loads TensorBoard
 
         assert self.exit_stack is not None
         private = self.budget is None or self.budget.secret
         private &= self.reused_release is None or bool(self.reused_release.facts["private"])
-        writer = ReleaseBoard(self.release_dir / "tensorboard", private=private)
-        link(writer.folder, self.config.root)
+        writer = ReleaseWriter(self.release_dir / "tensorboard", private=private)
+        link_run(writer.folder, self.config.root)
         return self.exit_stack.enter_context(writer)
 
     def check_budget(self) -> None:

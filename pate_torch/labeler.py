@@ -184,7 +184,7 @@ class PrivateLabeler:
             x: A point (of the data's shape: the label is a scalar) or a batch.
         """
         points, is_single = self._parse_points(x)
-        keys = [journal.key(point) for point in points]
+        keys = [journal.compute_key(point) for point in points]
         with self.ledger.exclusive_access():
             if self._classifier is None:
                 row_by_key = {key: row for row, key in reversed(list(enumerate(keys))) if key not in self._answers}
@@ -204,7 +204,9 @@ class PrivateLabeler:
                 if self._query_points
                 else self._parse_points(self._make_empty_points())[0]
             )
-            return History(x, torch.tensor([self._answers[journal.key(point)] for point in x], dtype=torch.int64))
+            return History(
+                x, torch.tensor([self._answers[journal.compute_key(point)] for point in x], dtype=torch.int64)
+            )
 
     @property
     def epsilon(self) -> float:
@@ -459,7 +461,7 @@ class PrivateLabeler:
 
     def _store_answers(self, points: Tensor, label_Q: Tensor) -> None:
         for point, label in zip(points, label_Q.tolist(), strict=True):
-            self._answers[journal.key(point)] = label
+            self._answers[journal.compute_key(point)] = label
             self._query_points.append(point)
 
     def _use_student(self, student: Student) -> None:

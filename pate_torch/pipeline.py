@@ -29,7 +29,7 @@ from pate_torch.methods.base import FittedVoters
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.reporting import private_metrics
 from pate_torch.reporting.builder import build_report
-from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.console import print_summary
 from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import Baseline, ReleaseReport
 from pate_torch.sensitive import CellHistogram, Votes
@@ -255,20 +255,20 @@ def write_reports(run: RunContext, release: LabelRelease, named_student: tuple[s
     if named_student is None:
         report = make_report(run, release)
         write_release(run.release_dir, report)
-        show_closing(report, places={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
+        print_summary(report, paths={"Released": run.release_dir, "Ledger": run.ledger.path.absolute()})
         return report
     name, student = named_student
     private_metrics.save_votes(run, release)
     with run.clock("owner"):
-        metrics, nonprivate = private_metrics.look(run, release)
-    report = make_report(run, release, name, student, private_metrics.publishable(run.data, metrics))
+        metrics, nonprivate = private_metrics.compute_private_metrics(run, release)
+    report = make_report(run, release, name, student, private_metrics.make_public_baselines(run.data, metrics))
     run.release_writer.write(report)
     run.release_writer.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
-    metrics = private_metrics.examine(run, release, student, metrics, nonprivate)
+    metrics = private_metrics.run_membership_attack(run, release, student, metrics, nonprivate)
     private_metrics.write_owner_summary(metrics, run.private_dir / "summary.json")
     paths = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
-    show_closing(report, owner=metrics.lines(), places=paths)
+    print_summary(report, owner=metrics.format_rows(), paths=paths)
     return report
 
 
@@ -284,7 +284,7 @@ def make_report(
         data=run.data,
         release=release.labels,
         record=release.facts,
-        paid=run.reservation_ids,
+        reservation_ids=run.reservation_ids,
         student=student,
         student_name=name,
         ledger=run.ledger,
@@ -292,7 +292,7 @@ def make_report(
         owner=run.owner,
         chosen_by=run.config.privacy.chosen_by,
         baselines=baselines,
-        encoder_here=(run.release_dir / ENCODER_FOLDER).is_dir(),
+        includes_encoder=(run.release_dir / ENCODER_FOLDER).is_dir(),
     )
 
 

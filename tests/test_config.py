@@ -498,7 +498,7 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: run_folders.check_root(""),
         lambda: run_folders.check_id("labels", "0123456789ABCDEF"),
         lambda: run_folders.get_run_folder("home", "../x", "gaussian"),
-        lambda: hydra_config.device("cpu:x"),
+        lambda: hydra_config.parse_device("cpu:x"),
     ],
 )
 def test_values_of_a_wrong_kind_are_refused(build):

@@ -20,16 +20,18 @@ from tests import ROOT
 
 REPLICATIONS = ROOT / "benchmarks" / "conf"
 EXPERIMENTS = sorted(
-    file.stem for conf in (Path(command.configuration()), REPLICATIONS) for file in (conf / "experiment").glob("*.yaml")
+    file.stem
+    for conf in (Path(command.find_config_folder()), REPLICATIONS)
+    for file in (conf / "experiment").glob("*.yaml")
 )
 
 
 def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / "three"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
-    with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
+    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return hydra_config.run_config(cfg, folder), hydra_config.study(cfg)
+    return hydra_config.run_config(cfg, folder), hydra_config.build_study(cfg)
 
 
 def run(home: Path, *overrides: str):

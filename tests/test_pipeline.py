@@ -231,8 +231,8 @@ def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, mo
         release = release_store.read(one.root, summary(one)["release_id"], data.pool, data.spec, ledger)[0]
 
         def curve(composed):
-            monkeypatch.setattr(builder, "COMPOSED", composed)
-            return builder.account_curve(ledger, "blobs", release)
+            monkeypatch.setattr(builder, "MAX_COMPOSITIONS", composed)
+            return builder.compute_account_curve(ledger, "blobs", release)
 
         exact, coarse = curve(20), curve(4)
     assert len(exact) == len(coarse) == 20 and exact[-1] == coarse[-1] == pytest.approx(spent(one), rel=1e-9)
@@ -242,7 +242,7 @@ def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, mo
 
 def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
     # Each point of the page's curve is a composition of seconds, where a choice lies in the account.
-    monkeypatch.setattr("pate_torch.reporting.builder.account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.reporting.builder.compute_account_curve", lambda *_: ())
     pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
@@ -276,7 +276,7 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
 
 def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, monkeypatch):
     """Teachers and account are there from an earlier run: nothing is trained, and nothing may be charged either."""
-    monkeypatch.setattr("pate_torch.reporting.builder.account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.reporting.builder.compute_account_curve", lambda *_: ())
     pipeline.run(changed(plan, selection=two_candidates()))
     before = spent(plan)
     dear = changed(again(plan, "dear"), mechanism=GNMax(sigma=3.0), selection=two_candidates(epsilon=500.0))
@@ -376,7 +376,7 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
     shown = {"0": "'=HYPERLINK(1)", "1": "''quoted", "2": "-1.5"}
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
     again = pipeline.run(changed(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
-    assert again.class_names == names and again.free
+    assert again.class_names == names and again.is_free
 
 
 def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):

@@ -310,9 +310,9 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
     """
     from hydra.utils import get_class
 
-    from pate_torch.cli.train import configuration
+    from pate_torch.cli.train import find_config_folder
 
-    folder = Path(configuration()) / "mechanism"
+    folder = Path(find_config_folder()) / "mechanism"
     checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])
     setting = Setting.of(name)
     given = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])

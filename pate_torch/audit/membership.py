@@ -26,7 +26,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.data.units import get_unit_names, hold_out, select, select_one_per_unit
-from pate_torch.reporting.intervals import concordance, difference, percent
+from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval, format_percent
 from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
 
 Scores = NDArray[np.float64]
@@ -88,7 +88,7 @@ class Attack:
         """'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'. Below 0 it is chance, and says so."""
         low, high = self.advantage_interval
         below, above = self.auc_interval
-        advantage = f"advantage {percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
+        advantage = f"advantage {format_percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
         found = "no signal found: " if self.advantage <= 0 else ""
         return f"{found}{advantage}, AUC {self.auc:.3f} ({below:.3f} to {above:.3f})"
 
@@ -124,7 +124,7 @@ class Membership:
     def lines(self) -> dict[str, str]:
         """The student's figures, the bound on any attack, and the figures without privacy: name -> value."""
         bound = self.bound_by_plan
-        most = "" if bound is None else f"; any attack's advantage is at most {percent(bound)} by the guarantee"
+        most = "" if bound is None else f"; any attack's advantage is at most {format_percent(bound)} by the guarantee"
         alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.above_bound else ""
         lines = {"Attack on the student": f"{self.student}{most}{alarm}"}
         return lines if self.nonprivate is None else lines | {"  and without privacy": str(self.nonprivate)}
@@ -213,9 +213,9 @@ def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
         members=len(member_M),
         others=len(other_O),
         advantage=rates[0] - rates[1],
-        advantage_interval=difference(rates[0], len(member_M), rates[1], len(other_O)),
+        advantage_interval=compute_difference_interval(rates[0], len(member_M), rates[1], len(other_O)),
         auc=float(auc),
-        auc_interval=concordance(float(auc), len(member_M), len(other_O)),
+        auc_interval=compute_auc_interval(float(auc), len(member_M), len(other_O)),
     )
 
 

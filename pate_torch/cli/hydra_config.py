@@ -35,7 +35,7 @@ from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
 
 
-def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
+def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     """The components that ``cfg`` names.
 
     Raises:
@@ -44,43 +44,49 @@ def run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     try:
         resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        where = getattr(error, "full_key", "") or "configuration"
-        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
-    features = None if resolved["features"] is None else component(cfg, "features", FeatureRecipe | PointEncoder)
+        key = getattr(error, "full_key", "") or "configuration"
+        raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
+    features = (
+        None if resolved["features"] is None else instantiate_component(cfg, "features", FeatureRecipe | PointEncoder)
+    )
     encoder = features if isinstance(features, PointEncoder) else None
     if encoder is not None:  # nobody learns features of points that come encoded
         cfg, features = cfg.copy(), None
         cfg.features = None
     return RunConfig(
-        dataset=_source(cfg),
-        partition=component(cfg, "partition", Partition),
-        method=_voters(cfg, resolved),
-        teacher=component(cfg, "teacher", TeacherRecipe),
-        mechanism=component(cfg, "mechanism", Mechanism),
-        query=component(cfg, "query", QueryStrategy),
+        dataset=_build_source(cfg),
+        partition=instantiate_component(cfg, "partition", Partition),
+        method=_build_method(cfg, resolved),
+        teacher=instantiate_component(cfg, "teacher", TeacherRecipe),
+        mechanism=instantiate_component(cfg, "mechanism", Mechanism),
+        query=instantiate_component(cfg, "query", QueryStrategy),
         num_queries=resolved["num_queries"],
         num_queries_is_default=OmegaConf.is_interpolation(cfg, "num_queries"),
         features=features,
         encoder=encoder,
-        student=component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
-        guide_student=component(cfg, "guide_student", StudentAlgorithm)
+        student=instantiate_component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
+        guide_student=instantiate_component(cfg, "guide_student", StudentAlgorithm)
         if "_target_" in resolved["guide_student"]
         else None,
-        privacy=privacy(resolved),
-        selection=component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
-        private_epsilon=component(cfg, "sanitiser", PrivateEpsilon) if "_target_" in resolved["sanitiser"] else None,
-        membership=component(cfg, "membership", MembershipTest) if "_target_" in resolved["membership"] else None,
+        privacy=build_privacy_config(resolved),
+        selection=instantiate_component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
+        private_epsilon=instantiate_component(cfg, "sanitiser", PrivateEpsilon)
+        if "_target_" in resolved["sanitiser"]
+        else None,
+        membership=instantiate_component(cfg, "membership", MembershipTest)
+        if "_target_" in resolved["membership"]
+        else None,
         labels=resolved["labels"],
         root=run_folders.check_root(resolved["paths"]["root"]),
         folder=folder,
         seed=resolved["seed"],
-        device=device(resolved["device"]),
+        device=parse_device(resolved["device"]),
         baseline=checks.boolean("baseline", resolved["baseline"]) and resolved["votes"] is None,
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
 
 
-def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
+def build_privacy_config(resolved: dict[str, Any]) -> PrivacyConfig:
     """The account's terms."""
     if not isinstance(resolved["privacy"], dict):
         raise checks.error("privacy", resolved["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
@@ -89,34 +95,34 @@ def privacy(resolved: dict[str, Any]) -> PrivacyConfig:
     )
 
 
-def _voters(cfg: DictConfig, resolved: dict[str, Any]) -> PrivateMethod:
+def _build_method(cfg: DictConfig, resolved: dict[str, Any]) -> PrivateMethod:
     """Who answers; teachers give way to a file of votes."""
-    voters: PrivateMethod = component(cfg, "voters", PrivateMethod)
-    if resolved["teachers"] is not None and not voters.num_teachers:
+    method: PrivateMethod = instantiate_component(cfg, "voters", PrivateMethod)
+    if resolved["teachers"] is not None and not method.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
-        raise checks.error("voters", voters.name, "cannot be combined with teachers", fix)
+        raise checks.error("voters", method.name, "cannot be combined with teachers", fix)
     if resolved["votes"] is None:
-        return voters
+        return method
     path = Path(checks.nonempty_string("votes", resolved["votes"]))
-    for key, given in (("teachers", resolved["teachers"]), ("voters", None if voters.num_teachers else voters.name)):
-        if given is not None:
+    for key, value in (("teachers", resolved["teachers"]), ("voters", None if method.num_teachers else method.name)):
+        if value is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
             raise checks.error("votes", str(path), f"cannot be combined with {key}", fix)
     return VotesFile(path=path)
 
 
-def _source(cfg: DictConfig) -> DatasetSource:
+def _build_source(cfg: DictConfig) -> DatasetSource:
     """The data set, under the promise for labels alone where that is chosen."""
-    source: DatasetSource = component(cfg, "dataset", DatasetSource)
+    source: DatasetSource = instantiate_component(cfg, "dataset", DatasetSource)
     return LabelsOnly(source=source) if checks.boolean("labels_only", cfg.labels_only) else source
 
 
-def study(cfg: DictConfig) -> Study | None:
+def build_study(cfg: DictConfig) -> Study | None:
     """The experiment that takes the place of one run, or None."""
-    return None if cfg.study is None else component(cfg, "study", Study)
+    return None if cfg.study is None else instantiate_component(cfg, "study", Study)
 
 
-def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
+def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
     """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
 
     Args:
@@ -127,35 +133,35 @@ def component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
     Raises:
         ValueError: The target is not there, or makes something of another kind.
     """
-    given = cfg[key]
-    if not OmegaConf.is_dict(given) or "_target_" not in given:
-        shown = OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given
+    node = cfg[key]
+    if not OmegaConf.is_dict(node) or "_target_" not in node:
+        plain_value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         raise checks.error(
-            key, shown, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>."
+            key, plain_value, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>."
         )
     try:
-        made = hydra.utils.instantiate(given, _convert_="all")
+        instance = hydra.utils.instantiate(node, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
             raise ValueError(checks.prefix_error_key(key, cause)) from error
         if isinstance(cause, TypeError):
-            known = ", ".join(name for name in map(str, given) if name != "_target_")
-            raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {known}.") from error
+            keys = ", ".join(name for name in map(str, node) if name != "_target_")
+            raise ValueError(f"{key}: {str(cause).splitlines()[0]}. Its keys are {keys}.") from error
         if cause is None or isinstance(cause, ImportError):
-            raise _no_such(key, given["_target_"], " ".join(str(cause or error).split())) from error
+            raise _bad_target_error(key, node["_target_"], " ".join(str(cause or error).split())) from error
         raise ValueError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
-    if not isinstance(made, kind):
-        wanted = getattr(kind, "__name__", str(kind))
-        raise _no_such(key, given["_target_"], f"makes {type(made).__name__}, not a {wanted}")
-    return made
+    if not isinstance(instance, kind):
+        expected = getattr(kind, "__name__", str(kind))
+        raise _bad_target_error(key, node["_target_"], f"makes {type(instance).__name__}, not a {expected}")
+    return instance
 
 
-def _no_such(key: str, target: str, why: str) -> ValueError:
-    return checks.error(f"{key}._target_", target, why, f"Name one of conf/{key}, as in {key}=<name>.")
+def _bad_target_error(key: str, target: str, reason: str) -> ValueError:
+    return checks.error(f"{key}._target_", target, reason, f"Name one of conf/{key}, as in {key}=<name>.")
 
 
-def device(name: object) -> torch.device:
+def parse_device(name: object) -> torch.device:
     """The torch device of that name; ``auto`` is the first CUDA device, else Apple's, else the CPU."""
     text = str(name)
     if text == "auto":
@@ -164,15 +170,17 @@ def device(name: object) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     allowed = "must be auto, cpu, cuda, cuda:<n> or mps"
     try:
-        chosen = torch.device(text)
+        parsed = torch.device(text)
     except RuntimeError as error:
         raise checks.error("device", name, allowed) from error
-    if chosen.type not in ("cpu", "cuda", "mps"):
+    if parsed.type not in ("cpu", "cuda", "mps"):
         raise checks.error("device", name, allowed)
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[chosen.type]
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[parsed.type]
     if count == 0:
-        what = chosen.type.upper()
-        raise checks.error("device", name, f"no {what} device is available here", "Use device=cpu or device=auto.")
-    if (chosen.index or 0) >= count:
+        device_type = parsed.type.upper()
+        raise checks.error(
+            "device", name, f"no {device_type} device is available here", "Use device=cpu or device=auto."
+        )
+    if (parsed.index or 0) >= count:
         raise checks.error("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
-    return chosen
+    return parsed

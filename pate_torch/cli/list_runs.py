@@ -15,28 +15,30 @@ from pate_torch.core.run_folders import check_root, get_home_folder, get_runs_fo
 COLUMNS = ("run", "dataset", "mechanism", "student", "epsilon", "delta", "charged", "accuracy", "release")
 
 
-def summaries(root: Path) -> list[dict[str, Any]]:
+def load_summaries(root: Path) -> list[dict[str, Any]]:
     """Every finished run under ``root``, newest first; ``run``: its folder below runs/."""
-    found = []
+    dated_summaries = []
     for file in (root / "runs").glob("*/*/*/release/summary.json"):
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             folder = file.parents[1]
-            found.append((file.stat().st_mtime_ns, {"run": str(folder.relative_to(root / "runs")), **content}))
+            dated_summaries.append(
+                (file.stat().st_mtime_ns, {"run": str(folder.relative_to(root / "runs")), **content})
+            )
         except (OSError, ValueError, TypeError, RecursionError):
             continue  # half written, or not ours
-    return [content for _, content in sorted(found, key=lambda item: item[0], reverse=True)]
+    return [content for _, content in sorted(dated_summaries, key=lambda item: item[0], reverse=True)]
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
+def format_table(runs: Sequence[dict[str, Any]]) -> str:
     """The runs as text, a line each. A run that is not private shows no epsilon."""
-    rows = [COLUMNS, *map(_row, runs)]
+    rows = [COLUMNS, *map(_format_row, runs)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
                      for row in rows)  # fmt: skip
 
 
-def _row(run: dict[str, Any]) -> tuple[str, ...]:
+def _format_row(run: dict[str, Any]) -> tuple[str, ...]:
     private = run.get("private") is True
     accuracy = run.get("student_accuracy")
     return (
@@ -44,15 +46,15 @@ def _row(run: dict[str, Any]) -> tuple[str, ...]:
         str(run.get("dataset")),
         str(run.get("mechanism")),
         str(run.get("student") or "-"),
-        _up(run.get("epsilon")) if private else "NOT PRIVATE",
+        _format_epsilon(run.get("epsilon")) if private else "NOT PRIVATE",
         format_delta(run["delta"]) if private and run.get("delta") is not None else "-",
-        _up(run.get("epsilon_charged")) if private else "-",
+        _format_epsilon(run.get("epsilon_charged")) if private else "-",
         "-" if accuracy is None else f"{accuracy:.1%}",
         str(run.get("release_id") or "-"),
     )
 
 
-def _up(epsilon: float | None) -> str:
+def _format_epsilon(epsilon: float | None) -> str:
     return "-" if epsilon is None else format_epsilon(epsilon)
 
 
@@ -67,6 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (root / "runs").is_dir():
         print(f"error: home={str(root)!r}: has no runs. Set PATE_HOME or --home.", file=sys.stderr)
         return 2
-    runs = [run for run in summaries(root) if options.dataset in (None, run.get("dataset"))]
-    print(json.dumps(runs, indent=1) if options.json else table(runs))
+    runs = [run for run in load_summaries(root) if options.dataset in (None, run.get("dataset"))]
+    print(json.dumps(runs, indent=1) if options.json else format_table(runs))
     return 0

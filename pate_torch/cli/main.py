@@ -26,18 +26,18 @@ COMMANDS = {
 }
 
 
-HUNG_UP = 141
+EXIT_BROKEN_PIPE = 141
 """What a shell reports of a program whose pipe was closed: 128 + SIGPIPE."""
 
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """What a shell reports of a program that Ctrl-C ended: 128 + SIGINT."""
 
 
-def usage() -> str:
+def format_usage() -> str:
     """What ``pate --help`` shows."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, (_, _, what) in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, _, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: pate COMMAND ...",
@@ -52,7 +52,7 @@ def usage() -> str:
     )
 
 
-def piped(command: Callable[[], int]) -> int:
+def run_command(command: Callable[[], int]) -> int:
     """Run a command; its exit code. Where its output is cut off, as by ``| head``, it ends silently.
 
     The threads of torch, which is not loaded yet, are told to sleep while they wait for each other: spinning threads
@@ -64,43 +64,43 @@ def piped(command: Callable[[], int]) -> int:
         code = command()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        told = "interrupted: what was charged stays charged (pate ledger show). Run the same command again to go on."
-        print(told, file=sys.stderr)
-        return INTERRUPTED
+        message = "interrupted: what was charged stays charged (pate ledger show). Run the same command again to go on."
+        print(message, file=sys.stderr)
+        return EXIT_INTERRUPTED
     except AttributeError:
         if sys.stdout is not None:
             raise
-        return HUNG_UP  # there is no standard output
+        return EXIT_BROKEN_PIPE  # there is no standard output
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        devnull = os.open(os.devnull, os.O_WRONLY)
         for stream in (sys.stdout, sys.stderr):  # Python would try again to write what is left
-            os.dup2(nowhere, stream.fileno())
-        return HUNG_UP
+            os.dup2(devnull, stream.fileno())
+        return EXIT_BROKEN_PIPE
     return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. 2: there is no such command."""
-    return piped(lambda: _main(arguments))
+    return run_command(lambda: _dispatch(arguments))
 
 
-def _main(arguments: Sequence[str] | None) -> int:
+def _dispatch(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
+        print(format_usage())
         return 0 if words else 2
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        suggestions = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
         print(f"error: there is no command {name!r} (there are {', '.join(COMMANDS)}).{hint}", file=sys.stderr)
         return 2
     module, function, _ = COMMANDS[name]
-    before = sys.argv
+    saved_argv = sys.argv
     sys.argv = [f"pate {name}", *rest]  # Hydra and argparse both read it
     try:
         return int(getattr(importlib.import_module(module), function)() or 0)
     finally:
-        sys.argv = before
+        sys.argv = saved_argv

@@ -21,7 +21,7 @@ from pate_torch.protocols import Student
 from pate_torch.students.export import load_student
 
 
-def table_of(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
+def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:
     """Names and encoded rows of a table's records.
 
     Raises:
@@ -33,39 +33,43 @@ def table_of(student: Student, file: Path, options: argparse.Namespace) -> tuple
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)
     schema = student.spec.schema
-    others = [] if schema is None else [name for name in schema.find_unused_columns(table) if name != options.id]
-    if others:
-        print(f"Not used: {', '.join(others)}.", file=sys.stderr)
+    unused_columns = (
+        [] if schema is None else [name for name in schema.find_unused_columns(table) if name != options.id]
+    )
+    if unused_columns:
+        print(f"Not used: {', '.join(unused_columns)}.", file=sys.stderr)
     return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
 
 
-def images_of(student: Student, place: Path) -> tuple[list[str], Tensor]:
+def read_images(student: Student, path: Path) -> tuple[list[str], Tensor]:
     """Names and pixels of image files.
 
     Raises:
         ValueError: There are none, or one cannot be read.
     """
-    files = image_folder.list_image_files(place) if place.is_dir() else [place]
+    files = image_folder.list_image_files(path) if path.is_dir() else [path]
     if not files:
-        raise checks.error("records", str(place), "is a folder without images")
+        raise checks.error("records", str(path), "is a folder without images")
     encoder = student.spec.encoder
     spec = student.spec if encoder is None or encoder.points is None else encoder.points
     x = image_folder.read_images("records", files, spec.input_shape, spec.resize)
-    return [file.name if file == place else file.relative_to(place).as_posix() for file in files], x
+    return [file.name if file == path else file.relative_to(path).as_posix() for file in files], x
 
 
-def predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
+def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
     """A CSV table: who, the likeliest class, and the probability of each."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
-    likely_QC = student.predict_proba(x)
-    for name, label, likely in zip(names, likely_QC.argmax(1).tolist(), likely_QC.tolist(), strict=True):
+    probability_QC = student.predict_proba(x)
+    for name, label, probabilities in zip(
+        names, probability_QC.argmax(1).tolist(), probability_QC.tolist(), strict=True
+    ):
         writer.writerow(
             [
                 escape_spreadsheet_cell(name),
                 escape_spreadsheet_cell(student.class_names[label]),
-                *(f"{share:.6g}" for share in likely),
+                *(f"{probability:.6g}" for probability in probabilities),
             ]
         )
     return table.getvalue()
@@ -90,12 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise checks.error("records", str(options.records), "was not found")
         files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
         student = load_student(options.run, encoder=files or None)
-        read = (
-            images_of(student, options.records)
+        names_and_points = (
+            read_images(student, options.records)
             if student.spec.kind == "images"
-            else table_of(student, options.records, options)
+            else read_table(student, options.records, options)
         )
-        text = predictions(student, *read)
+        text = format_predictions(student, *names_and_points)
         if options.output is None:
             print(text, end="")
         else:

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import configuration, explain
+from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.methods.votes_file import VotesFile, read
@@ -39,7 +39,7 @@ from pate_torch.types import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class VotesOnlyDataset:
     """A data set of which only votes are here: its public points stand for the rows of a file."""
 
     spec: DataSpec
@@ -53,14 +53,14 @@ class Rows:
 
     def load(self) -> Dataset:
         """The public points; no private records, no test points."""
-        nothing, no_label = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
+        empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
-        private = PrivateData(nothing, no_label, np.array([], dtype=str), self.unit)
-        return Dataset(self.spec, private, PublicPool(row), Evaluation(nothing, no_label),
+        private = PrivateData(empty_x, empty_y, np.array([], dtype=str), self.unit)
+        return Dataset(self.spec, private, PublicPool(row), Evaluation(empty_x, empty_y),
                        provenance={CLASSES: FROM_OWNER})  # fmt: skip
 
 
-def build(cfg: DictConfig) -> RunConfig:
+def build_config(cfg: DictConfig) -> RunConfig:
     """What ``cfg`` (conf/label.yaml) names.
 
     Raises:
@@ -84,25 +84,25 @@ def build(cfg: DictConfig) -> RunConfig:
         mean=(0.0,),
         std=(1.0,),
     )
-    asked = resolved["num_queries"]
+    num_queries = resolved["num_queries"]
     return RunConfig(
-        dataset=Rows(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
-        partition=hydra_config.component(cfg, "partition", Partition),
+        dataset=VotesOnlyDataset(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
+        partition=hydra_config.instantiate_component(cfg, "partition", Partition),
         method=VotesFile(votes=votes),
-        mechanism=hydra_config.component(cfg, "mechanism", Mechanism),
+        mechanism=hydra_config.instantiate_component(cfg, "mechanism", Mechanism),
         query=Random(name="passive", shuffle=False),
-        num_queries=len(votes) if asked is None else asked,
-        privacy=hydra_config.privacy(resolved),
+        num_queries=len(votes) if num_queries is None else num_queries,
+        privacy=hydra_config.build_privacy_config(resolved),
         root=run_folders.check_root(resolved["paths"]["root"]),
         folder=Path(resolved["paths"]["run"]),
         quiet=checks.boolean("quiet", resolved["quiet"]),
     )
 
 
-def composed(settings: Sequence[str]) -> RunConfig:
+def compose_config(settings: Sequence[str]) -> RunConfig:
     """The configuration: of a file of votes, or of a data set (``dataset=``), whose voters answer."""
     if not any(setting.startswith("dataset=") for setting in settings):
-        return build(hydra_compose("label", overrides=list(settings)))
+        return build_config(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
     return hydra_config.run_config(cfg, Path(cfg.paths.run))
 
@@ -113,10 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=configuration()):
-            config = composed(settings)
+        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+            config = compose_config(settings)
         run(config)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
     return 0

@@ -22,10 +22,10 @@ from torch import Tensor
 from pate_torch.core import checks, locks
 from pate_torch.types import DataSpec
 
-FORMAT = "pate_torch.journal/1"
+JOURNAL_FORMAT = "pate_torch.journal/1"
 
 
-def key(point: Tensor) -> str:
+def compute_key(point: Tensor) -> str:
     """SHA-256 of one public point: the same question has the same key."""
     content = point.detach().cpu().contiguous()
     return hashlib.sha256(f"{content.dtype}{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()
@@ -37,10 +37,10 @@ def encode(x: Tensor) -> dict[str, Any]:
     return {"dtype": str(array.dtype), "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
 
 
-def decode(plain: dict[str, Any]) -> Tensor:
+def decode(fields: dict[str, Any]) -> Tensor:
     """Points from JSON."""
-    array = np.frombuffer(base64.b64decode(plain["data"]), dtype=np.dtype(plain["dtype"]))
-    return torch.from_numpy(array.reshape(plain["shape"]).copy())
+    array = np.frombuffer(base64.b64decode(fields["data"]), dtype=np.dtype(fields["dtype"]))
+    return torch.from_numpy(array.reshape(fields["shape"]).copy())
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,19 @@ class Journal:
 
     def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
         self.path = Path(path)
-        header = {"format": FORMAT, "account": account, "shape": list(spec.input_shape), "classes": spec.num_classes}
+        header = {
+            "format": JOURNAL_FORMAT,
+            "account": account,
+            "shape": list(spec.input_shape),
+            "classes": spec.num_classes,
+        }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._content = hashlib.sha256()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
         try:
             if not locks.try_lock_file(self._file.fileno(), self.path, "journal"):
-                raise self._bad("is held by another labeler", "Close that one first.")
-            self.lines = list(self._read(header))
+                raise self._journal_error("is held by another labeler", "Close that one first.")
+            self.lines = list(self._read_lines(header))
         except ValueError:
             self._file.close()
             raise
@@ -96,28 +101,30 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def _read(self, header: dict[str, Any]) -> Iterator[Line]:
+    def _read_lines(self, header: dict[str, Any]) -> Iterator[Line]:
         self._file.seek(0)
         content = self._file.read()
-        mark = f'{{"format":"{FORMAT}"'.encode()
-        if content[: len(mark)] != mark[: len(content)]:  # never cut off the end of somebody else's file
-            raise self._bad("is not a journal of this version", "Name another file.")
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self._file.truncate(whole)
-        self._content.update(content[:whole])
-        texts = content[:whole].splitlines()
+        magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
+        if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of somebody else's file
+            raise self._journal_error("is not a journal of this version", "Name another file.")
+        complete_length = content.rfind(b"\n") + 1
+        if complete_length < len(content):
+            self._file.truncate(complete_length)
+        self._content.update(content[:complete_length])
+        texts = content[:complete_length].splitlines()
         if not texts:
             self._write(header)
             return
         try:
-            found, *entries = [json.loads(text) for text in texts]
+            stored_header, *entries = [json.loads(text) for text in texts]
             lines = [Line(entry.pop("kind"), entry) for entry in entries]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise self._bad(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
+            raise self._journal_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
         for name, value in header.items():
-            if found.get(name) != value:
-                raise self._bad(f"has {name} {found.get(name)!r}, not {value!r}", "Name another file.")
+            if stored_header.get(name) != value:
+                raise self._journal_error(
+                    f"has {name} {stored_header.get(name)!r}, not {value!r}", "Name another file."
+                )
         yield from lines
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -132,5 +139,5 @@ class Journal:
             self._file.truncate(size)  # or the next entry would be glued to half of this one
             raise
 
-    def _bad(self, what: str, fix: str) -> ValueError:
-        return checks.error("journal", str(self.path), what, fix)
+    def _journal_error(self, problem: str, fix: str) -> ValueError:
+        return checks.error("journal", str(self.path), problem, fix)

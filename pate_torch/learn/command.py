@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.audit.command import AuditResult
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import configuration, explain
+from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.learn import bounds
@@ -154,11 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 audit(options.algorithm, _choices(options), runs=options.audit, delta=delta), options.json
             )
         learning = Learning(name=options.algorithm, choices=_choices(options), below_guarantee=options.below_guarantee)
-        with initialize_config_dir(version_base="1.3", config_dir=configuration()):
+        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
             config = composed(options.algorithm, options.settings)
         learn(config, learning)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         ours = isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException)
-        print(f"error: {error if ours else explain(error)}", file=sys.stderr)
+        print(f"error: {error if ours else format_error(error)}", file=sys.stderr)
         return 2
     return 0

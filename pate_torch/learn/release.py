@@ -28,9 +28,9 @@ from pate_torch.ledger.accounts import PURPOSE_HYPOTHESIS
 from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
 from pate_torch.protocols import Progress, Student
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.builder import claims, encoder_asset, pool_asset, student_figures
-from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.private_metrics import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
+from pate_torch.reporting.console import print_summary
+from pate_torch.reporting.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
 from pate_torch.reporting.private_writer import make_private_folder
 from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import ReleaseReport
@@ -107,12 +107,14 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
                 release_id = spending.id
             report = _make_report(config, learning, data, student, ledger, [release_id])
             make_private_folder(config.folder / "private")
-            owner = OwnerSummary(**withheld_figures(data, student), records=count_records(data), seconds=clock.seconds)
+            owner = OwnerSummary(
+                **private_test_metrics(data, student), records=count_records(data), seconds=clock.seconds
+            )
             write_owner_summary(owner, config.folder / "private" / "summary.json")
             write_release(release, report)
             call.end()
     if not config.quiet:
-        show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+        print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
     return report
 
 
@@ -203,7 +205,7 @@ def _make_report(
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""
     spec, choices, owner = data.spec, learning.choices, owner_file.read(config.root, data.spec.name)
-    measured = student_figures(data, student) if data.evaluation.public else {}
+    measured = compute_student_metrics(data, student) if data.evaluation.public else {}
     kind = "linear" if learning.algorithm.linear else choices.hypotheses
     return ReleaseReport(
         dataset=spec.name,
@@ -215,21 +217,21 @@ def _make_report(
         delta=config.privacy.delta,
         adjacency=config.partition.adjacency,
         unit=data.private.unit,
-        **claims(ledger, spec.name, paid, now=paid),
+        **compute_claims(ledger, spec.name, paid, current_ids=paid),
         parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": choices.alpha},
         noise="torch",
-        split=data.pool.split,
-        reused=False,
+        public_share=data.pool.split,
+        reuses_labels=False,
         seconds={},  # the work grows with the records and with what they are
         **measured,
         ledger_head=ledger.get_head(),
         class_names=spec.class_names,
-        takes=spec.kind,
-        created=datetime.date.today().isoformat(),
+        input_kind=spec.kind,
+        creation_date=datetime.date.today().isoformat(),
         encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-        encoder_here=False,
-        assets=(pool_asset(spec.name, compute_tensor_digest(data.pool.x), owner), *encoder_asset(spec)),
+        includes_encoder=False,
+        assets=(make_pool_asset(spec.name, compute_tensor_digest(data.pool.x), owner), *make_encoder_asset(spec)),
         owner=owner,
-        declared_values=data.provenance,
+        provenance=data.provenance,
         chosen_by=config.privacy.chosen_by,
     )

@@ -43,9 +43,9 @@ from pate_torch.ledger import Ledger
 from pate_torch.noise.source import NoiseSource
 from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.reporting import owner_file
-from pate_torch.reporting.builder import claims, encoder_asset, student_figures
-from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.private_metrics import OwnerSummary, count_records, withheld_figures, write_owner_summary
+from pate_torch.reporting.builder import compute_claims, compute_student_metrics, make_encoder_asset
+from pate_torch.reporting.console import print_summary
+from pate_torch.reporting.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
 from pate_torch.reporting.private_writer import make_private_folder
 from pate_torch.reporting.renderer import write_release
 from pate_torch.reporting.report import OwnerFacts, ReleaseReport
@@ -154,7 +154,7 @@ class DPSGD:
                 report = self.build_report(plan, data, student, batch, multiplier, ledger, release_id, owner_facts)
                 make_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
-                    **withheld_figures(data, student),
+                    **private_test_metrics(data, student),
                     records=count_records(dataclasses.replace(data, private=all_private)),
                     seconds=clock.seconds,
                 )
@@ -162,7 +162,7 @@ class DPSGD:
                 write_release(release, report)
                 unfinished_call.end()
         if not plan.quiet:
-            show_closing(report, owner=owner.lines(), places={"Released": release, "Ledger": ledger.path})
+            print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
         return plan.folder
 
     def _describe_network(self, spec: DataSpec) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class DPSGD:
     ) -> ReleaseReport:
         """The report of a run of teachers, without teachers and questions."""
         spec, rate = data.spec, batch / (data.spec.nominal_size or 1)
-        metrics = student_figures(data, student) if data.evaluation.public else {}
+        metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
         return ReleaseReport(
             dataset=spec.name,
             mechanism="dpsgd",
@@ -305,7 +305,7 @@ class DPSGD:
             delta=plan.privacy.delta,
             adjacency=plan.partition.adjacency,
             unit=data.private.unit,
-            **claims(ledger, spec.name, [release_id], now=[release_id]),
+            **compute_claims(ledger, spec.name, [release_id], current_ids=[release_id]),
             parameters={
                 "noise_multiplier": multiplier,
                 "clip": self.clip,
@@ -315,19 +315,19 @@ class DPSGD:
             },
             noise="torch",
             declared_size=spec.nominal_size,
-            split=data.pool.split,
-            reused=False,
+            public_share=data.pool.split,
+            reuses_labels=False,
             seconds={},  # a step takes the longer the more records are sampled
             **metrics,
             ledger_head=ledger.get_head(),
             class_names=spec.class_names,
-            takes=spec.kind,
+            input_kind=spec.kind,
             encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-            created=datetime.date.today().isoformat(),
-            encoder_here=False,
-            assets=encoder_asset(spec),
+            creation_date=datetime.date.today().isoformat(),
+            includes_encoder=False,
+            assets=make_encoder_asset(spec),
             sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
             owner=owner,
-            declared_values=data.provenance,
+            provenance=data.provenance,
             chosen_by=plan.privacy.chosen_by,
         )

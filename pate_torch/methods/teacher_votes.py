@@ -180,7 +180,7 @@ class TeacherVotes(PrivateMethodBase):
                     checkpoint_dir=checkpoints,
                     progress=run.stages(f"Training {self.num_teachers} teachers"),
                     log=do_nothing if run.private_writer is None else run.private_writer.log,
-                    on_losses=do_nothing if run.private_writer is None else run.private_writer.losses,
+                    on_losses=do_nothing if run.private_writer is None else run.private_writer.log_losses,
                     on_trial=check_retraining,
                 )
             head = run.ledger.get_head()

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config as composer
-from pate_torch.cli.train import configuration, explain
+from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = parser.parse_intermixed_args(arguments)
         sheet = plan(args.settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {explain(error)}", file=sys.stderr)
+        print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
     print(json.dumps(reports.payload(sheet), allow_nan=False) if args.json else reports.text(sheet))
     return 0
@@ -100,7 +100,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     """
     pilot_keys, rest = _compute_split_shares(settings)
     axes, fixed = _axes(rest)
-    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         composed = Composer(fixed)
         votes = dict(map(_key, fixed)).get("votes", "null")
         if votes != "null":
@@ -286,7 +286,7 @@ def _offered(
     offered = feasibility.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
     replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
     kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
-    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         each = composed(offered)
     return {judge(each, (*kept, *offered)): each}
 
@@ -328,13 +328,13 @@ def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -
     """
     root = getattr(base.dataset, "root", None)
     settings = [f"dataset={pilot.on}", *places, *([] if root is None else [f"data_root={root}"])]
-    with initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         try:
             cfg = compose("config", overrides=settings)
         except MissingConfigException as error:
             fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
             raise checks.error("pilot.on", pilot.on, "is no data set here", fix) from error
-        source: DatasetSource = composer.component(cfg, "dataset", DatasetSource)
+        source: DatasetSource = composer.instantiate_component(cfg, "dataset", DatasetSource)
     planned = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
     if source.name == planned.name or not _of_other_files(source, planned):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."

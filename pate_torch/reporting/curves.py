@@ -14,7 +14,7 @@ from pate_torch.core.run_folders import get_runs_folder, make_folders
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-TIME = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
+RUN_ID_PATTERN = re.compile(r"\d{4}-(\d\d)-(\d\d)_(\d\d)-(\d\d)-\d\d-\d{6}(.*)")
 """How ``run_folders.get_run_id`` names a run; what follows the time is of a sweep."""
 
 
@@ -29,54 +29,54 @@ class Curves:
     def __init__(self, writer: SummaryWriter, prefix: str = "") -> None:
         self.writer = writer
         self.prefix = prefix
-        self.first: dict[str, tuple[float, int]] = {}
-        self.drawn: set[str] = set()
+        self.first_points: dict[str, tuple[float, int]] = {}
+        self.drawn_tags: set[str] = set()
 
     def log(self, tag: str, value: float, step: int) -> None:
         """A ``protocols.Log``."""
-        if tag not in self.drawn and tag not in self.first:
-            self.first[tag] = (value, step)
+        if tag not in self.drawn_tags and tag not in self.first_points:
+            self.first_points[tag] = (value, step)
             return
-        if tag in self.first:
-            self._draw(tag, *self.first.pop(tag))
+        if tag in self.first_points:
+            self._draw(tag, *self.first_points.pop(tag))
         self._draw(tag, value, step)
 
-    def numbers(self) -> dict[str, float]:
+    def pop_single_values(self) -> dict[str, float]:
         """Take the tags that have one point alone, which become numbers and no curves."""
-        single = {tag: value for tag, (value, _) in self.first.items()}
-        self.first.clear()
+        single = {tag: value for tag, (value, _) in self.first_points.items()}
+        self.first_points.clear()
         return single
 
     def close(self) -> None:
         """Write what waits still: a run cut off after one point goes on in another file."""
-        for tag, point in self.first.items():
+        for tag, point in self.first_points.items():
             self._draw(tag, *point)
-        self.first.clear()
+        self.first_points.clear()
 
     def _draw(self, tag: str, value: float, step: int) -> None:
-        self.drawn.add(tag)
+        self.drawn_tags.add(tag)
         self.writer.add_scalar(self.prefix + tag, value, step)
 
 
-def link(board: Path, root: Path) -> None:
-    """A short name for a run's board: ``<root>/tensorboard/digits/gaussian/1123-1738``, a link to the folder ``board``.
+def link_run(folder: Path, root: Path) -> None:
+    """A short name for a run's board: ``<root>/tensorboard/digits/gaussian/1123-1738``, a link to the folder ``folder``.
 
     TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
     where the file system has no links.
     """
-    board, root = board.absolute(), get_runs_folder(root).parent.absolute()
-    run = board.parent.parent
+    folder, root = folder.absolute(), get_runs_folder(root).parent.absolute()
+    run = folder.parent.parent
     if root / "runs" not in run.parents:
         return
-    short = TIME.sub(r"\1\2-\3\4\5", run.name)
-    names = root / "tensorboard" / run.relative_to(root / "runs").parent
+    short_name = RUN_ID_PATTERN.sub(r"\1\2-\3\4\5", run.name)
+    link_folder = root / "tensorboard" / run.relative_to(root / "runs").parent
     with contextlib.suppress(OSError):
-        make_folders(names)
+        make_folders(link_folder)
         for number in itertools.count(1):
-            name = names / (short if number == 1 else f"{short}.{number}")
+            name = link_folder / (short_name if number == 1 else f"{short_name}.{number}")
             try:
-                name.symlink_to(os.path.relpath(board, names))
+                name.symlink_to(os.path.relpath(folder, link_folder))
                 return
             except FileExistsError:
-                if name.resolve() == board.resolve():
+                if name.resolve() == folder.resolve():
                     return

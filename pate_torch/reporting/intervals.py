@@ -12,7 +12,7 @@ from pate_torch.core import checks
 Z95 = 1.959963984540054
 
 
-def percent(value: float, digits: int = 1) -> str:
+def format_percent(value: float, digits: int = 1) -> str:
     """The share as a percentage: 0.974 -> '97.4 %'."""
     return f"{100 * value:.{digits}f} %"
 
@@ -32,7 +32,7 @@ class Share:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval; None where the size is unknown."""
-        return None if self.size is None else wilson(self.value, self.size)
+        return None if self.size is None else compute_wilson_interval(self.value, self.size)
 
     @property
     def interval_words(self) -> str:
@@ -41,32 +41,37 @@ class Share:
 
     def __str__(self) -> str:
         """Return '97.4 % (96.1 to 98.3)'."""
-        return percent(self.value) + (f" ({self.interval_words})" if self.size else "")
+        return format_percent(self.value) + (f" ({self.interval_words})" if self.size else "")
 
 
-def wilson(share: float, size: int, z: float = Z95) -> tuple[float, float]:
+def compute_wilson_interval(share: float, size: int, z: float = Z95) -> tuple[float, float]:
     """Wilson's score interval (1927, without continuity correction): stays inside [0, 1], and honest near its ends."""
     checks.between("share", share, 0, 1)
     checks.integer("size", size, low=1)
-    spread = z * z / size
-    center = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * sqrt(share * (1 - share) / size + spread / (4 * size))
-    return max(0.0, center - half), min(1.0, center + half)
+    z2_over_size = z * z / size
+    center = (share + z2_over_size / 2) / (1 + z2_over_size)
+    half_width = z / (1 + z2_over_size) * sqrt(share * (1 - share) / size + z2_over_size / (4 * size))
+    return max(0.0, center - half_width), min(1.0, center + half_width)
 
 
-def difference(first: float, first_size: int, second: float, second_size: int, z: float = Z95) -> tuple[float, float]:
+def compute_difference_interval(
+    first: float, first_size: int, second: float, second_size: int, z: float = Z95
+) -> tuple[float, float]:
     """The interval for the difference of two shares of independent samples, from both of their Wilson intervals.
 
     Source: Newcombe 1998, *Interval estimation for the difference between independent proportions*, method 10.
     """
     gap = first - second
-    (low, high), (other_low, other_high) = wilson(first, first_size, z), wilson(second, second_size, z)
+    (low, high), (other_low, other_high) = (
+        compute_wilson_interval(first, first_size, z),
+        compute_wilson_interval(second, second_size, z),
+    )
     return gap - sqrt((first - low) ** 2 + (other_high - second) ** 2), gap + sqrt(
         (high - first) ** 2 + (second - other_low) ** 2
     )
 
 
-def concordance(auc: float, first_size: int, second_size: int, z: float = Z95) -> tuple[float, float]:
+def compute_auc_interval(auc: float, first_size: int, second_size: int, z: float = Z95) -> tuple[float, float]:
     """The interval for the area under a ROC curve: all areas whose own spread explains the one seen, as Wilson's does.
 
     The spread of area a is that of Hanley & McNeil 1982 with equal sizes' weights; it is exact at a = 1/2.
@@ -76,14 +81,16 @@ def concordance(auc: float, first_size: int, second_size: int, z: float = Z95) -
     """
     checks.between("auc", auc, 0, 1)
     checks.integer("size", min(first_size, second_size), low=1)
-    others = (first_size + second_size) / 2 - 1
+    mean_size_minus_1 = (first_size + second_size) / 2 - 1
 
-    def excess(a: float) -> float:
-        variance = a * (1 - a) * (1 + others * ((1 - a) / (2 - a) + a / (1 + a))) / (first_size * second_size)
+    def compute_excess(a: float) -> float:
+        variance = (
+            a * (1 - a) * (1 + mean_size_minus_1 * ((1 - a) / (2 - a) + a / (1 + a))) / (first_size * second_size)
+        )
         return (auc - a) ** 2 - z * z * variance
 
-    near = 1e-12  # an area of 0 or 1 explains itself and nothing else: the other end of the interval is looked for
+    margin = 1e-12  # an area of 0 or 1 explains itself and nothing else: the other end of the interval is looked for
     return (
-        0.0 if auc == 0 else float(brentq(excess, 0.0, auc - near)),
-        1.0 if auc == 1 else float(brentq(excess, auc + near, 1.0)),
+        0.0 if auc == 0 else float(brentq(compute_excess, 0.0, auc - margin)),
+        1.0 if auc == 1 else float(brentq(compute_excess, auc + margin, 1.0)),
     )

@@ -18,7 +18,7 @@ import yaml
 from pate_torch.core import checks
 from pate_torch.reporting.report import OwnerFacts
 
-FILE = "owner.yaml"
+OWNER_FILE = "owner.yaml"
 
 
 def read(root: Path, account: str) -> OwnerFacts:
@@ -27,7 +27,7 @@ def read(root: Path, account: str) -> OwnerFacts:
     Raises:
         ValueError: It cannot be read, or has a key or a value that means nothing here.
     """
-    file = root / FILE
+    file = root / OWNER_FILE
     if not file.exists():
         return OwnerFacts()
     try:
@@ -36,29 +36,32 @@ def read(root: Path, account: str) -> OwnerFacts:
         raise checks.error("owner", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
     entry = checks.mapping(str(file), {} if accounts is None else accounts).get(account, {})
     try:
-        said = {
-            key: _plain(value) for key, value in checks.mapping(account, entry, dataclasses.fields(OwnerFacts)).items()
+        content = {
+            key: _to_plain_text(value)
+            for key, value in checks.mapping(account, entry, dataclasses.fields(OwnerFacts)).items()
         }
-        return OwnerFacts(**{**said, "pool": checks.mapping("pool", said.get("pool", {})), "audit": _audit(root, said)})
+        return OwnerFacts(
+            **{**content, "pool": checks.mapping("pool", content.get("pool", {})), "audit": _load_audit(root, content)}
+        )
     except ValueError as error:
         raise ValueError(f"{file}: {checks.prefix_error_key(account, error)}") from error
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_text(value: Any) -> Any:
     """YAML reads 2026-11-23 as a date and 2026 as a number: both are meant as they are written."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain_text(item) for key, item in value.items()}
     return str(value) if isinstance(value, datetime.date | int | float) and not isinstance(value, bool) else value
 
 
-def _audit(root: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def _load_audit(root: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """The result of an audit, from the file that is named; nothing where none is."""
-    if said.get("audit") is None:
+    if content.get("audit") is None:
         return {}
-    file = root / checks.nonempty_string("audit", said["audit"])
+    file = root / checks.nonempty_string("audit", content["audit"])
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return {key: _frozen(found[key]) for key in AUDIT}
+        result = json.loads(file.read_text(encoding="utf-8"))
+        return {key: _freeze(result[key]) for key in AUDIT_KEYS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         fix = "Write it with: pate audit mechanism=<name> --output audit.json"
         raise checks.error(
@@ -66,7 +69,7 @@ def _audit(root: Path, said: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-AUDIT = (
+AUDIT_KEYS = (
     "mechanism",
     "audited",
     "version",
@@ -82,5 +85,5 @@ AUDIT = (
 """What the statement says of an audit."""
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value

@@ -27,12 +27,12 @@ from pate_torch.audit.membership import Membership, Sides, attack
 from pate_torch.core import checks
 from pate_torch.data.partition import assign_shards
 from pate_torch.protocols import Student
-from pate_torch.reporting.builder import accuracy_of, student_figures
-from pate_torch.reporting.intervals import Share, percent
-from pate_torch.reporting.private_writer import OWNER_ONLY_FILE
-from pate_torch.reporting.renderer import strict_json
+from pate_torch.reporting.builder import compute_accuracy, compute_student_metrics
+from pate_torch.reporting.intervals import Share, format_percent
+from pate_torch.reporting.private_writer import OWNER_ONLY_FILE_MODE
+from pate_torch.reporting.renderer import to_strict_json
 from pate_torch.reporting.report import Baseline
-from pate_torch.reporting.statement import advantage_bound
+from pate_torch.reporting.statement import compute_advantage_bound
 from pate_torch.sensitive import Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import compute_first_logits, train_on_all
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pate_torch.context import LabelRelease, RunContext
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-THEOREM = "Price of these votes, theorem"
+THEOREM_PRICE = "Price of these votes, theorem"
 """Two figures for the owner, as they are called where they are missing."""
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class OwnerSummary:
         ensemble_accuracy: Accuracy of the plurality without noise.
         teacher_accuracy_mean: Mean accuracy of the teachers.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
-        gap_quantiles: Quantiles of the votes between winner and runner-up.
+        compute_gap_quantiles: Quantiles of the votes between winner and runner-up.
         nonprivate_accuracy: Accuracy of a model trained on all records at once.
         membership: The membership test of the student.
         seconds: Time of every stage, also of those whose time tells how many records there are.
@@ -95,47 +95,47 @@ class OwnerSummary:
         for key, value in self.gap_quantiles.items():
             checks.non_negative(f"gap_quantiles.{key}", value)
 
-    def lines(self) -> dict[str, str]:
+    def format_rows(self) -> dict[str, str]:
         """The owner's part of the closing table: accuracies, and what is missing (an epsilon looks like a price)."""
-        lines = {"Records": ", ".join(f"{n:,} {what}" for what, n in self.records.items())} if self.records else {}
+        lines = {"Records": ", ".join(f"{n:,} {group}" for group, n in self.records.items())} if self.records else {}
         if self.student_accuracy is not None:
             share = Share(value=self.student_accuracy, size=self.student_size)
             lines["Accuracy of student"] = f"{share}, on {self.student_size} test records"
-        shown = {
+        accuracies = {
             "Ensemble, no noise": self.ensemble_accuracy,
             "A teacher, on average": self.teacher_accuracy_mean,
             "Model without privacy": self.nonprivate_accuracy,
         }
-        lines |= {name: percent(value) for name, value in shown.items() if value is not None}
+        lines |= {name: format_percent(value) for name, value in accuracies.items() if value is not None}
         if self.membership is not None:
             lines |= self.membership.lines()
-        lines |= {name: f"not computed: {why}" for name, why in self.not_computed.items()}
+        lines |= {name: f"not computed: {reason}" for name, reason in self.not_computed.items()}
         return lines if self.forecast is None else lines | {"Forecast": self.forecast}
 
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
     """Write private/summary.json; NaN is refused."""
-    path.touch(mode=OWNER_ONLY_FILE)
-    path.chmod(OWNER_ONLY_FILE)  # before anything private is in it
-    path.write_text(strict_json(asdict(summary)), encoding="utf-8")
+    path.touch(mode=OWNER_ONLY_FILE_MODE)
+    path.chmod(OWNER_ONLY_FILE_MODE)  # before anything private is in it
+    path.write_text(to_strict_json(asdict(summary)), encoding="utf-8")
 
 
-def withheld_figures(data: Dataset, student: Student) -> dict[str, Any]:
+def private_test_metrics(data: Dataset, student: Student) -> dict[str, Any]:
     """PRIVATE. The student's figures on test records, if they may not be published."""
-    return {} if data.evaluation.public else student_figures(data, student)
+    return {} if data.evaluation.public else compute_student_metrics(data, student)
 
 
-def count_records(data: Dataset, everyone: PrivateData | None = None) -> dict[str, int]:
-    """PRIVATE. How many records there are, by what became of them; ``everyone``: with those kept from the voters."""
-    everyone = data.private if everyone is None else everyone
-    units, kept = len(np.unique(everyone.unit_id)), len(everyone) - len(data.private)
-    rows = {"private": len(everyone)} | ({"private units": units} if units < len(everyone) else {})
+def count_records(data: Dataset, all_private: PrivateData | None = None) -> dict[str, int]:
+    """PRIVATE. How many records there are, by what became of them; ``all_private``: with those kept from the voters."""
+    all_private = data.private if all_private is None else all_private
+    units, num_held_out = len(np.unique(all_private.unit_id)), len(all_private) - len(data.private)
+    rows = {"private": len(all_private)} | ({"private units": units} if units < len(all_private) else {})
     rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
-    rows |= {"private kept from the voters": kept} if kept else {}
-    return rows | {f"left out {why}": count for why, count in data.num_dropped_by_reason.items()}
+    rows |= {"private kept from the voters": num_held_out} if num_held_out else {}
+    return rows | {f"left out {reason}": count for reason, count in data.num_dropped_by_reason.items()}
 
 
-def owner_summary(
+def make_owner_summary(
     *,
     data: Dataset,
     release: Release,
@@ -161,40 +161,48 @@ def owner_summary(
         delta: The account's delta.
         device: Device of the predictions.
     """
-    missing: dict[str, str] = {}
-    accuracy = mean = alone = None
+    missing_metrics: dict[str, str] = {}
+    ensemble_accuracy = mean_teacher_accuracy = nonprivate_accuracy = None
     truth = data.evaluation.y
     if nonprivate is not None:
-        alone = _figure(
+        nonprivate_accuracy = _compute_or_none(
             "Model without privacy",
-            lambda: accuracy_of(nonprivate.predict(data.evaluation.x, device=device)[0], truth),
-            missing,
+            lambda: compute_accuracy(nonprivate.predict(data.evaluation.x, device=device)[0], truth),
+            missing_metrics,
         )
     if ensemble is not None:
 
-        def both() -> tuple[float, float]:
+        def compute_accuracies() -> tuple[float, float]:
             prediction_KQ = ensemble.predict(data.evaluation.x, device=device)
             plurality = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
-            return accuracy_of(prediction_KQ, truth), accuracy_of(plurality, truth)
+            return compute_accuracy(prediction_KQ, truth), compute_accuracy(plurality, truth)
 
-        mean, accuracy = _figure("Teachers' accuracies", both, missing) or (None, None)
-    asked = None if votes is None else votes.select(release.query_Q)
+        mean_teacher_accuracy, ensemble_accuracy = _compute_or_none(
+            "Teachers' accuracies", compute_accuracies, missing_metrics
+        ) or (None, None)
+    query_votes = None if votes is None else votes.select(release.query_Q)
     theorem_epsilon = None
-    if model is not None and rounds == 1 and asked is not None and len(asked):
-        counts, orders = asked.counts_QC.cpu().numpy(), rdp.ORDERS
-        theorem_epsilon = _figure(THEOREM, lambda: _price(compute_rdp(model, counts, orders), delta), missing)
-    gaps = None if asked is None else _figure("How the votes agree", lambda: gap_quantiles(asked), missing)
+    if model is not None and rounds == 1 and query_votes is not None and len(query_votes):
+        counts, orders = query_votes.counts_QC.cpu().numpy(), rdp.ORDERS
+        theorem_epsilon = _compute_or_none(
+            THEOREM_PRICE, lambda: _compute_epsilon(compute_rdp(model, counts, orders), delta), missing_metrics
+        )
+    gaps = (
+        None
+        if query_votes is None
+        else _compute_or_none("How the votes agree", lambda: compute_gap_quantiles(query_votes), missing_metrics)
+    )
     return OwnerSummary(
-        ensemble_accuracy=accuracy,
-        teacher_accuracy_mean=mean,
+        ensemble_accuracy=ensemble_accuracy,
+        teacher_accuracy_mean=mean_teacher_accuracy,
         epsilon_pate2018=theorem_epsilon,
         gap_quantiles=gaps or {},
-        nonprivate_accuracy=alone,
-        not_computed=missing,
+        nonprivate_accuracy=nonprivate_accuracy,
+        not_computed=missing_metrics,
     )
 
 
-def gap_quantiles(votes: Votes) -> dict[str, float]:
+def compute_gap_quantiles(votes: Votes) -> dict[str, float]:
     """PRIVATE. Quantiles of winner minus runner-up, in votes."""
     gap = votes.compute_gaps().double()
     if len(gap) == 0:
@@ -203,7 +211,7 @@ def gap_quantiles(votes: Votes) -> dict[str, float]:
     return {f"{q:g}": float(value) for q, value in zip(QUANTILES, values.tolist(), strict=True)}
 
 
-def _figure(name: str, compute: Callable[[], T], missing: dict[str, str]) -> T | None:
+def _compute_or_none(name: str, compute: Callable[[], T], missing_metrics: dict[str, str]) -> T | None:
     """PRIVATE. The figure, or None and its failure by the error's name alone.
 
     The labels are charged by now: no figure for the owner may end the run, whatever goes wrong with it.
@@ -211,11 +219,11 @@ def _figure(name: str, compute: Callable[[], T], missing: dict[str, str]) -> T |
     try:
         return compute()
     except Exception as error:
-        missing[name] = f"it failed ({type(error).__name__})"
+        missing_metrics[name] = f"it failed ({type(error).__name__})"
         return None
 
 
-def _price(rdp_A: Array, delta: float) -> float:
+def _compute_epsilon(rdp_A: Array, delta: float) -> float:
     epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
     if not math.isfinite(epsilon):
         raise ArithmeticError("no finite epsilon")
@@ -247,17 +255,19 @@ def attack_student(
         secret: Whether the noise was secret; else no bound holds.
         held_out: See ``Membership``.
     """
-    bound = by_plan = None
+    bound = bound_by_plan = None
     if secret:
-        planned = tuple(events)
-        bound = advantage_bound(accounting.compute_guarantee(planned, delta).epsilon, delta)
-        by_plan = min(bound, accounting.compute_delta(planned, 0.0))
-    contrast = None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
+        planned_events = tuple(events)
+        bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
+        bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
+    nonprivate_attack = (
+        None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
+    )
     return Membership(
         student=attack(student.compute_logits, sides, seed),
-        nonprivate=contrast,
+        nonprivate=nonprivate_attack,
         bound=bound,
-        bound_by_plan=by_plan,
+        bound_by_plan=bound_by_plan,
         held_out=held_out,
     )
 
@@ -270,63 +280,63 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
 
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
-    votes, voters = release.raw_votes, release.method
-    if votes is None and voters is not None and isinstance(voters.sensitive, Votes):
-        votes = voters.sensitive.select(release.labels.query_Q)
+    votes, method = release.raw_votes, release.method
+    if votes is None and method is not None and isinstance(method.sensitive, Votes):
+        votes = method.sensitive.select(release.labels.query_Q)
     if votes is None:
         return
     table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
     save_file(table, run.private_dir / "votes.safetensors")
     if isinstance(votes, Votes) and run.private_writer is not None:
-        run.private_writer.votes(votes, release.labels.answered_Q)
+        run.private_writer.log_votes(votes, release.labels.answered_Q)
 
 
-def look(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, TeacherEnsemble | None]:
+def compute_private_metrics(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, TeacherEnsemble | None]:
     """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
-    config, voters = run.config, release.method
-    if voters is None:
+    config, method = run.config, release.method
+    if method is None:
         return OwnerSummary(), None
     nonprivate = None
     if config.baseline:
         distributed.broadcast_text(distributed.BASELINE)
         nonprivate = train_on_all(run.data, config.teacher, seed=config.seed, device=config.device, stages=run.stages)
-    figures = owner_summary(
+    metrics = make_owner_summary(
         data=run.data,
         release=release.labels,
-        votes=voters.sensitive if isinstance(voters.sensitive, Votes) else None,
-        ensemble=voters.ensemble,
+        votes=method.sensitive if isinstance(method.sensitive, Votes) else None,
+        ensemble=method.ensemble,
         nonprivate=nonprivate,
         model=config.mechanism.make_outcome_model(),
         rounds=config.num_rounds,
         delta=config.privacy.delta,
         device=config.device,
     )
-    return figures, nonprivate
+    return metrics, nonprivate
 
 
-def examine(
-    run: RunContext, release: LabelRelease, student: Student, figures: OwnerSummary, nonprivate: TeacherEnsemble | None
+def run_membership_attack(
+    run: RunContext, release: LabelRelease, student: Student, metrics: OwnerSummary, nonprivate: TeacherEnsemble | None
 ) -> OwnerSummary:
     """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
     config, data, facts = run.config, run.data, release.facts
-    figures = replace(
-        figures,
-        **withheld_figures(data, student),
-        records=_counted(run),
+    metrics = replace(
+        metrics,
+        **private_test_metrics(data, student),
+        records=_count_run_records(run),
         seconds=run.clock.seconds,
         forecast=run.forecast,
     )
     if config.membership is None or facts["adjacency"] != config.partition.adjacency:
-        return figures
+        return metrics
     if not run.store.was_trained_on(facts["teachers_id"], run.store.compute_fingerprint(data.private)):
-        return figures  # labels of other records, or of votes that were brought: who taught is not known here
+        return metrics  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
     sides = config.membership.sides(data, shards, run.splits.membership_holdout, config.seed)
     if sides is None:
-        return figures
+        return metrics
     claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.reservation_ids])
-    found = attack_student(
+    membership = attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,
@@ -337,24 +347,27 @@ def examine(
         held_out=run.splits.membership_holdout is not None,
     )
     if run.private_writer is not None:
-        run.private_writer.membership(found)
-    return replace(figures, membership=found)
+        run.private_writer.log_membership(membership)
+    return replace(metrics, membership=membership)
 
 
-def publishable(data: Dataset, figures: OwnerSummary) -> tuple[Baseline, ...]:
+def make_public_baselines(data: Dataset, metrics: OwnerSummary) -> tuple[Baseline, ...]:
     """The owner's accuracies, where the data set is a public benchmark; else none of them."""
     if not data.spec.benchmark:
         return ()
-    shown = (("Teachers' plurality, no noise", figures.ensemble_accuracy), ("No privacy", figures.nonprivate_accuracy))
+    accuracies = (
+        ("Teachers' plurality, no noise", metrics.ensemble_accuracy),
+        ("No privacy", metrics.nonprivate_accuracy),
+    )
     size = len(data.evaluation.y)
     return tuple(
-        Baseline(name=name, accuracy=value, because="benchmark", size=size)
-        for name, value in shown
+        Baseline(name=name, accuracy=value, disclosure_basis="benchmark", size=size)
+        for name, value in accuracies
         if value is not None
     )
 
 
-def _counted(run: RunContext) -> dict[str, int]:
+def _count_run_records(run: RunContext) -> dict[str, int]:
     """PRIVATE. How many records there were, and what became of them."""
     config, private = run.config, run.data.private
     counts = count_records(run.data, run.all_private)

@@ -11,13 +11,13 @@ from torch import Tensor
 from pate_torch.audit.membership import Membership
 from pate_torch.core.files import write_atomically
 from pate_torch.reporting.curves import Curves
-from pate_torch.reporting.figures import numbered, thinned
+from pate_torch.reporting.figures import number_points, thin_points
 from pate_torch.sensitive import Votes
 
-OWNER_ONLY = 0o700
-OWNER_ONLY_FILE = 0o600
+OWNER_ONLY_MODE = 0o700
+OWNER_ONLY_FILE_MODE = 0o600
 
-README = """PRIVATE: do not publish, do not copy to where others can read it.
+README_TEMPLATE = """PRIVATE: do not publish, do not copy to where others can read it.
 
 {what}
 
@@ -26,7 +26,7 @@ parameter of a later release after a look at it is a release too, one that no le
 What may be published lies in the folder `release` of a run.
 """
 
-CONTENT = {
+FOLDER_CONTENTS = {
     "run": "A run's private side: votes, teachers' curves, accuracies, what an attack on the student found, and\n"
     "data-dependent prices (they depend on the votes, so they may not be published as a guarantee).",
     "teachers": "An ensemble: the teachers' weights, how their shares were drawn, and their votes on public points. "
@@ -37,10 +37,10 @@ CONTENT = {
 
 def make_private_folder(path: Path, content: str = "run") -> Path:
     """Create ``path`` (or tighten it) with mode 0700 and a README; ``content``: a key of CONTENT, or a sentence."""
-    path.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY)
-    os.chmod(path, OWNER_ONLY)  # mkdir leaves an existing folder as it was, and obeys the umask
+    path.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY_MODE)
+    os.chmod(path, OWNER_ONLY_MODE)  # mkdir leaves an existing folder as it was, and obeys the umask
     readme = path / "README.txt"
-    write_atomically(readme, README.format(what=CONTENT.get(content, content)))
+    write_atomically(readme, README_TEMPLATE.format(what=FOLDER_CONTENTS.get(content, content)))
     return path
 
 
@@ -54,7 +54,7 @@ LAYOUT = {
 """Of TensorBoard's page of custom scalars."""
 
 
-class PrivateBoard:
+class PrivateWriter:
     """PRIVATE. Writes private/tensorboard: the teachers' learning curves and agreement, the questions answered.
 
     Args:
@@ -66,46 +66,46 @@ class PrivateBoard:
 
         make_private_folder(folder)
         self.writer = SummaryWriter(str(folder))
-        self.writer.add_text("PRIVATE", README.format(what=CONTENT["run"]))
+        self.writer.add_text("PRIVATE", README_TEMPLATE.format(what=FOLDER_CONTENTS["run"]))
         self.writer.add_custom_scalars(LAYOUT)
         self.writer.flush()
         for file in folder.glob("events.out.tfevents.*"):
-            file.chmod(OWNER_ONLY_FILE)  # the folder is closed already; a copy of the file alone should be, too
+            file.chmod(OWNER_ONLY_FILE_MODE)  # the folder is closed already; a copy of the file alone should be, too
         self.curves = Curves(self.writer)
 
     def log(self, tag: str, value: float, step: int) -> None:
         """PRIVATE. A ``protocols.Log`` for the teachers' training."""
         self.curves.log(tag, value, step)
 
-    def losses(self, step: int, loss_K: Tensor) -> None:
+    def log_losses(self, step: int, loss_K: Tensor) -> None:
         """PRIVATE. The distribution of the teachers' losses, [K], at a step."""
-        self._spread("teachers/loss", loss_K, step)
+        self._log_distribution("teachers/loss", loss_K, step)
 
-    def accuracies(self, accuracy_K: Tensor, step: int = 0) -> None:
+    def log_accuracies(self, accuracy_K: Tensor, step: int = 0) -> None:
         """PRIVATE. The distribution of the teachers' accuracies, [K]."""
-        self._spread("teachers/accuracy", accuracy_K, step)
+        self._log_distribution("teachers/accuracy", accuracy_K, step)
 
-    def votes(self, votes: Votes, answered_Q: Tensor) -> None:
+    def log_votes(self, votes: Votes, answered_Q: Tensor) -> None:
         """PRIVATE. The gaps of the questions asked, and the share of them answered (bool [Q])."""
-        self._spread("votes/gap", votes.compute_gaps(), 0)
-        self._spread("votes/top", votes.compute_top_counts(), 0)
+        self._log_distribution("votes/gap", votes.compute_gaps(), 0)
+        self._log_distribution("votes/top", votes.compute_top_counts(), 0)
         if len(answered_Q):
             share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
-            for question, share in thinned(numbered(share_Q.tolist())):
+            for question, share in thin_points(number_points(share_Q.tolist())):
                 self.curves.log("votes/answered_share", share, int(question))
 
-    def membership(self, found: Membership) -> None:
+    def log_membership(self, membership: Membership) -> None:
         """PRIVATE. The membership test, beside its bounds and a model without privacy."""
-        words = "\n\n".join(f"{name.strip()}: {value}" for name, value in found.lines().items())
-        self.writer.add_text("membership", words)
+        text = "\n\n".join(f"{name.strip()}: {value}" for name, value in membership.lines().items())
+        self.writer.add_text("membership", text)
 
-    def _spread(self, tag: str, values: Tensor, step: int) -> None:
+    def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:
         finite = values.double()[values.double().isfinite()]
         if len(finite):  # a diverged teacher must not end the run: its vote is one among K
             self.writer.add_histogram(tag, finite.cpu().numpy(), step)
 
     def close(self) -> None:
         """Close the file; single numbers stand in text."""
-        for tag, value in self.curves.numbers().items():
+        for tag, value in self.curves.pop_single_values().items():
             self.writer.add_text(tag, f"{value:.6g}")
         self.writer.close()

@@ -1,4 +1,4 @@
-"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private.PrivateBoard``.
+"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private.PrivateWriter``.
 
 Curves where there is time, single numbers in the table of runs (HPARAMS) and in text. Plain tags, one run, one layout.
 A run that is not private shows no epsilon, and every tag of it says so.
@@ -23,17 +23,17 @@ from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.core.run_folders import make_folders
 from pate_torch.reporting.curves import Curves
-from pate_torch.reporting.figures import MAX_CLASSES, confusion_figure, examples_figure, numbered, thinned
-from pate_torch.reporting.renderer import card
+from pate_torch.reporting.figures import MAX_CLASSES, number_points, plot_confusion, plot_examples, thin_points
+from pate_torch.reporting.renderer import render_model_card
 from pate_torch.reporting.report import ReleaseReport
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STUDENT = "student/"
+STUDENT_PREFIX = "student/"
 
 
-class ReleaseBoard:
+class ReleaseWriter:
     """Writes release/tensorboard: ``log`` while the student learns, ``write`` once at the end, ``close``.
 
     Args:
@@ -54,58 +54,60 @@ class ReleaseBoard:
         Raises:
             ValueError: The tag is not a student's: the board was handed to the teachers' training by mistake.
         """
-        if not tag.startswith(STUDENT):
-            raise checks.error("tag", tag, f"must begin with {STUDENT!r} in a release", "Log it to the private board.")
+        if not tag.startswith(STUDENT_PREFIX):
+            raise checks.error(
+                "tag", tag, f"must begin with {STUDENT_PREFIX!r} in a release", "Log it to the private board."
+            )
         self.curves.log(tag, value, step)
 
     def write(self, report: ReleaseReport) -> None:
         """Write all that is known at the end."""
         if bool(self.prefix) == report.private:
             raise checks.error("private", report.private, "must be what the board was opened with")
-        self.writer.add_text(f"{self.prefix}privacy_statement", card(report))
+        self.writer.add_text(f"{self.prefix}privacy_statement", render_model_card(report))
         if report.private:
-            self._epsilons(report)
-        live = self.curves.drawn | self.curves.first.keys()
+            self._write_epsilons(report)
+        logged_tags = self.curves.drawn_tags | self.curves.first_points.keys()
         for tag, points in report.student_curves.items():
-            for step, value in points if tag not in live else ():
-                self.log(tag if tag.startswith(STUDENT) else STUDENT + tag, value, step)
+            for step, value in points if tag not in logged_tags else ():
+                self.log(tag if tag.startswith(STUDENT_PREFIX) else STUDENT_PREFIX + tag, value, step)
         if 0 < len(report.confusion) <= MAX_CLASSES:
-            self._figure("student_test/confusion", confusion_figure(report))
+            self._write_figure("student_test/confusion", plot_confusion(report))
         if report.examples is not None and report.examples.label:
-            self._figure("labels/answered", examples_figure(report))
-        self._layout(report)
-        self._hparams(report)
+            self._write_figure("labels/answered", plot_examples(report))
+        self._write_layout(report)
+        self._write_hparams(report)
 
-    def _epsilons(self, report: ReleaseReport) -> None:
+    def _write_epsilons(self, report: ReleaseReport) -> None:
         curves = {
-            "privacy/epsilon": numbered(report.epsilon_curve),
-            "privacy/epsilon_all_releases": numbered(report.account_curve),
-            "privacy/budget_left": numbered(_budget_left(report)),
+            "privacy/epsilon": number_points(report.epsilon_curve),
+            "privacy/epsilon_all_releases": number_points(report.account_curve),
+            "privacy/budget_left": number_points(_compute_budget_left(report)),
         }
         events = self.writer.file_writer
         assert events is not None, "written after close"
         for tag, points in curves.items():
-            for question, value in thinned(points) if len(points) > 1 else ():
+            for question, value in thin_points(points) if len(points) > 1 else ():
                 events.add_summary(_make_spec(tag, value, report.terms), int(question))
 
-    def _figure(self, tag: str, figure: Figure) -> None:
+    def _write_figure(self, tag: str, figure: Figure) -> None:
         self.writer.add_figure(self.prefix + tag, figure, close=False)
 
-    def _layout(self, report: ReleaseReport) -> None:
+    def _write_layout(self, report: ReleaseReport) -> None:
         layout: dict[str, dict[str, list[Any]]] = {}
         if report.private and report.epsilon_curve:
-            spent = [r"privacy/epsilon$", r"privacy/epsilon_all_releases$"]
+            epsilon_tags = [r"privacy/epsilon$", r"privacy/epsilon_all_releases$"]
             layout[f"Privacy: {report.terms}"] = {
-                "epsilon by question": ["Multiline", spent],
+                "epsilon by question": ["Multiline", epsilon_tags],
                 "budget left by question": ["Multiline", [r"privacy/budget_left$"]],
             }
-        tags = sorted(self.curves.drawn)
+        tags = sorted(self.curves.drawn_tags)
         if tags:
             layout["Student"] = {tag: ["Multiline", [f"{re.escape(self.prefix + tag)}$"]] for tag in tags}
         if layout:
             self.writer.add_custom_scalars(layout)
 
-    def _hparams(self, report: ReleaseReport) -> None:
+    def _write_hparams(self, report: ReleaseReport) -> None:
         """One row of the table of runs. Its first columns, by the alphabet, are shown: the results and their terms."""
         results = {
             "accuracy_labels": report.label_accuracy,
@@ -114,9 +116,9 @@ class ReleaseBoard:
             "epsilon_terms": report.terms if report.private else None,
             "total_epsilon": report.epsilon_charged,
             "total_left": report.budget_left if report.private else None,
-            **self.curves.numbers(),
+            **self.curves.pop_single_values(),
         }
-        given = {
+        settings = {
             "dataset": report.dataset,
             "mechanism": report.mechanism,
             **{f"mechanism.{name}": value for name, value in report.parameters.items()},
@@ -125,7 +127,7 @@ class ReleaseBoard:
             "queries_asked": report.queries_asked,
             "private": report.private,
         }
-        row = {self.prefix + name: value for name, value in results.items()} | given
+        row = {self.prefix + name: value for name, value in results.items()} | settings
         self.writer.add_hparams({name: value for name, value in row.items() if value is not None}, {}, run_name=".")
 
     def close(self) -> None:
@@ -137,17 +139,17 @@ class ReleaseBoard:
         self.writer.close()
         number, day = 0, datetime.combine(datetime.now(), time()).timestamp()
         for file in sorted(self.folder.glob("events.out.tfevents.*.*")):
-            while (free := self.folder / f"events.out.tfevents.{number:04d}").exists():
+            while (new_file := self.folder / f"events.out.tfevents.{number:04d}").exists():
                 number += 1
-            with atomic_replacement(free, SHARED_FILE_MODE) as temporary, temporary.open("wb") as stream:
-                rewritten = RecordWriter(stream)
+            with atomic_replacement(new_file, SHARED_FILE_MODE) as temporary, temporary.open("wb") as stream:
+                record_writer = RecordWriter(stream)
                 for record in RawEventFileLoader(str(file)).Load():
                     event = Event.FromString(record)
                     event.wall_time = day
-                    rewritten.write(event.SerializeToString())
+                    record_writer.write(event.SerializeToString())
             file.unlink()
 
-    def __enter__(self) -> ReleaseBoard:
+    def __enter__(self) -> ReleaseWriter:
         return self
 
     def __exit__(
@@ -156,7 +158,7 @@ class ReleaseBoard:
         self.close()
 
 
-def _budget_left(report: ReleaseReport) -> list[float]:
+def _compute_budget_left(report: ReleaseReport) -> list[float]:
     """Question by question: the cap less what was reserved by then."""
     if report.budget_epsilon is None:
         return []

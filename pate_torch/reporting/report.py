@@ -16,7 +16,7 @@ import numpy as np
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.description import MethodDescription, format_one_unit, parse_group
-from pate_torch.reporting.intervals import Share, percent
+from pate_torch.reporting.intervals import Share, format_percent
 from pate_torch.types import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 
 Scalar = bool | int | float | str | None
@@ -32,7 +32,7 @@ ROUTES = {
     "cap": "the account's cap, kept by its filter",
 }
 
-BECAUSE = {
+DISCLOSURE_BASES = {
     "public": "learnt from public data alone",
     "released": "learnt from released labels alone",
     "published": "a published figure",
@@ -60,7 +60,7 @@ FILES = {
 """What may lie in a release folder: name -> what it is."""
 
 
-TUNING = {
+TUNING_METHODS = {
     "public": "on public data, or a public stand-in",
     "charged": "by private records, and charged to the account",
     "none": "fixed before anybody looked at anything",
@@ -69,7 +69,7 @@ TUNING = {
 
 UNSTATED_CHOICE = "How this release was chosen among several settings is not stated, so the choice is not covered."
 
-TAKES = {
+INPUT_KINDS = {
     "rows": "an array [N, features]",
     "table": "a DataFrame with the columns of the data",
     "text": "a list of texts",
@@ -83,17 +83,17 @@ class Baseline:
     """An accuracy to compare with.
 
     Attributes:
-        because: Why it is releasable, a key of ``BECAUSE``.
+        disclosure_basis: Why it is releasable, a key of ``DISCLOSURE_BASES``.
         size: Points it was measured on.
     """
 
     name: str
     accuracy: float
-    because: str
+    disclosure_basis: str
     size: int | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("baseline.because", self.because, BECAUSE)
+        checks.one_of("baseline.because", self.disclosure_basis, DISCLOSURE_BASES)
         _ = self.share
 
     @property
@@ -109,15 +109,15 @@ class ChargedRelease:
     Attributes:
         epsilon: Its own guarantee at the report's delta and adjacency; None if it has none.
         accountant: The route that gave epsilon.
-        now: Whether the run that reports was charged for it.
+        is_current: Whether the run that reports was charged for it.
         events: What it reserved, as ``accounting.events`` writes it: enough to compose it anew.
     """
 
     release_id: str
-    what: str
+    purpose: str
     epsilon: float | None = None
     accountant: str = ""
-    now: bool = False
+    is_current: bool = False
     events: str = "[]"
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class OwnerFacts:
             elif value is not None:
                 checks.nonempty_string(item.name, value)
         if self.tuning is not None:
-            checks.one_of("tuning", self.tuning, TUNING)
+            checks.one_of("tuning", self.tuning, TUNING_METHODS)
         for key, value in self.pool.items():
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 
@@ -199,14 +199,14 @@ class Accuracy:
     """One measured accuracy.
 
     Attributes:
-        of: What was measured on what.
-        strong: Whether it is the release's own, not there to compare.
+        description: What was measured on what.
+        is_primary: Whether it is the release's own, not there to compare.
     """
 
     name: str
     share: Share
-    of: str = ""
-    strong: bool = False
+    description: str = ""
+    is_primary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -216,7 +216,7 @@ class ReleaseReport:
     If the run is not private, no epsilon is kept, whatever is passed here: none can be shown.
 
     Attributes:
-        num_teachers: 0 where no teachers answered (see ``voters``).
+        num_teachers: 0 where no teachers answered (see ``method``).
         epsilon: The guarantee of everything in the folder, composed from what was reserved for its ``parts``. Every
             epsilon here is at ``delta``.
         accountant: The route that gave epsilon (and the total, unless ``charged_accountant`` names another).
@@ -228,9 +228,9 @@ class ReleaseReport:
         other_releases: What else was reserved for these data.
         noise: "torch" (floating point) or "discrete".
         declared_size: The publicly declared number of records, if the plan used one.
-        split: The share of the owner's file that was made public, as the public points.
-        reused: Whether the labels had been released before.
-        voters: Who answered; None: nobody was asked, a model was trained on the records themselves.
+        public_share: The share of the owner's file that was made public, as the public points.
+        reuses_labels: Whether the labels had been released before.
+        method: Who answered; None: nobody was asked, a model was trained on the records themselves.
         rounds: Number of rounds of questions.
         answer_files: The files that hold the answers.
         student: What learnt from the answers; None if labels alone were released.
@@ -241,17 +241,17 @@ class ReleaseReport:
             or no part of the price), and ``per`` what; empty: not known.
         assets: Everything public that it was made with: the public points, encoders.
         owner: What only the owner can say.
-        declared_values: Where values come from that are taken to be public (``types.SOURCES``), by name.
+        provenance: Where values come from that are taken to be public (``types.SOURCES``), by name.
         chosen_by: How the owner says that this release was chosen among several settings (CHOSEN_BY); None: not stated.
-        teachers_kept: Whether the teachers can be asked again by their id, or votes alone were there.
-        takes: What the student takes (TAKES).
+        teachers_reusable: Whether the teachers can be asked again by their id, or votes alone were there.
+        input_kind: What the student takes (TAKES).
         encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
-        encoder_here: Whether its files lie in the folder.
+        includes_encoder: Whether its files lie in the folder.
         epsilon_curve: Price of the first q questions, q = 1..Q.
         account_curve: The account's total at the same moments.
         confusion: The student's test counts [truth, predicted].
         student_curves: Tag -> ((step, value), ...).
-        created: A date for people to read.
+        creation_date: A date for people to read.
     """
 
     dataset: str
@@ -275,9 +275,9 @@ class ReleaseReport:
     parameters: Mapping[str, Scalar] = field(default_factory=dict)
     noise: str = "torch"
     declared_size: int | None = None
-    split: float = 0.0
-    reused: bool = False
-    voters: MethodDescription | None = None
+    public_share: float = 0.0
+    reuses_labels: bool = False
+    method: MethodDescription | None = None
     rounds: int = 1
     answer_files: tuple[str, ...] = ("labels.csv",)
     student: str | None = None
@@ -287,24 +287,24 @@ class ReleaseReport:
     label_accuracy: float | None = None
     label_size: int | None = None
     teachers_id: str | None = None
-    teachers_kept: bool = True
+    teachers_reusable: bool = True
     release_id: str | None = None
     ledger_head: str | None = None
     class_names: tuple[str, ...] = ()
-    takes: str = "rows"
+    input_kind: str = "rows"
     encoder: EncoderCard | None
-    encoder_here: bool
+    includes_encoder: bool
     epsilon_curve: tuple[float, ...] = ()
     account_curve: tuple[float, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     student_curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     examples: Examples | None = None
     baselines: tuple[Baseline, ...] = ()
-    created: str = ""
+    creation_date: str = ""
     sensitivity: Mapping[str, Scalar] = field(default_factory=dict)
     assets: tuple[PublicAsset, ...]
     owner: OwnerFacts
-    declared_values: Mapping[str, str]
+    provenance: Mapping[str, str]
     chosen_by: str | None
 
     def __post_init__(self) -> None:
@@ -326,15 +326,15 @@ class ReleaseReport:
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
-        checks.one_of("takes", self.takes, TAKES)
+        checks.one_of("takes", self.input_kind, INPUT_KINDS)
         if self.chosen_by is not None:
             checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
         checks.boolean("private", self.private)
-        checks.boolean("reused", self.reused)
-        checks.boolean("encoder_here", self.encoder_here)
-        checks.between("split", self.split, 0, 1)
-        grouped = self.unit.startswith("group:") and len(self.unit) > len("group:")
-        if self.unit not in ("record", LABEL_UNIT) and not grouped:
+        checks.boolean("reused", self.reuses_labels)
+        checks.boolean("encoder_here", self.includes_encoder)
+        checks.between("split", self.public_share, 0, 1)
+        is_group = self.unit.startswith("group:") and len(self.unit) > len("group:")
+        if self.unit not in ("record", LABEL_UNIT) and not is_group:
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon"):
             if getattr(self, name) is not None:
@@ -392,7 +392,7 @@ class ReleaseReport:
     @property
     def route_words(self) -> str:
         """The route of epsilon in words."""
-        return show_route(self.accountant)
+        return format_route(self.accountant)
 
     @property
     def setting(self) -> str:
@@ -404,7 +404,7 @@ class ReleaseReport:
         """The terms without which an epsilon means nothing."""
         return f"{self.setting}; route: {self.route_words}"
 
-    def with_terms(self, epsilon: float) -> str:
+    def format_with_terms(self, epsilon: float) -> str:
         """An epsilon, rounded up, with its terms."""
         return f"epsilon = {format_epsilon(epsilon)} ({self.terms})"
 
@@ -418,14 +418,14 @@ class ReleaseReport:
         return max(0.0, self.budget_epsilon - self.epsilon_charged)
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether this run added nothing to the account."""
-        return self.reused and not any(part.now for part in self.parts)
+        return self.reuses_labels and not any(part.is_current for part in self.parts)
 
     @property
-    def chosen(self) -> bool:
+    def has_private_choice(self) -> bool:
         """Whether private records chose the student."""
-        return any(part.what.startswith("choice of a student") for part in self.parts)
+        return any(part.purpose.startswith("choice of a student") for part in self.parts)
 
     @property
     def audit(self) -> Mapping[str, Any]:
@@ -435,27 +435,34 @@ class ReleaseReport:
     @property
     def mechanism_words(self) -> str:
         """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
-        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
-        return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
+        shown_parameters = {
+            k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None
+        }
+        return self.mechanism + (
+            f" ({', '.join(f'{k} = {v}' for k, v in shown_parameters.items())})" if shown_parameters else ""
+        )
 
     @property
-    def new_points(self) -> str:
+    def input_words(self) -> str:
         """What the student takes, in words."""
-        return TAKES[self.takes]
+        return INPUT_KINDS[self.input_kind]
 
     @property
     def files(self) -> dict[str, str]:
         """The files of the release folder: name -> what it is. Answers that are used again lie where they came out."""
         answers = ("labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
-        there = {
+        presence = {
             "student.safetensors": self.student is not None,
-            "tensorboard/": self.student is not None and self.voters is not None,
-            "encoder/": self.encoder_here,
-            "release.json": not self.reused and self.voters is not None,
-            **{name: name in self.answer_files and not self.reused and self.voters is not None for name in answers},
-            "sanitised.json": any(part.what == "sanitised price" for part in self.parts),
+            "tensorboard/": self.student is not None and self.method is not None,
+            "encoder/": self.includes_encoder,
+            "release.json": not self.reuses_labels and self.method is not None,
+            **{
+                name: name in self.answer_files and not self.reuses_labels and self.method is not None
+                for name in answers
+            },
+            "sanitised.json": any(part.purpose == "sanitised price" for part in self.parts),
         }
-        return {name: what for name, what in FILES.items() if there.get(name, True)}
+        return {name: description for name, description in FILES.items() if presence.get(name, True)}
 
     @property
     def student_share(self) -> Share | None:
@@ -475,50 +482,53 @@ class ReleaseReport:
         rows = []
         if self.student_share is not None:
             size = self.student_share.size
-            of = f"{self.student}, on {size} test points" if size else f"{self.student}"
-            rows.append(Accuracy(name="Student", share=self.student_share, of=of, strong=True))
+            description = f"{self.student}, on {size} test points" if size else f"{self.student}"
+            rows.append(Accuracy(name="Student", share=self.student_share, description=description, is_primary=True))
         if self.label_share is not None:
-            of = f"{self.queries_answered} of {self.queries_asked} questions answered"
-            rows.append(Accuracy(name="Released labels", share=self.label_share, of=of))
-        rows += [Accuracy(name=base.name, share=base.share, of=BECAUSE[base.because]) for base in self.baselines]
+            description = f"{self.queries_answered} of {self.queries_asked} questions answered"
+            rows.append(Accuracy(name="Released labels", share=self.label_share, description=description))
+        rows += [
+            Accuracy(name=baseline.name, share=baseline.share, description=DISCLOSURE_BASES[baseline.disclosure_basis])
+            for baseline in self.baselines
+        ]
         return tuple(rows)
 
     @property
     def class_accuracies(self) -> tuple[Accuracy | None, ...]:
         """The student's accuracy on each true class; None where the test set has none of it."""
         return tuple(
-            Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), strong=True)
+            Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
             if sum(row)
             else None
             for true, (name, row) in enumerate(zip(self.confusion_names, self.confusion, strict=True))
         )
 
     @property
-    def below_majority(self) -> str | None:
+    def majority_warning(self) -> str | None:
         """A sentence where the student is right less often than the commonest class of the test points; else None."""
         counts = [sum(row) for row in self.confusion]
         hits = sum(row[true] for true, row in enumerate(self.confusion))
-        most = max(counts, default=0)
-        if self.student_accuracy is None or hits >= most:
+        max_count = max(counts, default=0)
+        if self.student_accuracy is None or hits >= max_count:
             return None
         return (
-            f"Below the majority class: always saying {self.class_name(counts.index(most))} would be right for "
-            f"{percent(most / sum(counts))} of the test points."
+            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right for "
+            f"{format_percent(max_count / sum(counts))} of the test points."
         )
 
     @property
     def confusion_names(self) -> list[str]:
         """The classes by row (and column) of ``confusion``."""
-        return [self.class_name(label) for label in range(len(self.confusion))]
+        return [self.get_class_name(label) for label in range(len(self.confusion))]
 
-    def class_name(self, label: int) -> str:
+    def get_class_name(self, label: int) -> str:
         """The name of a class; -1 is no answer."""
         if label < 0:
             return "no answer"
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
 
-def show_route(accountant: str) -> str:
+def format_route(accountant: str) -> str:
     """A route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
 

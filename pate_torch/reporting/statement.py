@@ -16,138 +16,138 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
-from pate_torch.reporting.report import TUNING, UNSTATED_CHOICE, ReleaseReport, show_route
+from pate_torch.reporting.report import TUNING_METHODS, UNSTATED_CHOICE, ReleaseReport, format_route
 from pate_torch.types import LABEL_UNIT
 
 NOT_PRIVATE = "NOT PRIVATE"
-WHY_NOT = (
+NOT_PRIVATE_REASON = (
     "The noise of this run was seeded or switched off, so that an outsider can recompute it and take it away again. "
     "No privacy guarantee holds, whatever the parameters say. Such a run is for tests: do not publish it."
 )
-WARNING = f"{NOT_PRIVATE}. {WHY_NOT}"
-NO_TOTAL = "No total is claimed: a release from these data used seeded noise."
-ADAPTIVE = "Where a later release was chosen after a look at an earlier one, the guarantee is the cap."
+NOT_PRIVATE_WARNING = f"{NOT_PRIVATE}. {NOT_PRIVATE_REASON}"
+NO_TOTAL_NOTE = "No total is claimed: a release from these data used seeded noise."
+ADAPTIVE_NOTE = "Where a later release was chosen after a look at an earlier one, the guarantee is the cap."
 NOT_MEASURED = "No accuracy is published: there are no public labels to measure it on."
-FREE = "The labels had been paid for before: this run added nothing."
-EX_POST = "It depends on the answers, so it is not a guarantee."
+FREE_NOTE = "The labels had been paid for before: this run added nothing."
+EX_POST_NOTE = "It depends on the answers, so it is not a guarantee."
 
 
-def environment(**options: Any) -> Environment:
+def make_environment(**options: Any) -> Environment:
     """The jinja environment of these templates: an unknown name is an error, an epsilon is shown in one way."""
-    made = Environment(
+    result = Environment(
         loader=PackageLoader("pate_torch.reporting"),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         **options,
     )
-    made.filters |= {"epsilon": format_epsilon, "delta": format_delta, "route": show_route}
-    return made
+    result.filters |= {"epsilon": format_epsilon, "delta": format_delta, "route": format_route}
+    return result
 
 
 @functools.cache
-def _macros() -> Any:
+def _load_macros() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    known = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "filled": _filled}
-    return environment(autoescape=False).get_template("statement.jinja", globals=known).module
+    macro_globals = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "filled": _fill_placeholders}
+    return make_environment(autoescape=False).get_template("statement.jinja", globals=macro_globals).module
 
 
-def _sentences(name: str, *arguments: Any) -> tuple[str, ...]:
+def _render_paragraphs(name: str, *arguments: Any) -> tuple[str, ...]:
     """What a macro says, by paragraphs."""
-    paragraphs = re.split(r"\n\s*\n", getattr(_macros(), name)(*arguments))
+    paragraphs = re.split(r"\n\s*\n", getattr(_load_macros(), name)(*arguments))
     return tuple(" ".join(words) for words in map(str.split, paragraphs) if words)
 
 
-def _filled(text: str, report: ReleaseReport) -> str:
+def _fill_placeholders(text: str, report: ReleaseReport) -> str:
     """A sentence of the voters' own, with what is known once they have answered."""
-    known = {
+    value_by_placeholder = {
         "asked": str(report.queries_asked),
         "answered": str(report.queries_answered),
         "mechanism": report.mechanism_words,
         "each_round": f" in each of {report.rounds} rounds" if report.rounds > 1 else "",
     }
-    return re.sub(r"\{(\w+)\}", lambda found: known.get(found[1], found[0]), text)
+    return re.sub(r"\{(\w+)\}", lambda placeholder: value_by_placeholder.get(placeholder[1], placeholder[0]), text)
 
 
-def _sentence(name: str, report: ReleaseReport) -> str:
-    return " ".join(_sentences(name, report))
+def _render_sentence(name: str, report: ReleaseReport) -> str:
+    return " ".join(_render_paragraphs(name, report))
 
 
-def title(report: ReleaseReport) -> str:
+def format_title(report: ReleaseReport) -> str:
     """What was released, in a line."""
-    return _sentence("title", report)
+    return _render_sentence("title", report)
 
 
-def headline(report: ReleaseReport) -> str:
+def format_headline(report: ReleaseReport) -> str:
     """One line: the guarantee with its terms, or that there is none."""
-    return f"{NOT_PRIVATE}: no guarantee" if report.epsilon is None else report.with_terms(report.epsilon)
+    return f"{NOT_PRIVATE}: no guarantee" if report.epsilon is None else report.format_with_terms(report.epsilon)
 
 
-def symbols(report: ReleaseReport) -> str:
+def format_inequality(report: ReleaseReport) -> str:
     """The guarantee as an inequality."""
-    return _sentence("symbols", report)
+    return _render_sentence("symbols", report)
 
 
-def plain_words(report: ReleaseReport) -> tuple[str, ...]:
+def format_plain_words(report: ReleaseReport) -> tuple[str, ...]:
     """The guarantee for someone who has never seen one, in a few paragraphs."""
     if report.epsilon is None:
-        return (WARNING,)
-    power = attack_bound(report.epsilon, report.delta, 0.01)
-    return _sentences("plain_words", report, f"{math.ceil(power * 1000) / 10:.1f} %")
+        return (NOT_PRIVATE_WARNING,)
+    power = compute_attack_bound(report.epsilon, report.delta, 0.01)
+    return _render_paragraphs("plain_words", report, f"{math.ceil(power * 1000) / 10:.1f} %")
 
 
-def questions(report: ReleaseReport) -> str:
+def format_queries(report: ReleaseReport) -> str:
     """How many questions were put to whom; empty where nobody was asked."""
-    return _sentence("questions", report)
+    return _render_sentence("questions", report)
 
 
-def examples(report: ReleaseReport) -> str:
+def format_examples_caption(report: ReleaseReport) -> str:
     """A caption for the pictures with released labels."""
-    return _sentence("examples", report)
+    return _render_sentence("examples", report)
 
 
-def assumptions(report: ReleaseReport) -> tuple[str, ...]:
+def list_assumptions(report: ReleaseReport) -> tuple[str, ...]:
     """What must be true for the guarantee to hold."""
-    return _sentences("assumptions", report)
+    return _render_paragraphs("assumptions", report)
 
 
-def not_covered(report: ReleaseReport) -> tuple[str, ...]:
+def list_exclusions(report: ReleaseReport) -> tuple[str, ...]:
     """What the guarantee says nothing about."""
-    return _sentences("not_covered", report)
+    return _render_paragraphs("not_covered", report)
 
 
-def trust(report: ReleaseReport) -> str:
+def format_trust(report: ReleaseReport) -> str:
     """Who sees what no noise protects, and what has to be taken on trust."""
-    return _sentence("trust", report)
+    return _render_sentence("trust", report)
 
 
-MISSING = "not stated"
+NOT_STATED = "not stated"
 
 
-def documentation(report: ReleaseReport) -> dict[str, str]:
+def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
     """What a reader of a release asks of its owner: name -> what was said, or MISSING."""
     owner = report.owner
-    said = {
+    statements = {
         name.capitalize(): getattr(owner, name) for name in ("contact", "collection", "consent", "access", "retention")
     }
-    said |= {"Period of the cap": owner.period, "Renewal of the cap": owner.renewal}
-    said["Choice of parameters"] = owner.tuning and TUNING[owner.tuning]
+    statements |= {"Period of the cap": owner.period, "Renewal of the cap": owner.renewal}
+    statements["Choice of parameters"] = owner.tuning and TUNING_METHODS[owner.tuning]
     for asset in report.assets:
         facts = (("licence", asset.licence), ("source", asset.source), ("SHA-256", asset.sha256))
-        trained = (("trained on", asset.trained_on),) if asset.role == "encoder" else ()
-        words = "; ".join(f"{name}: {value or MISSING}" for name, value in (*facts, *trained))
-        said[asset.role.capitalize()] = f"{asset.name}; {words}"
-    found = report.audit
-    said["Audit"] = found and (
-        f"of {found['audited']} in {found['runs']} runs, by pate_torch {found['version']}: "
-        + ("no fault found" if found["sound"] else "REFUTED")
+        training_facts = (("trained on", asset.trained_on),) if asset.role == "encoder" else ()
+        words = "; ".join(f"{name}: {value or NOT_STATED}" for name, value in (*facts, *training_facts))
+        statements[asset.role.capitalize()] = f"{asset.name}; {words}"
+    audit = report.audit
+    statements["Audit"] = audit and (
+        f"of {audit['audited']} in {audit['runs']} runs, by pate_torch {audit['version']}: "
+        + ("no fault found" if audit["sound"] else "REFUTED")
     )
-    return {name: value or MISSING for name, value in said.items()}
+    return {name: value or NOT_STATED for name, value in statements.items()}
 
 
-def missing(report: ReleaseReport) -> tuple[str, ...]:
+def list_missing(report: ReleaseReport) -> tuple[str, ...]:
     """The names of what nobody stated."""
-    return tuple(name for name, value in documentation(report).items() if MISSING in value)
+    return tuple(name for name, value in list_owner_statements(report).items() if NOT_STATED in value)
 
 
 @dataclass(frozen=True)
@@ -157,78 +157,83 @@ class Price:
     Attributes:
         epsilon: None if it is not known, or there is no cap.
         route: The accountant that gave it.
-        covers: What it is a price of.
+        scope: What it is a price of.
         note: What must be said beside it, however short the line.
     """
 
     name: str
     epsilon: float | None
     route: str
-    covers: str
+    scope: str
     note: str = ""
 
     @property
     def description(self) -> str:
         """The line in words."""
-        return f"{self.covers} {self.note}".strip()
+        return f"{self.scope} {self.note}".strip()
 
 
-def prices(report: ReleaseReport) -> tuple[Price, ...]:
+def list_prices(report: ReleaseReport) -> tuple[Price, ...]:
     """The prices of this release with its parts, the account's total and its cap; empty if not private."""
     if report.epsilon is None:
         return ()
-    whole = "The guarantee: of everything in this folder, and of nothing outside it."
-    rows = [Price("This release alone", report.epsilon, report.route_words, whole)]
+    release_scope = "The guarantee: of everything in this folder, and of nothing outside it."
+    rows = [Price("This release alone", report.epsilon, report.route_words, release_scope)]
     if len(report.parts) > 1:
         for part in report.parts:
-            paid = "By itself." if part.now else "By itself; paid for by an earlier run."
-            rows.append(Price(f"  {part.what}", part.epsilon, show_route(part.accountant), paid))
+            part_scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
+            rows.append(Price(f"  {part.purpose}", part.epsilon, format_route(part.accountant), part_scope))
     if report.epsilon_ex_post not in (None, report.epsilon):
-        used = "What had been used when the run stopped."
-        rows.append(Price("Spent (ex post)", report.epsilon_ex_post, report.route_words, used, EX_POST))
-    known = report.epsilon_charged is not None
-    route = show_route(report.charged_accountant or report.accountant)
-    together = "Everything reserved for these data in the ledger, composed." if known else ""
-    notes = (NO_TOTAL if not known else ADAPTIVE if report.other_releases else "", FREE if report.free else "")
-    rows.append(Price("All releases together", report.epsilon_charged, route, together, " ".join(filter(None, notes))))
+        used_scope = "What had been used when the run stopped."
+        rows.append(Price("Spent (ex post)", report.epsilon_ex_post, report.route_words, used_scope, EX_POST_NOTE))
+    has_total = report.epsilon_charged is not None
+    route = format_route(report.charged_accountant or report.accountant)
+    total_scope = "Everything reserved for these data in the ledger, composed." if has_total else ""
+    notes = (
+        NO_TOTAL_NOTE if not has_total else ADAPTIVE_NOTE if report.other_releases else "",
+        FREE_NOTE if report.is_free else "",
+    )
+    rows.append(
+        Price("All releases together", report.epsilon_charged, route, total_scope, " ".join(filter(None, notes)))
+    )
     if report.epsilon_charged_ex_post not in (None, report.epsilon_charged):
-        used = "What all of them used of it."
-        rows.append(Price("All of it (ex post)", report.epsilon_charged_ex_post, "composed", used, EX_POST))
-    cap = "What all releases together may reach. A release that would pass it is refused."
-    return (*rows, Price("Cap", report.budget_epsilon, "set by the owner", cap, _left(report)))
+        used_scope = "What all of them used of it."
+        rows.append(Price("All of it (ex post)", report.epsilon_charged_ex_post, "composed", used_scope, EX_POST_NOTE))
+    cap_scope = "What all releases together may reach. A release that would pass it is refused."
+    return (*rows, Price("Cap", report.budget_epsilon, "set by the owner", cap_scope, _format_budget_left(report)))
 
 
-def _left(report: ReleaseReport) -> str:
+def _format_budget_left(report: ReleaseReport) -> str:
     """How much of the cap is left, rounded down."""
     if report.budget_epsilon is None or report.epsilon_charged is None:
         return ""
     cap, reserved = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
-    left = max(Decimal(0), cap - reserved).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
-    return f"{left} of it is left."
+    budget_left = max(Decimal(0), cap - reserved).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
+    return f"{budget_left} of it is left."
 
 
-def run_facts(report: ReleaseReport) -> dict[str, str]:
+def list_run_facts(report: ReleaseReport) -> dict[str, str]:
     """What was done, and what of it can be used again: name -> value; empty values left out."""
-    again = "use again: free" if report.private else NOT_PRIVATE
+    reuse_note = "use again: free" if report.private else NOT_PRIVATE
     facts = {
         "Mechanism": report.mechanism_words,
         "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[report.noise],
-        "Questions": questions(report),
+        "Questions": format_queries(report),
         "Kind of student": report.student,
-        "Release": report.release_id and f"labels={report.release_id} ({again})",
+        "Release": report.release_id and f"labels={report.release_id} ({reuse_note})",
     }
     if report.encoder is not None:
         card = report.encoder
-        known = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""
-        facts["Encoder"] = f"{card.name} ({known}license: {card.license or 'not declared'})"
-    if report.teachers_id and report.teachers_kept:
+        digest_words = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""
+        facts["Encoder"] = f"{card.name} ({digest_words}license: {card.license or 'not declared'})"
+    if report.teachers_id and report.teachers_reusable:
         facts["Teachers"] = f"teachers={report.teachers_id} (use again: charged)"
     elif report.teachers_id:
         facts["Voters"] = f"{report.teachers_id} (bring them again: charged)"
     return {name: value for name, value in facts.items() if value}
 
 
-def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
+def compute_attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
     """The largest share of members any membership test can find at this share of false alarms.
 
     Source: Wasserman & Zhou (2010); Kairouz, Oh & Viswanath (2015): with misses b and false alarms a, e^epsilon a + b
@@ -239,11 +244,11 @@ def attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:
     return min(1.0, low, high)
 
 
-def advantage_bound(epsilon: float, delta: float) -> float:
+def compute_advantage_bound(epsilon: float, delta: float) -> float:
     """The largest advantage, share of members found less share of false alarms, of any membership test.
 
-    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines of ``attack_bound``; randomized
-    response reaches it.
+    (e^epsilon - 1 + 2 delta) / (e^epsilon + 1), at the corner a = b of both lines of ``compute_attack_bound``;
+    randomized response reaches it.
 
     Source: Kairouz, Oh & Viswanath (2015); Humphries et al. (2020, arXiv 2010.12112). Yeom et al. (2018) have e^epsilon
     - 1, which is larger.

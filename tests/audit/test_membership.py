@@ -16,8 +16,8 @@ from pate_torch.context import DataSplits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
-from pate_torch.reporting.intervals import concordance, difference
-from pate_torch.reporting.statement import advantage_bound, attack_bound
+from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval
+from pate_torch.reporting.statement import compute_advantage_bound, compute_attack_bound
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
@@ -55,16 +55,16 @@ def test_the_bound_is_what_randomized_response_reaches(epsilon, delta):
     outside = inside[::-1]
     tests = [np.array(said, dtype=bool) for said in itertools.product((False, True), repeat=4)]
     best = max(inside[said].sum() - outside[said].sum() for said in tests)
-    assert advantage_bound(epsilon, delta) == pytest.approx(best, rel=1e-12)
-    curve = [attack_bound(epsilon, delta, a) - a for a in np.linspace(0, 1, 20_001)]
+    assert compute_advantage_bound(epsilon, delta) == pytest.approx(best, rel=1e-12)
+    curve = [compute_attack_bound(epsilon, delta, a) - a for a in np.linspace(0, 1, 20_001)]
     assert best - 1e-3 < max(curve) <= best + 1e-12
     if delta == 0:
-        assert advantage_bound(epsilon, 0) < math.exp(epsilon) - 1  # Yeom et al.
+        assert compute_advantage_bound(epsilon, 0) < math.exp(epsilon) - 1  # Yeom et al.
 
 
 def test_no_epsilon_is_too_large_for_the_bound():
-    assert advantage_bound(1e6, 1e-5) == 1.0
-    assert advantage_bound(0.0, 0.25) == 0.25
+    assert compute_advantage_bound(1e6, 1e-5) == 1.0
+    assert compute_advantage_bound(0.0, 0.25) == 0.25
 
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_no_epsilon_is_too_large_for_the_bound():
 )
 def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
     """Newcombe 1998, table II, method 10."""
-    found = difference(first[0] / first[1], first[1], second[0] / second[1], second[1])
+    found = compute_difference_interval(first[0] / first[1], first[1], second[0] / second[1], second[1])
     assert found == pytest.approx((low, high), abs=5e-5)
 
 
@@ -91,8 +91,10 @@ def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
             wrong += low <= true + 0.1 <= high
         assert abs(covered / 400 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400), d
         assert wrong / 400 < 0.7, d
-    assert concordance(1.0, 50, 50)[0] < 0.98 and concordance(1.0, 50, 50)[1] == 1.0
-    assert concordance(0.0, 50, 50) == pytest.approx([1 - x for x in reversed(concordance(1.0, 50, 50))], abs=1e-9)
+    assert compute_auc_interval(1.0, 50, 50)[0] < 0.98 and compute_auc_interval(1.0, 50, 50)[1] == 1.0
+    assert compute_auc_interval(0.0, 50, 50) == pytest.approx(
+        [1 - x for x in reversed(compute_auc_interval(1.0, 50, 50))], abs=1e-9
+    )
 
 
 # ---- the attack ------------------------------------------------------------------------------------------------------
@@ -275,7 +277,9 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
     student, alone = found["student"], found["nonprivate"]
     assert student["members"] == alone["members"] == 150 and student["others"] == 100
     assert student["advantage_interval"][0] < 0.3  # near seven deviations: the noise is new in every run
-    assert student["advantage"] < found["bound_by_plan"] <= found["bound"] == advantage_bound(report.epsilon, 1e-4)
+    assert (
+        student["advantage"] < found["bound_by_plan"] <= found["bound"] == compute_advantage_bound(report.epsilon, 1e-4)
+    )
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]

@@ -106,6 +106,6 @@ def test_an_interrupt_ends_in_one_line(monkeypatch, capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    assert main.piped(interrupt) == 130
+    assert main.run_command(interrupt) == 130
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "stays charged" in said

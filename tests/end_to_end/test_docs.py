@@ -105,7 +105,7 @@ def settings_of(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 def composed(name: str, settings: Sequence[str], folder: Path | None = None):
     """The configuration, resolved; raises for a group or key that is not there."""
     search = [] if folder is None else [f"hydra.searchpath=[file://{folder}]"]
-    with initialize_config_dir(config_dir=command.configuration(), version_base="1.3"):
+    with initialize_config_dir(config_dir=command.find_config_folder(), version_base="1.3"):
         cfg = compose(name, overrides=[*settings, *search], return_hydra_config=True)
     launcher = cfg.hydra.launcher
     OmegaConf.set_struct(cfg, False)
@@ -388,12 +388,12 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 def test_every_field_of_the_statement_is_explained():
     from pate_torch.reporting.private_metrics import OwnerSummary
-    from pate_torch.reporting.renderer import privacy, summary
+    from pate_torch.reporting.renderer import build_statement, build_summary
     from tests.reporting.reporting_demo import demo
 
     page = ROOT / "docs" / "privacy-statement.md"
-    assert keys_in(page, "keys of summary.json") == set(summary(demo()))
-    assert keys_in(page, "keys of privacy.json") == leaves(privacy(demo()))
+    assert keys_in(page, "keys of summary.json") == set(build_summary(demo()))
+    assert keys_in(page, "keys of privacy.json") == leaves(build_statement(demo()))
     owner = {field.name for field in dataclasses.fields(OwnerSummary)}
     assert keys_in(page, "keys of private/summary.json") == owner
 

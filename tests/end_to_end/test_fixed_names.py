@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pate_torch.cli.train import configuration
+from pate_torch.cli.train import find_config_folder
 from tests import ROOT
 from tests.command_runs import QUIET_LOG, TINY, train
 
@@ -59,7 +59,7 @@ def test_the_wheel_carries_the_configuration():
 
 
 def composed(*overrides: str):
-    with initialize_config_dir(str(Path(configuration()).resolve()), version_base="1.3"):
+    with initialize_config_dir(str(Path(find_config_folder()).resolve()), version_base="1.3"):
         return compose("config", overrides=list(overrides))
 
 

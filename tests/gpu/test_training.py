@@ -20,7 +20,7 @@ from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.reporting import release_writer
-from pate_torch.reporting.release_writer import ReleaseBoard
+from pate_torch.reporting.release_writer import ReleaseWriter
 from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
 from pate_torch.teachers.launch import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
@@ -64,7 +64,7 @@ def config(home, **chosen: str):
 @pytest.fixture
 def plain_board(monkeypatch):
     """No figures, which are drawn from the report."""
-    monkeypatch.setattr(ReleaseBoard, "_figure", lambda *_: None)
+    monkeypatch.setattr(ReleaseWriter, "_figure", lambda *_: None)
     for name in ("confusion_figure", "examples_figure"):
         monkeypatch.setattr(release_writer, name, lambda _: None)
 

@@ -16,7 +16,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import BoundedRangeEvent
-from pate_torch.cli.train import configuration
+from pate_torch.cli.train import find_config_folder
 from pate_torch.data.digits import Digits
 from pate_torch.data.mnist import Mnist
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -39,9 +39,9 @@ from pate_torch.types import Dataset, DataSpec, Evaluation, MechanismContext, Pr
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
 
-DATASETS = sorted(file.stem for file in Path(configuration(), "dataset").glob("*.yaml"))
+DATASETS = sorted(file.stem for file in Path(find_config_folder(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "gradient_descent"}
-MECHANISMS = sorted({file.stem for file in Path(configuration(), "mechanism").glob("*.yaml")} - TEACHERLESS)
+MECHANISMS = sorted({file.stem for file in Path(find_config_folder(), "mechanism").glob("*.yaml")} - TEACHERLESS)
 
 
 class PrivateRecordsRead(AssertionError):
@@ -77,7 +77,7 @@ def only(*settings):
 
 def run_plan(*settings):
     """The plan that train.py would make of the same settings."""
-    with command.initialize_config_dir(config_dir=configuration(), version_base="1.3"):
+    with command.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         return command.Composer(settings)(())
 
 

@@ -21,10 +21,10 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from pate_torch.cli.train import configuration
+from pate_torch.cli.train import find_config_folder
 from pate_torch.config import RunConfig
 
-CONF = Path(configuration()).resolve()
+CONF = Path(find_config_folder()).resolve()
 
 TOY = (
     *("recommended.num_teachers=4", "recommended.sigma=2", "recommended.screen_sigma=1", "recommended.threshold=0"),

@@ -38,7 +38,7 @@ from pate_torch.methods.dpsgd import EntropyOptimizer
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import builder, release_writer
-from pate_torch.reporting.release_writer import ReleaseBoard
+from pate_torch.reporting.release_writer import ReleaseWriter
 from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
 from pate_torch.students import selection
 
@@ -184,9 +184,9 @@ def watched(watch: Watch) -> Iterator[None]:
         calls = itertools.count(1)
         for module in (pate, classifier):
             patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
-        patch.setattr(ReleaseBoard, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
-        patch.setattr(release_writer, "confusion_figure", lambda _: None)
-        patch.setattr(release_writer, "examples_figure", lambda _: None)
+        patch.setattr(ReleaseWriter, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
+        patch.setattr(release_writer, "plot_confusion", lambda _: None)
+        patch.setattr(release_writer, "plot_examples", lambda _: None)
         yield
 
 

@@ -17,7 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from pate_torch import PATE, pipeline
-from pate_torch.cli.train import configuration
+from pate_torch.cli.train import find_config_folder
 from pate_torch.core import run_folders
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
@@ -412,8 +412,8 @@ def _label(home, monkeypatch):
     monkeypatch.setenv("PATE_HOME", str(home))
     monkeypatch.setenv("PATE_RUN_ID", "one")
     given = ["num_classes=3", "dataset.name=blobs", "mechanism.sigma=9", "privacy.delta=1e-4", "quiet=true"]
-    with initialize_config_dir(version_base="1.3", config_dir=configuration()):
-        pipeline.run(label.build(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
+    with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+        pipeline.run(label.build_config(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
 
 
 def _api(home, monkeypatch):
@@ -536,7 +536,7 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     assert released(first) in {part.release_id for part in after.other_releases}
     assert after.epsilon_charged > after.epsilon and not teachers.exists()
     again = pipeline.run(plan(tmp_path, "again", dataset=without, labels=released(first)))
-    assert again.reused and not again.teachers_kept and again.epsilon_charged == after.epsilon_charged
+    assert again.reuses_labels and not again.teachers_reusable and again.epsilon_charged == after.epsilon_charged
 
 
 def test_groups_must_have_names(tmp_path):

@@ -28,8 +28,8 @@ from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
 from pate_torch.private_epsilon import PrivateEpsilon
 from pate_torch.queries.random import Random
-from pate_torch.reporting.builder import claims
-from pate_torch.reporting.statement import NO_TOTAL, NOT_PRIVATE
+from pate_torch.reporting.builder import compute_claims
+from pate_torch.reporting.statement import NO_TOTAL_NOTE, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
@@ -258,7 +258,7 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
     monkeypatch.setattr(Ledger, "claim", lambda self, *given: asked.append(given) or claim(self, *given))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        found = claims(ledger, "blobs", [read(one.folder)["release_id"]])
+        found = compute_claims(ledger, "blobs", [read(one.folder)["release_id"]])
     assert len(asked) == 1 and len(found["other_releases"]) == 2
 
 
@@ -385,11 +385,11 @@ def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, 
         accounting.compute_guarantee(one.mechanism.privacy_events(one.num_queries), DELTA).epsilon, rel=REL
     )
     assert breaks(said) == []
-    assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL
+    assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL_NOTE
     (other,) = said["other_releases"]
     assert other["epsilon"] is None and NOT_PRIVATE in other["what"]
     for where, text in shown(one.folder, capsys.readouterr().out).items():
-        assert NO_TOTAL in text, where
+        assert NO_TOTAL_NOTE in text, where
         assert f"{NOT_PRIVATE}: no guarantee" not in text, where
 
 

@@ -79,25 +79,25 @@ def demo(**changes: Any) -> ReleaseReport:
         },
         examples=examples(),
         baselines=(
-            Baseline(name="Published PATE", accuracy=0.98, because="published"),
-            Baseline(name="Ensemble without noise", accuracy=0.981, because="benchmark", size=1000),
-            Baseline(name="Clusters of the public points", accuracy=0.81, because="public", size=1000),
+            Baseline(name="Published PATE", accuracy=0.98, disclosure_basis="published"),
+            Baseline(name="Ensemble without noise", accuracy=0.981, disclosure_basis="benchmark", size=1000),
+            Baseline(name="Clusters of the public points", accuracy=0.81, disclosure_basis="public", size=1000),
         ),
         other_releases=(
             ChargedRelease(
-                release_id="00000000000000cc", what="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
+                release_id="00000000000000cc", purpose="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
             ),
         ),
-        created="made-up figures, for tests",
+        creation_date="made-up figures, for tests",
         sensitivity={"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
         assets=(
             PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
             PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
         ),
         encoder=None,
-        encoder_here=False,
+        includes_encoder=False,
         owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
-        declared_values={"classes": "declared by the owner", "normalization_constants": "read off public points"},
+        provenance={"classes": "declared by the owner", "normalization_constants": "read off public points"},
         chosen_by=None,
     )
     return ReleaseReport(**(fields | changes))

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pate_torch.reporting.console import show_closing
+from pate_torch.reporting.console import print_summary
 from pate_torch.reporting.private_metrics import OwnerSummary
-from pate_torch.reporting.renderer import card, page
+from pate_torch.reporting.renderer import render_model_card, render_page
 from pate_torch.reporting.report import Baseline
-from pate_torch.reporting.statement import prices
+from pate_torch.reporting.statement import list_prices
 from tests.reporting.reporting_demo import demo
 
-OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).lines()
+OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
 
 
 class Terminal(io.StringIO):
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 def shown(report, stream=None, **more):
     stream = stream or io.StringIO()
-    show_closing(report, stream=stream, **more)
+    print_summary(report, stream=stream, **more)
     return stream.getvalue()
 
 
@@ -55,7 +55,7 @@ def test_the_table_fits_80_columns(stream, private, monkeypatch):
         dataset="a data set with a name that goes on for much longer than a line of any terminal should have to bear",
         student="x" * 120,
         parameters={f"parameter_{i}": i for i in range(12)},
-        baselines=(Baseline(name="y" * 90, accuracy=0.5, because="public"),),
+        baselines=(Baseline(name="y" * 90, accuracy=0.5, disclosure_basis="public"),),
         unit="group:" + "z" * 70,
     )
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(report, stream(), owner=OWNER)).splitlines()
@@ -80,7 +80,7 @@ def test_a_run_that_is_not_private_begins_with_it_and_shows_no_epsilon():
 
 
 def test_what_can_be_used_again_is_offered_and_nothing_else():
-    kept, brought = shown(demo()), shown(demo(teachers_kept=False))
+    kept, brought = shown(demo()), shown(demo(teachers_reusable=False))
     assert f"teachers={demo().teachers_id} (use again: charged)" in kept
     assert "teachers=" not in brought and f"{demo().teachers_id} (bring them again: charged)" in brought
 
@@ -100,18 +100,18 @@ def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, sai
     lost = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100,
                 examples=None)  # fmt: skip
     words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
-    assert lost.below_majority == (words if said else None)
-    texts = shown(lost), card(lost).replace("\\", ""), page(lost).replace("\u00a0", " ")
+    assert lost.majority_warning == (words if said else None)
+    texts = shown(lost), render_model_card(lost).replace("\\", ""), render_page(lost).replace("\u00a0", " ")
     for text in texts:
         seen = re.sub(r"[|\s]+", " ", html.unescape(text))
         assert (words in seen) == said
-    assert demo(confusion=()).below_majority is None  # no public test labels
-    assert demo(confusion=((0, 10), (90, 0)), class_names=(), student_accuracy=None).below_majority is None
+    assert demo(confusion=()).majority_warning is None  # no public test labels
+    assert demo(confusion=((0, 10), (90, 0)), class_names=(), student_accuracy=None).majority_warning is None
 
 
 def test_the_budget_left_is_rounded_down():
     for cap, charged, left in ((4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")):
-        assert prices(demo(budget_epsilon=cap, epsilon_charged=charged))[-1].note == f"{left} of it is left."
+        assert list_prices(demo(budget_epsilon=cap, epsilon_charged=charged))[-1].note == f"{left} of it is left."
 
 
 def test_names_are_not_read_as_markup():

@@ -6,14 +6,14 @@ import pytest
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch.reporting.curves import Curves, link
+from pate_torch.reporting.curves import Curves, link_run
 
 
 def board(root, name, of="digits/gaussian"):
     folder = root / "runs" / of / name / "release" / "tensorboard"
     with SummaryWriter(str(folder)) as writer:
         writer.add_scalar("x", 1.0)
-    link(folder, root)
+    link_run(folder, root)
     return folder
 
 
@@ -45,12 +45,12 @@ def test_a_root_may_be_named_from_where_one_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = Path("outputs/runs/digits/gaussian/night-1/release/tensorboard")
     folder.mkdir(parents=True)
-    link(folder.absolute(), Path("outputs"))
+    link_run(folder.absolute(), Path("outputs"))
     assert Path("outputs/tensorboard/digits/gaussian/night-1").resolve() == folder.resolve()
 
 
 def test_a_board_elsewhere_gets_no_link(tmp_path):
-    link(tmp_path / "else" / "release" / "tensorboard", tmp_path)
+    link_run(tmp_path / "else" / "release" / "tensorboard", tmp_path)
     assert not (tmp_path / "tensorboard").exists()
 
 
@@ -60,5 +60,5 @@ def test_a_curve_begins_with_its_second_point(points, tmp_path):
         curves = Curves(writer)
         for step in range(points):
             curves.log("loss", 1.0, step)
-        assert curves.drawn == ({"loss"} if points > 1 else set())
-        assert curves.numbers() == ({} if points > 1 else {"loss": 1.0})
+        assert curves.drawn_tags == ({"loss"} if points > 1 else set())
+        assert curves.pop_single_values() == ({} if points > 1 else {"loss": 1.0})

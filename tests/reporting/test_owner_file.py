@@ -10,7 +10,7 @@ from pate_torch.audit.command import main as audit
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.ledger import Ledger
 from pate_torch.reporting import owner_file, statement
-from pate_torch.reporting.renderer import card, privacy
+from pate_torch.reporting.renderer import build_statement, render_model_card
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.types import PublicAsset
 from pate_torch.verify.command import verified
@@ -75,8 +75,8 @@ def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
     found = said["verification"]["audit"]
     assert found["mechanism"] == "gaussian" and found["sound"] and found["runs"] == 200 and found["version"]
     text = (plan.folder / "release" / "README.md").read_text()
-    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.MISSING in text
-    assert "no fault found" in text and text == card(report)
+    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.NOT_STATED in text
+    assert "no fault found" in text and text == render_model_card(report)
 
 
 class Named(FourierFeatures):
@@ -96,13 +96,15 @@ def test_what_encodes_is_named_with_the_public_points(tmp_path):
 
 
 def test_an_audit_of_another_mechanism_is_not_this_one_s():
-    assert privacy(demo())["verification"]["audit"]["proven"] == 2.39
-    assert privacy(demo(mechanism="laplace"))["verification"]["audit"] is None
-    assert "Audit" in statement.missing(demo(mechanism="laplace"))
+    assert build_statement(demo())["verification"]["audit"]["proven"] == 2.39
+    assert build_statement(demo(mechanism="laplace"))["verification"]["audit"] is None
+    assert "Audit" in statement.list_missing(demo(mechanism="laplace"))
 
 
 def test_nothing_said_is_shown_as_missing_everywhere():
     bare = demo(owner=OwnerFacts(), assets=())
-    assert set(statement.documentation(bare).values()) == {statement.MISSING}
-    assert list(statement.missing(bare)) == privacy(bare)["missing"] != []
-    assert card(bare).count(statement.MISSING) == len(statement.missing(bare)) + 1  # and how it was chosen
+    assert set(statement.list_owner_statements(bare).values()) == {statement.NOT_STATED}
+    assert list(statement.list_missing(bare)) == build_statement(bare)["missing"] != []
+    assert (
+        render_model_card(bare).count(statement.NOT_STATED) == len(statement.list_missing(bare)) + 1
+    )  # and how it was chosen

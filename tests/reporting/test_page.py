@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pate_torch.reporting import builder, figures
-from pate_torch.reporting.figures import MAX_POINTS, Scale, picture, thinned
-from pate_torch.reporting.renderer import page
+from pate_torch.reporting.figures import MAX_POINTS, Scale, encode_picture, thin_points
+from pate_torch.reporting.renderer import render_page
 from pate_torch.reporting.report import Baseline, Examples
 from tests.reporting.reporting_demo import confusion, demo, examples
 
@@ -63,7 +63,7 @@ def nodes(html):
 
 
 def test_the_page_needs_nothing_else():
-    html = page(demo())
+    html = render_page(demo())
     words = re.sub(r'src="data:image/png;base64,[^"]*"', "", html)
     assert not re.search(r"https?:|//\w|url\(|@import|javascript:|data:\w", words)
     for node in nodes(html):
@@ -87,7 +87,7 @@ def holder(node):
 
 def test_every_epsilon_stands_with_delta_adjacency_unit_and_route():
     seen = set()
-    for node in nodes(page(demo())):
+    for node in nodes(render_page(demo())):
         for child in node.children:
             shown = [price for price in PRICES if isinstance(child, str) and price in child]
             stated = isinstance(child, str) and re.search(r"(ε|epsilon) *[=≤] *[\d.]+", child)
@@ -101,7 +101,7 @@ def test_every_epsilon_stands_with_delta_adjacency_unit_and_route():
 
 
 def test_a_run_that_is_not_private_says_so_first_and_last_and_shows_no_epsilon():
-    html = page(demo(private=False, epsilon_ex_post=2.1))
+    html = render_page(demo(private=False, epsilon_ex_post=2.1))
     tree = nodes(html)
     body = next(node for node in tree if node.name == "body")
     assert body.children[0].attributes["class"] == "banner" and "NOT PRIVATE" in body.children[0].words
@@ -124,28 +124,28 @@ def test_names_are_escaped_everywhere():
         accountant=EVIL,
         parameters={EVIL: EVIL},
         class_names=(EVIL, *"123456789"),
-        baselines=(Baseline(name=EVIL, accuracy=0.5, because="public"),),
+        baselines=(Baseline(name=EVIL, accuracy=0.5, disclosure_basis="public"),),
         student_curves={EVIL: ((0, 1.0), (1, 2.0))},
         seconds={EVIL: 1.0},
-        created=EVIL,
+        creation_date=EVIL,
         release_id=EVIL,
         teachers_id=EVIL,
         ledger_head=EVIL,
     )
-    html = page(report)
+    html = render_page(report)
     assert "<script" not in html
     assert all(node.name != "script" for node in nodes(html))
     assert EVIL in next(node for node in nodes(html) if node.name == "h1").words
 
 
 def test_the_page_works_on_a_phone_and_in_the_dark():
-    html = page(demo())
+    html = render_page(demo())
     assert 'content="width=device-width, initial-scale=1"' in html
     assert "prefers-color-scheme: dark" in html
 
 
 def test_intervals_and_pictures_are_there():
-    html = page(demo())
+    html = render_page(demo())
     words = Tree(html).root.words
     assert "96.7 to 98.5" in words and "97.8" in words
     pictures = [node for node in nodes(html) if node.name == "img"]
@@ -157,7 +157,7 @@ def test_a_bare_report_has_no_empty_sections():
         student_accuracy=None, label_accuracy=None, confusion=(), epsilon_curve=(), account_curve=(), examples=None,
         baselines=(), student_curves={}, other_releases=(), class_names=(), budget_epsilon=None, epsilon_charged=None,
     )  # fmt: skip
-    tree = nodes(page(bare))
+    tree = nodes(render_page(bare))
     assert [n.attributes["id"] for n in tree if n.name == "section"] == [
         "privacy",
         "accuracy",
@@ -167,47 +167,50 @@ def test_a_bare_report_has_no_empty_sections():
         "owner",
         "files",
     ]
-    assert "No accuracy is published" in page(bare)
+    assert "No accuracy is published" in render_page(bare)
 
 
 def test_many_classes_are_listed_by_their_commonest_confusions():
     report = demo(confusion=confusion(classes=30), class_names=tuple(f"class {c}" for c in range(30)))
-    html = page(report)
+    html = render_page(report)
     assert 'class="confusion"' not in html and "Taken for another most often" in html
     assert "The 24 least known of 30 classes" in html
     worst = sorted(share.share.value for share in report.class_accuracies)[:24]
-    assert [share.share.value for share in figures.least_known(report)] == worst
-    assert figures.least_known(demo()) == list(demo().class_accuracies), "few are in their order"
+    assert [share.share.value for share in figures.select_worst_classes(report)] == worst
+    assert figures.select_worst_classes(demo()) == list(demo().class_accuracies), "few are in their order"
 
 
 def test_confusions_of_too_many_classes_are_not_counted():
     label = torch.tensor([0, 1023, 1023])
-    counts = builder.confusion(label, label.clamp(max=5), 1024)
+    counts = builder.compute_confusion(label, label.clamp(max=5), 1024)
     assert (counts[0][0], counts[1023][5], sum(map(sum, counts))) == (1, 2, 3)
-    assert builder.confusion(label, label, 2**15) == () and page(demo(confusion=())).count("class by class") == 0
+    assert (
+        builder.compute_confusion(label, label, 2**15) == ()
+        and render_page(demo(confusion=())).count("class by class") == 0
+    )
 
 
 def test_answers_that_are_none_are_called_so():
     shown = Examples(image=examples(2).image, label=(-1, 3), query=(4, 5))
-    assert "no answer" in page(demo(examples=shown))
+    assert "no answer" in render_page(demo(examples=shown))
 
 
 def test_the_cap_is_drawn_when_near_and_said_when_far():
-    assert '"key c flat"' in page(demo())
-    far = page(demo(budget_epsilon=50.0))
+    assert '"key c flat"' in render_page(demo())
+    far = render_page(demo(budget_epsilon=50.0))
     assert '"key c flat"' not in far and "The cap, 50.000, lies above" in far
 
 
 def test_an_unfinished_curve_shows_the_guarantee_above_it():
-    assert '"key a flat"' not in page(demo())
-    assert '"key a flat"' in page(demo(epsilon=2.7))
+    assert '"key a flat"' not in render_page(demo())
+    assert '"key a flat"' in render_page(demo(epsilon=2.7))
 
 
 @pytest.mark.parametrize(
     "low,high,most", [(0, 1, 5), (0.7, 1, 4), (0, 286, 4), (1, 3, 5), (-0.3, 2.4e-3, 5), (0, 7e6, 5)]
 )
 def test_ticks_are_round_inside_and_few(low, high, most):
-    values = Scale(low, high).ticks(most)
+    values = Scale(low, high).make_ticks(most)
     assert all(low - 1e-9 <= v <= high + 1e-9 for v in values) and 2 <= len(values) <= most + 1
     steps = np.diff(values)
     assert np.allclose(steps, steps[0])
@@ -216,7 +219,9 @@ def test_ticks_are_round_inside_and_few(low, high, most):
 
 def test_curves_place_their_points_linearly_between_zero_and_the_top():
     growth = tuple(0.01 * q for q in range(1, 287))
-    html = page(demo(epsilon_curve=growth, account_curve=(), budget_epsilon=None, epsilon=2.86, student_curves={}))
+    html = render_page(
+        demo(epsilon_curve=growth, account_curve=(), budget_epsilon=None, epsilon=2.86, student_curves={})
+    )
     (drawn,) = (node for node in nodes(html) if node.name == "polyline")
     x, y = np.array([[float(part) for part in point.split(",")] for point in drawn.attributes["points"].split()]).T
     assert np.allclose(x, 100 * np.arange(286) / 285, atol=1e-3)
@@ -225,20 +230,23 @@ def test_curves_place_their_points_linearly_between_zero_and_the_top():
 
 @pytest.mark.parametrize("level", [0.0, -2.5, 1e20])
 def test_a_level_curve_is_drawn_however_far_from_zero(level):
-    html = page(demo(student_curves={"student/loss": ((0, level), (9, level))}))
+    html = render_page(demo(student_curves={"student/loss": ((0, level), (9, level))}))
     drawn = [node.attributes["points"] for node in nodes(html) if node.name == "polyline"]
     assert "nan" not in drawn[-1] and "inf" not in drawn[-1]
 
 
 def test_long_curves_are_thinned_but_keep_their_ends():
     points = [(float(i), float(i)) for i in range(10_000)]
-    kept = thinned(points)
+    kept = thin_points(points)
     assert len(kept) <= MAX_POINTS and kept[0] == points[0] and kept[-1] == points[-1]
 
 
 def test_dots_place_shares_on_their_scale():
-    baselines = (Baseline(name="a", accuracy=0.9, because="public"), Baseline(name="b", accuracy=0.5, because="public"))
-    html = page(demo(student_accuracy=None, label_accuracy=None, confusion=(), baselines=baselines))
+    baselines = (
+        Baseline(name="a", accuracy=0.9, disclosure_basis="public"),
+        Baseline(name="b", accuracy=0.5, disclosure_basis="public"),
+    )
+    html = render_page(demo(student_accuracy=None, label_accuracy=None, confusion=(), baselines=baselines))
     places = [float(node.attributes["cx"].rstrip("%")) for node in nodes(html) if node.name == "circle"]
     low = 0.4
     assert places == pytest.approx([100 * (0.9 - low) / (1 - low), 100 * (0.5 - low) / (1 - low)], abs=1e-3)
@@ -251,6 +259,6 @@ def test_pictures_keep_their_pixels():
     from PIL import Image
 
     image = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
-    source = picture(image).removeprefix("data:image/png;base64,")
+    source = encode_picture(image).removeprefix("data:image/png;base64,")
     read = np.asarray(Image.open(io.BytesIO(base64.b64decode(source))))
     assert np.array_equal(np.moveaxis(read, 2, 0), image)

@@ -15,8 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.audit.membership import Attack, Membership
 from pate_torch.reporting import private_metrics
-from pate_torch.reporting.private_metrics import OwnerSummary, gap_quantiles, owner_summary, write_owner_summary
-from pate_torch.reporting.private_writer import PrivateBoard, make_private_folder
+from pate_torch.reporting.private_metrics import (
+    OwnerSummary,
+    compute_gap_quantiles,
+    make_owner_summary,
+    write_owner_summary,
+)
+from pate_torch.reporting.private_writer import PrivateWriter, make_private_folder
 from pate_torch.sensitive import Votes
 from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
 
@@ -47,13 +52,13 @@ def test_private_folders_are_closed_whatever_the_umask(tmp_path):
 
 def test_gap_quantiles_agree_with_numpy():
     gaps = [7, 0, 1, 10]
-    found = gap_quantiles(VOTES)
+    found = compute_gap_quantiles(VOTES)
     assert list(found) == ["0", "0.05", "0.25", "0.5", "0.75", "0.95", "1"]
     assert list(found.values()) == pytest.approx([np.quantile(gaps, float(q)) for q in found])
 
 
 def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
-    summary = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=gap_quantiles(VOTES))
+    summary = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=compute_gap_quantiles(VOTES))
     write_owner_summary(summary, tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert set(read) >= {
@@ -70,7 +75,7 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
 
 
 def test_owner_lines_show_no_price():
-    lines = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).lines()
+    lines = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).format_rows()
     assert list(lines.values()) == ["98.0 %", "99.0 %"]
 
 
@@ -85,7 +90,7 @@ def looked_at(counts, model, **changes):
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
     release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
     arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}
-    return owner_summary(data=data, release=release, votes=votes, model=model, **(arguments | changes))
+    return make_owner_summary(data=data, release=release, votes=votes, model=model, **(arguments | changes))
 
 
 def thousand(teachers, questions=5):
@@ -130,9 +135,9 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     broken = Broken(error)
     summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), ensemble=broken, nonprivate=broken)
     assert summary.epsilon_pate2018 is summary.ensemble_accuracy is None
-    assert summary.gap_quantiles == gap_quantiles(VOTES)
-    assert len(summary.not_computed) == len(summary.lines()) == 3
-    assert all(error.__name__ in value and "secret" not in value for value in summary.lines().values())
+    assert summary.gap_quantiles == compute_gap_quantiles(VOTES)
+    assert len(summary.not_computed) == len(summary.format_rows()) == 3
+    assert all(error.__name__ in value and "secret" not in value for value in summary.format_rows().values())
     write_owner_summary(summary, tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["not_computed"] == summary.not_computed
 
@@ -145,7 +150,7 @@ def test_a_figure_that_is_no_number_is_missing(monkeypatch):
 
 
 def said(found):
-    return list(OwnerSummary(membership=found).lines().values())
+    return list(OwnerSummary(membership=found).format_rows().values())
 
 
 def test_owner_lines_show_an_attack_beside_its_bound():
@@ -168,14 +173,14 @@ def test_an_attack_is_written_into_the_owners_summary(tmp_path):
 
 
 def test_the_private_board_shows_teachers_and_votes(tmp_path):
-    board = PrivateBoard(tmp_path / "tensorboard")
+    board = PrivateWriter(tmp_path / "tensorboard")
     board.log("teachers/loss_mean", 1.5, 3)
     board.log("teachers/loss_mean", 1.0, 4)
     board.log("teachers/accuracy_mean", 0.5, 4)
-    board.losses(3, torch.tensor([1.0, 2.0, math.nan]))
-    board.accuracies(torch.tensor([0.5, 0.75]))
-    board.votes(VOTES, torch.tensor([True, False, True, True]))
-    board.membership(MEMBERSHIP)
+    board.log_losses(3, torch.tensor([1.0, 2.0, math.nan]))
+    board.log_accuracies(torch.tensor([0.5, 0.75]))
+    board.log_votes(VOTES, torch.tensor([True, False, True, True]))
+    board.log_membership(MEMBERSHIP)
     board.close()
     assert mode(tmp_path / "tensorboard") == 0o700
     read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()

@@ -14,7 +14,15 @@ from jinja2 import nodes
 from pate_torch.methods import gradients, reverse_knn, teacher_votes
 from pate_torch.methods.description import MethodDescription
 from pate_torch.reporting import figures, statement
-from pate_torch.reporting.renderer import card, page, plain, privacy, strict_json, summary, write_release
+from pate_torch.reporting.renderer import (
+    build_statement,
+    build_summary,
+    escape_markdown,
+    render_model_card,
+    render_page,
+    to_strict_json,
+    write_release,
+)
 from pate_torch.reporting.report import Baseline, Examples
 from pate_torch.sensitive import Votes
 from pate_torch.types import LABEL_UNIT, PrivateData
@@ -56,7 +64,7 @@ def test_summary_has_the_fixed_keys_unrounded(tmp_path):
 
 
 def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():
-    read = summary(demo(private=False, epsilon_ex_post=2.0))
+    read = build_summary(demo(private=False, epsilon_ex_post=2.0))
     assert list(read) == FIXED_KEYS
     assert read["private"] is False
     assert read["epsilon"] is read["epsilon_ex_post"] is read["epsilon_charged"] is None
@@ -107,7 +115,7 @@ def test_nan_and_infinity_are_refused(changes):
 
 def test_strict_json_refuses_nan():
     with pytest.raises(ValueError):
-        strict_json({"x": math.nan})
+        to_strict_json({"x": math.nan})
 
 
 def test_curves_must_fit_and_never_fall():
@@ -127,7 +135,7 @@ def test_a_report_cannot_be_changed():
 
 def test_a_baseline_must_say_why_it_may_be_shown():
     with pytest.raises(ValueError, match="because"):
-        Baseline(name="ensemble", accuracy=0.9, because="it is nice")
+        Baseline(name="ensemble", accuracy=0.9, disclosure_basis="it is nice")
 
 
 def test_examples_are_bytes_of_images():
@@ -192,7 +200,7 @@ def _broken():
         (("other_releases", 0, "epsilon"), True),
         (("mechanism", "num_teachers"), 2.5),
     ]:
-        broken = json.loads(json.dumps(privacy(demo())))
+        broken = json.loads(json.dumps(build_statement(demo())))
         place = broken
         for step in path[:-1]:
             place = place[step]
@@ -203,21 +211,21 @@ def _broken():
 def test_the_schema_refuses_broken_statements_and_a_library_agrees():
     jsonschema = pytest.importorskip("jsonschema")
     library = jsonschema.Draft202012Validator(privacy_schema())
-    assert library.is_valid(privacy(demo()))
+    assert library.is_valid(build_statement(demo()))
     for broken in _broken():
         assert faults(broken, privacy_schema())
         assert not library.is_valid(broken)
 
 
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
-    text = json.dumps(privacy(demo(private=False)))
+    text = json.dumps(build_statement(demo(private=False)))
     assert "NOT PRIVATE" in text and "2.4353" not in text and "2.436" not in text and "1.35647" not in text
 
 
 # --- the templates
 
 KNOWN = {"report": demo(), "statement": statement, "figures": figures}
-TEMPLATES = statement.environment(autoescape=False)
+TEMPLATES = statement.make_environment(autoescape=False)
 
 
 @pytest.mark.parametrize("name", TEMPLATES.list_templates(extensions=["jinja"]))
@@ -246,20 +254,20 @@ def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, 
     assert voters is None or MethodDescription.from_dict(json.loads(json.dumps(voters.facts()))) == voters
     number = {"num_teachers": 250, "rounds": 1} if who.startswith("teachers") else {"num_teachers": 0, "rounds": 2}
     report = demo(unit=unit, adjacency=adjacency, voters=voters, **number)
-    shown = html.unescape(page(report)).replace("\u00a0", " ")
-    for tell in (statement.plain_words, statement.assumptions, statement.not_covered):
+    shown = html.unescape(render_page(report)).replace("\u00a0", " ")
+    for tell in (statement.format_plain_words, statement.list_assumptions, statement.list_exclusions):
         for sentence in tell(report):
             assert re.fullmatch(r"[A-Z].*[.)]", sentence) and not re.search(r" [,.:;)]|[{}]|None|  ", sentence), (
                 sentence
             )
-            assert plain(sentence) in card(report) and sentence in shown
+            assert escape_markdown(sentence) in render_model_card(report) and sentence in shown
 
 
 # --- the model card
 
 
 def test_the_card_states_privacy_accuracy_and_files():
-    text = card(demo())
+    text = render_model_card(demo())
     for part in ("epsilon = 2.436", "delta = 1e-5", "add\\_remove", "unit: record", "(gdp)", "97.8 %", "labels.csv"):
         assert part in text
 
@@ -273,18 +281,18 @@ def test_the_card_states_privacy_accuracy_and_files():
     ],
 )
 def test_the_card_says_how_to_use_the_student(takes, words, command):
-    text = card(demo(takes=takes))
+    text = render_model_card(demo(takes=takes))
     assert f'student = load_student(".")\nstudent.predict_names(new), student.predict_proba(new)  # {words}\n' in text
     assert (command or "pate predict") in text if command else "pate predict" not in text
 
 
 def test_the_card_of_a_run_that_is_not_private_says_so_and_shows_no_epsilon():
-    text = card(demo(private=False))
+    text = render_model_card(demo(private=False))
     assert text.count("NOT PRIVATE") >= 3
     assert "2.436" not in text and "may be published;" not in text
 
 
 def test_names_cannot_change_the_card():
-    assert plain("a|b *c* <script>\n# d") == "a\\|b \\*c\\* &lt;script&gt; \\# d"
-    text = card(demo(dataset="<script>x</script>", class_names=tuple("0|2*45<789")))
+    assert escape_markdown("a|b *c* <script>\n# d") == "a\\|b \\*c\\* &lt;script&gt; \\# d"
+    text = render_model_card(demo(dataset="<script>x</script>", class_names=tuple("0|2*45<789")))
     assert "<script>" not in text

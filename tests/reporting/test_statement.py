@@ -10,11 +10,11 @@ from scipy.stats import binomtest
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 from pate_torch.reporting import statement
-from pate_torch.reporting.console import show_closing
-from pate_torch.reporting.intervals import wilson
-from pate_torch.reporting.renderer import card, page, privacy
+from pate_torch.reporting.console import print_summary
+from pate_torch.reporting.intervals import compute_wilson_interval
+from pate_torch.reporting.renderer import build_statement, render_model_card, render_page
 from pate_torch.reporting.report import ChargedRelease
-from pate_torch.reporting.statement import attack_bound
+from pate_torch.reporting.statement import compute_attack_bound
 from tests.reporting.reporting_demo import demo
 
 
@@ -35,7 +35,7 @@ def test_epsilon_is_shown_rounded_up(epsilon, shown):
 
 
 def test_the_two_bounds_on_attacks_go_by_their_names():
-    words = statement.plain_words(demo())[1]
+    words = statement.format_plain_words(demo())[1]
     assert "its power at 1 % false alarms" in words and "advantage" in words
 
 
@@ -68,38 +68,38 @@ def test_attack_bound_is_reached_by_the_worst_pair_and_not_passed(epsilon, delta
         used = min(q, left)
         found += p if q == 0 else p * used / q
         left -= used
-    assert attack_bound(epsilon, delta, alarms) == pytest.approx(found, rel=1e-12)
+    assert compute_attack_bound(epsilon, delta, alarms) == pytest.approx(found, rel=1e-12)
 
 
 @pytest.mark.parametrize("hits,size", [(0, 10), (10, 10), (951, 1000), (3, 7)])
 def test_wilson_interval_agrees_with_scipy(hits, size):
     other = binomtest(hits, size).proportion_ci(0.95, method="wilson")
-    assert wilson(hits / size, size) == pytest.approx((other.low, other.high), abs=1e-12)
+    assert compute_wilson_interval(hits / size, size) == pytest.approx((other.low, other.high), abs=1e-12)
 
 
 def test_the_headline_names_every_term():
-    line = statement.headline(demo(adjacency="replace_one", unit="group:user", accountant="rdp"))
+    line = statement.format_headline(demo(adjacency="replace_one", unit="group:user", accountant="rdp"))
     for term in ("2.436", "delta = 1e-5", "replace_one", "all records of one user", "group:user", "(rdp)"):
         assert term in line
 
 
 def test_plain_words_quote_the_attack_bound_rounded_up():
-    words = " ".join(statement.plain_words(demo()))
+    words = " ".join(statement.format_plain_words(demo()))
     percent = float(re.search(r"at most ([\d.]+) % of those that did", words)[1])
-    assert 0 <= percent / 100 - attack_bound(demo().epsilon, 1e-5, 0.01) < 1e-3
+    assert 0 <= percent / 100 - compute_attack_bound(demo().epsilon, 1e-5, 0.01) < 1e-3
 
 
 def test_symbols_state_the_inequality():
-    assert "Pr[M(D) ∈ S] ≤ exp(ε) · Pr[M(D′) ∈ S] + δ" in statement.symbols(demo())
+    assert "Pr[M(D) ∈ S] ≤ exp(ε) · Pr[M(D′) ∈ S] + δ" in statement.format_inequality(demo())
 
 
 def test_discrete_and_continuous_noise_are_told_apart():
-    assert any("floating point" in row for row in statement.assumptions(demo()))
-    assert not any("floating point" in row for row in statement.assumptions(demo(noise="discrete")))
+    assert any("floating point" in row for row in statement.list_assumptions(demo()))
+    assert not any("floating point" in row for row in statement.list_assumptions(demo(noise="discrete")))
 
 
 def test_a_declared_size_is_an_assumption():
-    assert any("60000" in row for row in statement.assumptions(demo(declared_size=60000)))
+    assert any("60000" in row for row in statement.list_assumptions(demo(declared_size=60000)))
 
 
 def test_without_teachers_the_statement_does_not_speak_of_them():
@@ -112,16 +112,16 @@ def test_without_teachers_the_statement_does_not_speak_of_them():
         epsilon_curve=(),
         account_curve=(),
     )
-    text = " ".join(statement.plain_words(report) + statement.assumptions(report))
+    text = " ".join(statement.format_plain_words(report) + statement.list_assumptions(report))
     assert "teacher" not in text and "dpsgd" in text
 
 
 def test_composition_tells_guarantee_total_and_cap_apart():
-    names = [price.name for price in statement.prices(demo(epsilon_ex_post=2.1))]
+    names = [price.name for price in statement.list_prices(demo(epsilon_ex_post=2.1))]
     assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
-    total = statement.prices(demo(charged_accountant="rdp"))[1]
+    total = statement.list_prices(demo(charged_accountant="rdp"))[1]
     assert "(rdp)" in total.route
-    assert "added nothing" in statement.prices(demo(reused=True))[1].note
+    assert "added nothing" in statement.list_prices(demo(reuses_labels=True))[1].note
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_impossible_facts_are_refused(changes):
 
 def test_another_releases_epsilon_needs_its_route():
     with pytest.raises(ValueError, match="accountant"):
-        ChargedRelease(release_id="a", what="b", epsilon=1.0)
+        ChargedRelease(release_id="a", purpose="b", epsilon=1.0)
 
 
 def test_noise_is_shown_so_that_typing_it_costs_no_more():
@@ -157,8 +157,13 @@ def test_noise_is_shown_so_that_typing_it_costs_no_more():
 
 def test_a_release_that_costs_only_delta_says_so_everywhere(capsys):
     report = demo(epsilon=0.0, accountant="delta", epsilon_curve=(), account_curve=())
-    show_closing(report)
-    files = (page(report), card(report), json.dumps(privacy(report), ensure_ascii=False), capsys.readouterr().out)
+    print_summary(report)
+    files = (
+        render_page(report),
+        render_model_card(report),
+        json.dumps(build_statement(report), ensure_ascii=False),
+        capsys.readouterr().out,
+    )
     for text in files:
         words = " ".join(text.replace("|", " ").replace("\\", "").split())
         assert "only delta is paid" in words and "nothing was released" not in words

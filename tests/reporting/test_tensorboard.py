@@ -9,12 +9,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pate_torch.reporting.release_writer import ReleaseBoard
+from pate_torch.reporting.release_writer import ReleaseWriter
 from tests.reporting.reporting_demo import EPSILON, confusion, demo
 
 
 def written(folder, report, log=()):
-    with ReleaseBoard(folder, private=report.private) as board:
+    with ReleaseWriter(folder, private=report.private) as board:
         for row in log:
             board.log(*row)
         board.write(report)
@@ -88,7 +88,7 @@ def test_no_curve_has_a_single_point(changes, tmp_path):
 
 
 def test_a_run_cut_off_after_one_point_keeps_it(tmp_path):
-    with ReleaseBoard(tmp_path, private=True) as board:
+    with ReleaseWriter(tmp_path, private=True) as board:
         board.log("student/loss", 0.5, 3)
     assert [e.value for e in EventAccumulator(str(tmp_path)).Reload().Scalars("student/loss")] == [0.5]
 
@@ -106,7 +106,7 @@ def test_file_names_hold_no_machines_name(board):
 
 def test_a_second_board_in_the_same_folder_loses_nothing(tmp_path):
     for step in (1, 2):
-        with ReleaseBoard(tmp_path, private=True) as board:
+        with ReleaseWriter(tmp_path, private=True) as board:
             board.log("student/loss", 1.0, step)
     read = EventAccumulator(str(tmp_path)).Reload()
     assert [e.step for e in read.Scalars("student/loss")] == [1, 2]
@@ -118,12 +118,12 @@ def test_curves_logged_live_are_not_written_twice(tmp_path):
 
 
 def test_a_board_refuses_what_is_not_the_students(tmp_path):
-    with ReleaseBoard(tmp_path, private=True) as board, pytest.raises(ValueError, match="student/"):
+    with ReleaseWriter(tmp_path, private=True) as board, pytest.raises(ValueError, match="student/"):
         board.log("teachers/loss_mean", 1.0, 0)
 
 
 def test_a_board_must_be_opened_as_what_the_report_is(tmp_path):
-    with ReleaseBoard(tmp_path, private=True) as board, pytest.raises(ValueError, match="private"):
+    with ReleaseWriter(tmp_path, private=True) as board, pytest.raises(ValueError, match="private"):
         board.write(demo(private=False))
 
 

@@ -41,7 +41,7 @@ NAMES = [file.stem for file in FILES if "_target_" in file.read_text() and file.
 
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
-    with initialize_config_dir(str(Path(command.configuration()).resolve()), version_base="1.3"):
+    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
         chosen = [
             f"student={name}",
             f"recommended.student_network={network}",

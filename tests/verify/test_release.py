@@ -19,7 +19,7 @@ from pate_torch import pipeline
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.cli.main import main as pate
 from pate_torch.reporting import report
-from pate_torch.reporting.renderer import plain
+from pate_torch.reporting.renderer import escape_markdown
 from pate_torch.verify import release as verified_files
 from pate_torch.verify.command import main, verified
 from pate_torch.verify.prices import bounds
@@ -263,7 +263,9 @@ class Liar:
     def tell(self) -> None:
         """Write it all, the words for people too."""
         card = (self.release / "README.md").read_text()
-        (self.release / "README.md").write_text(card.replace(plain(self.headline), plain(self.privacy["headline"])))
+        (self.release / "README.md").write_text(
+            card.replace(escape_markdown(self.headline), escape_markdown(self.privacy["headline"]))
+        )
         now, before = (format_epsilon(e) for e in (self.privacy["guarantee"]["epsilon"], self.before))
         for where in (("headline",), ("guarantee", "symbols")):
             put(self.privacy, where, lambda text: text.replace(before, now))

@@ -32,7 +32,7 @@ from pate_torch.networks import ConcatFeatures
 from pate_torch.noise.source import DryRunNoise, NoiseSource
 from pate_torch.protocols import Mechanism, StudentTask
 from pate_torch.queries.random import Random
-from pate_torch.reporting.statement import title
+from pate_torch.reporting.statement import format_title
 from pate_torch.sensitive import (
     GRID_STEPS,
     UNIT_NORM,
@@ -54,7 +54,7 @@ from tests.tensor_sizes import Largest
 from tests.voters.voter_worlds import configured, encoder, gradient_sums
 from tests.worlds import IMAGES, clouds, images
 
-CONF = Path(command.configuration()).resolve()
+CONF = Path(command.find_config_folder()).resolve()
 CONTEXT = MechanismContext(num_queries=9)
 
 
@@ -423,7 +423,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
-    assert title(report) == "digits: a student of private gradients"
+    assert format_title(report) == "digits: a student of private gradients"
     page = (release / "report.html").read_text()
     assert "Every record gave its gradient 2 times in each of 2 rounds" in page
     assert "nearest to" not in page and "0 teachers" not in page
@@ -461,16 +461,16 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     right = (release.score_RPC[1].argmax(1) == data.evaluation.pool_y).double().mean()
     assert float(right) > 0.5  # a tenth by chance
     again = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={report.release_id}"))
-    assert again.reused and again.epsilon_charged == report.epsilon_charged
+    assert again.reuses_labels and again.epsilon_charged == report.epsilon_charged
     assert again.student_accuracy == report.student_accuracy
 
 
 def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_not(run):
     home, _, first = run
     same = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert same.reused and same.release_id == first.release_id
+    assert same.reuses_labels and same.release_id == first.release_id
     other = pipeline.run(configured(home, *TWO_ROUNDS, "voters.ridge=0.2", "privacy.budget_epsilon=null"))
-    assert not other.reused and other.epsilon_charged > first.epsilon_charged
+    assert not other.reuses_labels and other.epsilon_charged > first.epsilon_charged
 
 
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
@@ -545,7 +545,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
     )
     again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings))
-    assert again.reused and again.student_accuracy == report.student_accuracy
+    assert again.reuses_labels and again.student_accuracy == report.student_accuracy
     assert export(student, tmp_path / "model.pt2").is_file()
 
 
@@ -665,7 +665,7 @@ def test_gradients_in_python(tmp_path):
     student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).voters.subject == "gradients"
+    assert pate.report(test_x, test_y).method.subject == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voters.neighbors=16")

@@ -31,7 +31,7 @@ from pate_torch.networks import make_feature_extractor, remove_head
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism, StudentTask, do_nothing
 from pate_torch.queries.clusters import Medoids
-from pate_torch.reporting.statement import plain_words, title
+from pate_torch.reporting.statement import format_plain_words, format_title
 from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.students import label_spreading
 from pate_torch.students.self_training import SelfTraining
@@ -45,7 +45,7 @@ from tests.voters.voter_worlds import configured, encoder
 from tests.worlds import IMAGES, clouds, images
 
 CPU = torch.device("cpu")
-CONF = Path(command.configuration()).resolve()
+CONF = Path(command.find_config_folder()).resolve()
 CONTEXT = MechanismContext(num_queries=9)
 
 
@@ -427,7 +427,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
-    assert report.rounds == 2 and title(report) == "digits: a student of private reverse k-NN counts"
+    assert report.rounds == 2 and format_title(report) == "digits: a student of private reverse k-NN counts"
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
@@ -452,7 +452,7 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     for turn in (0, 1):  # an asked point lies in its own cell
         assert torch.equal(release.query_Q[release.cell_RP[turn]][asked[turn]], asked[turn])
     report = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={release_id}"))
-    assert report.reused and report.epsilon_charged == before
+    assert report.reuses_labels and report.epsilon_charged == before
     assert report.student_accuracy == run[2].student_accuracy  # the same student again
 
 
@@ -478,7 +478,11 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
 def test_the_same_histogram_is_answered_from_the_first_release(run):
     home, _, first = run
     report = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert report.reused and report.release_id == first.release_id and report.epsilon_charged == first.epsilon_charged
+    assert (
+        report.reuses_labels
+        and report.release_id == first.release_id
+        and report.epsilon_charged == first.epsilon_charged
+    )
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
@@ -501,7 +505,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
 def test_the_statement_names_the_unit():
     def how(unit: str, rounds: int) -> str:
         report = demo(mechanism="histogram", num_teachers=0, unit=unit, voters=describe(unit), rounds=rounds)
-        return plain_words(report)[-1]
+        return format_plain_words(report)[-1]
 
     assert "Every record was counted once: " in how("record", 1)
     assert "Every patient was counted once in each of 2 rounds: " in how("group:patient", 2)
