@@ -18,7 +18,7 @@ import torch
 from benchmarks.tables import load
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning.pilot import Pilot, learnt, simulate_release
+from pate_torch.planning.pilot import Pilot, fit_vote_model, simulate_release
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
@@ -68,9 +68,9 @@ def main() -> None:
             if teachers < PILOT // 2:
                 continue
             few_KQ, rest = said_KQ[:PILOT, :half], count_votes(said_KQ[PILOT:, half:], classes)
-            model = learnt(few_KQ.numpy(), truth_Q[:half].numpy(), classes, seed=0)
+            model = fit_vote_model(few_KQ.numpy(), truth_Q[:half].numpy(), classes, seed=0)
             told = simulate_release(
-                GNMax(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, at_least=8000, seed=0
+                GNMax(sigma=1e-3), model, num_teachers=teachers, num_queries=2000, rounds=1, min_queries=8000, seed=0
             )
             assert told.interval is not None
             low, high = told.interval

@@ -95,7 +95,7 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
             counted = replace(
                 task, posterior_QC=compute_label_posterior(NoisyCounts(noisy_QC.round().long(), mechanism.sigma))
             )
-            lead = feasibility.break_even(mechanism, split.classes)
+            lead = feasibility.compute_break_even_lead(mechanism, split.classes)
             right = {
                 student: float((algorithm.fit(counted if student in COUNTS else task, seed=split.seed,
                                               device=pool.device).predict(test).numpy() == split.truth).mean())

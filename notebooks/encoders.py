@@ -43,7 +43,7 @@ from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
 from pate_torch.features.whitening import solve_ridge
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning.feasibility import Drowned
+from pate_torch.planning.feasibility import LowSignalWarning
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.teachers.recipe import TeacherRecipe
 
@@ -169,7 +169,7 @@ class Teachers:
 
 card = encoder.make_card(spec)
 with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always", Drowned)
+    warnings.simplefilter("always", LowSignalWarning)
     teachers = [accuracy([Teachers(split, e) for split in splits], z) for e in EPSILONS]
 models = {e: [by_rule(z, z_public, split, e, card) for split in splits] for e in EPSILONS}
 gradients = [accuracy(fitted, z) for fitted in models.values()]
@@ -194,7 +194,9 @@ table = {name: [f"{mean:.1%} ± {error:.1%}" for mean, error in found] for name,
 print(pd.DataFrame(table, index=pd.Index(EPSILONS, name="epsilon")).T.to_string())
 print(f"no privacy, encoder: {plain[0]:.1%} ± {plain[1]:.1%}\n")
 first = EPSILONS[0]
-print(f"beforehand, of epsilon {first:g}\n- rule: {models[first][0].method_.outlook}\n- teachers: {said[0].message}")
+print(
+    f"beforehand, of epsilon {first:g}\n- rule: {models[first][0].method_.expectation}\n- teachers: {said[0].message}"
+)
 
 # %% [markdown]
 # ## As many directions as the noise bears
@@ -221,8 +223,8 @@ for name, value, ink in (("encoder", spread, "#1f4e79"), ("raw points: Fourier f
 left.set(title="share of the variance in the first directions", ylim=(0, 1.02))
 for epsilon, ink in zip(EPSILONS, ("#b9d3ea", "#6fa3d0", "#3a76ab", "#1f4e79"), strict=True):
     method = models[epsilon][0].method_
-    floor = solve_ridge(spread, method.directions) * spread.mean()
-    name = f"epsilon {epsilon:g}: sigma {method.mechanism.sigma:.3g}, {method.directions:.1f} directions"
+    floor = solve_ridge(spread, method.effective_dim) * spread.mean()
+    name = f"epsilon {epsilon:g}: sigma {method.mechanism.sigma:.3g}, {method.effective_dim:.1f} directions"
     right.semilogx(np.arange(1, len(spread) + 1), spread / (spread + floor), color=ink, label=name)
 right.set(title="how far each counts, with the encoder", ylim=(0, 1.02))
 for axis in (left, right):

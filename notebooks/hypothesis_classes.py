@@ -37,7 +37,7 @@ from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import exponential_mechanism, log_law
 from pate_torch.pac.nets import log_sauer_shelah
 from pate_torch.pac.sample import BelowGuarantee, Sample
-from pate_torch.pac.selection import draw
+from pate_torch.pac.selection import plot_report
 from pate_torch.pac.semi_private import sspp
 from pate_torch.pac.stable import flipping_gamma, private_prediction, private_predictor_size, stability
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -121,7 +121,7 @@ print(caught[0].message)
 
 # %%
 errors = np.array([212, 187, 240, 190])
-picks = np.bincount([draw(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
+picks = np.bincount([plot_report(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
 print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %% [markdown]

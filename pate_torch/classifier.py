@@ -277,19 +277,19 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
         if self.num_records_about is not None:
             records = checks.integer("num_records_about", self.num_records_about, low=1)
-        facts = methods.Facts(
+        facts = methods.PublicFacts(
             epsilon=checks.positive("epsilon", self.epsilon),
-            delta=methods.delta_for(records) if self.delta is None else checks.delta("delta", self.delta),
+            delta=methods.choose_delta(records) if self.delta is None else checks.delta("delta", self.delta),
             adjacency=partition.adjacency,
-            grouped=groups is not None,
-            records=records,
-            public=len(pool),
-            classes=len(self.classes_),
-            images=pool.dim() == 4,
-            encoded=self.encoder is not None,
-            own_teacher=self.teacher is not None,
+            has_groups=groups is not None,
+            num_records=records,
+            num_public=len(pool),
+            num_classes=len(self.classes_),
+            is_image=pool.dim() == 4,
+            is_encoded=self.encoder is not None,
+            has_own_teacher=self.teacher is not None,
         )
-        self.method_ = methods.choose(facts, self.method, self.num_teachers, self.num_queries)
+        self.method_ = methods.choose_method(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
             problem = f"goes with method='teachers', and this is {self.method_.name}"
             raise checks.error("teacher", type(self.teacher).__name__, problem)
@@ -300,12 +300,12 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
         self._points = points
         pate = self._make_pate(terms, facts)
-        spec = replace(pate._make_spec(pool, pool), nominal_size=facts.records)
+        spec = replace(pate._make_spec(pool, pool), nominal_size=facts.num_records)
         if _is_module_factory(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
             private, dropped = tensors.build_private_data(
-                x, torch.from_numpy(label_N), unit_ids, pate.unit, facts.classes
+                x, torch.from_numpy(label_N), unit_ids, pate.unit, facts.num_classes
             )
             evaluation = replace(empty_evaluation(spec, x), public=False)
             declared = pate.provenance
@@ -447,7 +447,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return classes, label_N.astype(np.int64)
 
     def _build_terms(
-        self, facts: methods.Facts, points: _PointTransform, partition: AddRemove | ReplaceOne, groups: Any
+        self, facts: methods.PublicFacts, points: _PointTransform, partition: AddRemove | ReplaceOne, groups: Any
     ) -> dict[str, Any]:
         """What all methods go by; refuses an account that has been charged."""
         home = self._home
@@ -480,13 +480,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "quiet": not self.verbose,
         }
 
-    def _check_noise(self, facts: methods.Facts) -> None:
+    def _check_noise(self, facts: methods.PublicFacts) -> None:
         """Raise ValueError before the account is charged for labels that the forecast says are mostly noise."""
-        if not self.method_.mostly_noise or self.spend_anyway:
+        if not self.method_.is_noise_dominated or self.spend_anyway:
             return
         problem = "is too small for teachers here: the forecast says that their labels would be mostly noise"
         fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
-        if facts.records is None:
+        if facts.num_records is None:
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
         raise checks.error("epsilon", facts.epsilon, problem, fix)
 
@@ -500,7 +500,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             provenance[CATEGORIES] = get_categories_origin(points.schema, self.categories or ())
         return provenance if self.num_records_about is None else provenance | {NUMBER_OF_RECORDS: FROM_OWNER}
 
-    def _make_pate(self, terms: dict[str, Any], facts: methods.Facts) -> PATE:
+    def _make_pate(self, terms: dict[str, Any], facts: methods.PublicFacts) -> PATE:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
         if method.name == "dpsgd":  # which draws noise of its own
@@ -508,7 +508,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         assert method.mechanism is not None
         if method.name == "gradients":
             teacher_options: dict[str, Any] = {
-                "teacher": GradientMethod(size=facts.records, effective_dim=method.directions)
+                "teacher": GradientMethod(size=facts.num_records, effective_dim=method.effective_dim)
             }
         else:
             teacher = method.teacher if self.teacher is None else self.teacher
@@ -552,14 +552,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return x.flatten(1).numpy() / 255.0
         return (x.numpy() - self._points.mean) / self._points.std
 
-    def _summary_line(self, facts: methods.Facts) -> str:
+    def _summary_line(self, facts: methods.PublicFacts) -> str:
         """The choice and what is foretold, in two lines."""
-        unit = "group" if facts.grouped else "record"
+        unit = "group" if facts.has_groups else "record"
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
         default_note = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
-            facts.records is None and self.delta is None
+            facts.num_records is None and self.delta is None
         )
-        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Foretold: {self.method_.outlook}"
+        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Foretold: {self.method_.expectation}"
 
 
 def _is_module_factory(student: Any) -> bool:
@@ -577,7 +577,7 @@ def _fit_module(
     return Student({"name": "own"}, module, spec)
 
 
-def _fit_dpsgd(pate: PATE, data: Dataset, facts: methods.Facts) -> tuple[Student, Path]:
+def _fit_dpsgd(pate: PATE, data: Dataset, facts: methods.PublicFacts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
     from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
 
@@ -588,7 +588,7 @@ def _fit_dpsgd(pate: PATE, data: Dataset, facts: methods.Facts) -> tuple[Student
         folder=Path(run_folders.get_run_folder(str(pate.home), pate.name, "dpsgd")) / make_unique_run_id(),
         quiet=True,
     )
-    folder = DPSGD(network="cnn" if facts.images else "mlp").run(plan)
+    folder = DPSGD(network="cnn" if facts.is_image else "mlp").run(plan)
     return load_student(folder), folder / "release"
 
 

@@ -311,7 +311,9 @@ class RunConfig:
             votes, classes = self.method.estimate_votes_per_query(data, self), data.spec.num_classes
             if votes is not None:
                 forced = self.privacy.allow_uninformative_labels
-                feasibility.refuse(self.mechanism, num_teachers=votes, num_classes=classes, forced=forced)
+                feasibility.check_informative(
+                    self.mechanism, num_teachers=votes, num_classes=classes, allow_uninformative=forced
+                )
             self.method.check_data(data, self)
             self.method.describe(data.private.unit, self)  # a wrong one is found out now
             if self.baseline:  # a model of the teachers' recipe, on all records

@@ -175,7 +175,10 @@ class RunContext:
     @classmethod
     @contextlib.contextmanager
     def open(
-        cls, config: RunConfig, clock: StageTimer | None = None, format_alternative: feasibility.Remedy | None = None
+        cls,
+        config: RunConfig,
+        clock: StageTimer | None = None,
+        format_alternative: feasibility.AlternativeFormatter | None = None,
     ) -> Iterator[RunContext]:
         """Load the data, refuse what cannot work, hold the run's folder and open the account.
 
@@ -204,7 +207,7 @@ class RunContext:
                     with Ledger(config.ledger_path) as ledger:
                         known = _read_caps(ledger)
                 check_cap(config, splits.data.spec.name, planned_events, known)
-                forecast = feasibility.foretold(config, splits.data, config.mechanism, format_alternative)
+                forecast = feasibility.forecast_warning(config, splits.data, config.mechanism, format_alternative)
                 unfinished_call = _make_unfinished_call(config, splits)
                 config, reused_release = _resume_call(config, splits.data, unfinished_call, stages)
                 exit_stack.enter_context(run_folder_lock(config))

@@ -382,16 +382,16 @@ class PrivateLabeler:
         self.mechanism.check(
             num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
         )
-        feasibility.refuse(
+        feasibility.check_informative(
             self.mechanism,
             num_teachers=votes.num_teachers,
             num_classes=votes.num_classes,
-            forced=self.allow_uninformative_labels,
-            force="allow_chance=True",
+            allow_uninformative=self.allow_uninformative_labels,
+            override_hint="allow_chance=True",
         )
-        warning = feasibility.drowned(self.mechanism, votes.num_teachers, votes.num_classes, size)
+        warning = feasibility.format_low_signal_warning(self.mechanism, votes.num_teachers, votes.num_classes, size)
         if warning is not None:
-            warnings.warn(f"{warning} {feasibility.SMALLER}", feasibility.Drowned, stacklevel=4)
+            warnings.warn(f"{warning} {feasibility.NOISE_ADVICE}", feasibility.LowSignalWarning, stacklevel=4)
         return self.budget.spend(self.mechanism.privacy_events(size, self.calls), mechanism=self.mechanism.name)
 
     def _describe_plan(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.audit.membership import FEWEST, Membership, MembershipTest
+from pate_torch.audit.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.context import DataSplits, LabelRelease, RunContext, open_budget
 from pate_torch.core import checks, run_folders
@@ -44,7 +44,7 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.pipeline import fit_student, make_report, release_labels
 from pate_torch.planning import feasibility
-from pate_torch.planning.gradient_budget import Descent
+from pate_torch.planning.gradient_budget import GradientBudget
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting import owner_file
@@ -351,7 +351,7 @@ class PATE:
             RunContext.open(config, self._clock, _format_alternative) as run,
         ):
             if run.forecast is not None:
-                warnings.warn(run.forecast, feasibility.Drowned, stacklevel=3)
+                warnings.warn(run.forecast, feasibility.LowSignalWarning, stacklevel=3)
             run.stages.print_message(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
             release = run.reused_release or release_labels(run)
         self._unfinished_call = run.unfinished_call
@@ -425,7 +425,7 @@ class PATE:
 
     def membership(
         self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
-    ) -> Membership:
+    ) -> MembershipResult:
         """PRIVATE. How well an attack on the student tells its records from others, beside the bound on any attack.
 
         It is for the owner's eyes, and a choice made by it is a release that nobody charged; see ``audit.membership``.
@@ -442,9 +442,11 @@ class PATE:
         eval_y = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(eval_x), spec.num_classes)
         shards = assign_shards(self.partition, private, max(1, self.num_teachers), self.seed)
         test = MembershipTest(records=records)
-        sides = test.sides(replace(result.data, evaluation=Evaluation(eval_x, eval_y)), shards, None, self.seed)
+        sides = test.select_records(
+            replace(result.data, evaluation=Evaluation(eval_x, eval_y)), shards, None, self.seed
+        )
         if sides is None:
-            raise checks.error("other_x", len(eval_x), f"must be at least {FEWEST} records that are no members")
+            raise checks.error("other_x", len(eval_x), f"must be at least {MIN_RECORDS} records that are no members")
         return attack_student(
             sides,
             student=self._student[1],
@@ -674,12 +676,12 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
         ) from error
 
 
-def _format_alternative(config: RunConfig, data: Dataset, descent: Descent) -> str:
+def _format_alternative(config: RunConfig, data: Dataset, descent: GradientBudget) -> str:
     """How these records are asked without teachers."""
     descent_mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
     mechanism = f"sigma={descent_mechanism.sigma:.4g}, adjacency={descent_mechanism.adjacency!r}"
-    if descent.directions is not None:
-        size, dim_argument = str(descent.records), f", directions={descent.directions:.3g}"
+    if descent.effective_dim is not None:
+        size, dim_argument = str(descent.num_records), f", directions={descent.effective_dim:.3g}"
         step = f"{descent_mechanism.step_size:.3g}"
         mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}, first_step_size={step}, step_size={step}"
     return f"Pate(teacher=Gradients(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"

@@ -28,7 +28,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import NoiseSource
 from pate_torch.planning import feasibility
-from pate_torch.planning.autoconfig import DELTA, Facts, choose, delta_for
+from pate_torch.planning.autoconfig import MAX_DELTA, PublicFacts, choose_delta, choose_method
 from pate_torch.types import DataSpec, EncoderCard
 from tests import ROOT
 from tests.worlds import clouds
@@ -146,7 +146,7 @@ def test_a_fit_costs_epsilon_and_a_second_wants_to_be_asked_for(method, make, tm
     first = make(method=method).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
         (account,) = ledger.list_accounts()
-    assert 3.99 < account.guarantee.epsilon <= 4.0 and account.delta == DELTA and account.budget_epsilon == 10
+    assert 3.99 < account.guarantee.epsilon <= 4.0 and account.delta == MAX_DELTA and account.budget_epsilon == 10
     assert first.privacy_["guarantee"]["epsilon"] == pytest.approx(account.guarantee.epsilon)
     with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*allow_refit=True adds a release of epsilon 2"):
         make(2.0, method=method).fit(X, Y, public=PUBLIC)
@@ -163,7 +163,7 @@ def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
     with pytest.raises(ValueError, match=r"epsilon=0\.3.*mostly noise.*num_records_about=.*spend_anyway=True"):
         make(**HOPELESS).fit(X, Y, public=PUBLIC)
     assert not (tmp_path / "ledger.sqlite").exists()
-    with pytest.warns(feasibility.Drowned):
+    with pytest.warns(feasibility.LowSignalWarning):
         make(**HOPELESS, spend_anyway=True).fit(X, Y, public=PUBLIC)
     with Ledger(tmp_path / "ledger.sqlite", create=False) as ledger:
         assert ledger.get_account("clouds").guarantee.epsilon == pytest.approx(0.3)
@@ -171,7 +171,7 @@ def test_labels_that_would_be_mostly_noise_are_not_paid_for(make, tmp_path):
 
 def test_the_number_of_units_is_public_where_one_is_replaced(make):
     fitted = make(1.0, num_records_about=None, adjacency="replace_one").fit(X, Y, public=PUBLIC)
-    assert fitted.method_.name == "gradients" and "about 900" in fitted.method_.outlook
+    assert fitted.method_.name == "gradients" and "about 900" in fitted.method_.expectation
 
 
 def test_another_working_directory_has_no_budget_of_its_own(make, tmp_path, monkeypatch):
@@ -255,7 +255,9 @@ def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypat
         make(**settings).fit(X, Y, **({"public": PUBLIC} | given))
     assert (
         not (tmp_path / "ledger.sqlite").exists()
-        or not PATE("clouds", classes=3, num_teachers=2, mechanism=GNMax(sigma=1.0), delta=DELTA, home=tmp_path).epsilon
+        or not PATE(
+            "clouds", classes=3, num_teachers=2, mechanism=GNMax(sigma=1.0), delta=MAX_DELTA, home=tmp_path
+        ).epsilon
     )
 
 
@@ -442,51 +444,65 @@ def test_features_with_their_encoders_card_give_a_student_of_the_points_themselv
 
 # ---- the rule ----------------------------------------------------------------------------------------------------
 
-ROWS = Facts(
-    epsilon=1.0, delta=1e-5, adjacency="add_remove", grouped=False, records=30_000, public=3000, classes=2, images=False
+ROWS = PublicFacts(
+    epsilon=1.0,
+    delta=1e-5,
+    adjacency="add_remove",
+    has_groups=False,
+    num_records=30_000,
+    num_public=3000,
+    num_classes=2,
+    is_image=False,
 )
 
 
 def test_the_rule_goes_by_public_facts():
     from dataclasses import replace
 
-    assert choose(ROWS).name == "gradients"
-    assert choose(replace(ROWS, records=None)).name == "teachers"
-    assert "the number of public points" in choose(replace(ROWS, records=None)).reason
-    assert [choose(replace(ROWS, images=images)).features.name for images in (False, True)] == [
+    assert choose_method(ROWS).name == "gradients"
+    assert choose_method(replace(ROWS, records=None)).name == "teachers"
+    assert "the number of public points" in choose_method(replace(ROWS, records=None)).reason
+    assert [choose_method(replace(ROWS, images=images)).features.name for images in (False, True)] == [
         "fourier",
         "contrastive",
     ]
-    assert choose(replace(ROWS, images=True, records=None)).name == "teachers"
-    assert choose(replace(ROWS, encoded=True)).features is None
-    assert [choose(replace(ROWS, encoded=True, epsilon=e)).self_training for e in (0.05, 2.0)] == [True, False]
-    assert not choose(replace(ROWS, epsilon=0.05)).self_training
-    fewer, more = choose(replace(ROWS, epsilon=0.1)), choose(ROWS)
-    assert 1 < fewer.directions < more.directions == pytest.approx(30_000 / more.mechanism.sigma / 8)
-    assert choose(ROWS, "dpsgd").name == "dpsgd" and choose(ROWS, num_teachers=50).num_teachers == 50
-    assert "Nothing here is expected" in choose(replace(ROWS, records=40, epsilon=0.1)).outlook
-    assert "Nothing here is expected" in choose(replace(ROWS, records=None, public=50, epsilon=0.1)).outlook
+    assert choose_method(replace(ROWS, images=True, records=None)).name == "teachers"
+    assert choose_method(replace(ROWS, encoded=True)).features is None
+    assert [choose_method(replace(ROWS, encoded=True, epsilon=e)).self_training for e in (0.05, 2.0)] == [True, False]
+    assert not choose_method(replace(ROWS, epsilon=0.05)).self_training
+    fewer, more = choose_method(replace(ROWS, epsilon=0.1)), choose_method(ROWS)
+    assert 1 < fewer.effective_dim < more.effective_dim == pytest.approx(30_000 / more.mechanism.sigma / 8)
+    assert choose_method(ROWS, "dpsgd").name == "dpsgd" and choose_method(ROWS, num_teachers=50).num_teachers == 50
+    assert "Nothing here is expected" in choose_method(replace(ROWS, records=40, epsilon=0.1)).expectation
+    assert "Nothing here is expected" in choose_method(replace(ROWS, records=None, public=50, epsilon=0.1)).expectation
 
 
 def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
     from dataclasses import replace
 
-    small = choose(ROWS, "teachers")
+    small = choose_method(ROWS, "teachers")
     assert small.num_teachers == 3000 and small.teacher.network == "logistic" and small.query.name == "medoids"
-    assert small.self_training and choose(replace(ROWS, records=1_000_000), "teachers").num_teachers == 4000
-    assert choose(replace(ROWS, classes=26), "teachers").num_teachers == 30_000 // 33  # 1.25 records of a class
+    assert small.self_training and choose_method(replace(ROWS, records=1_000_000), "teachers").num_teachers == 4000
+    assert choose_method(replace(ROWS, classes=26), "teachers").num_teachers == 30_000 // 33  # 1.25 records of a class
     for facts in ({"images": True}, {"grouped": True}, {"own_teacher": True}):
-        large = choose(replace(ROWS, **facts), "teachers")
+        large = choose_method(replace(ROWS, **facts), "teachers")
         assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
-    unsaid = choose(replace(ROWS, records=None))  # 3,000 public points tell little of how many records there are
+    unsaid = choose_method(replace(ROWS, records=None))  # 3,000 public points tell little of how many records there are
     assert unsaid.num_teachers == 30 and unsaid.teacher == small.teacher and unsaid.self_training
-    given = choose(ROWS, num_teachers=50)
+    given = choose_method(ROWS, num_teachers=50)
     assert given.num_teachers == 50 and given.teacher is None
     # As many questions as leave the lead that a right label needs within a quarter of the votes.
-    few, many = choose(replace(ROWS, epsilon=0.1), "teachers"), choose(replace(ROWS, epsilon=0.5), "teachers")
+    few, many = (
+        choose_method(replace(ROWS, epsilon=0.1), "teachers"),
+        choose_method(replace(ROWS, epsilon=0.5), "teachers"),
+    )
     assert 20 < few.num_queries < many.num_queries == 1000
     louder = replace(few.mechanism, sigma=1.5 * few.mechanism.sigma)
-    assert feasibility.break_even(few.mechanism, 2) <= 3000 / 4 < feasibility.break_even(louder, 2)
+    assert (
+        feasibility.compute_break_even_lead(few.mechanism, 2)
+        <= 3000 / 4
+        < feasibility.compute_break_even_lead(louder, 2)
+    )
 
 
 @pytest.mark.parametrize("method", ["teachers", "gradients"])
@@ -494,7 +510,7 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
 def test_the_noise_costs_what_is_asked(method, epsilon):
     from dataclasses import replace
 
-    chosen = choose(replace(ROWS, epsilon=epsilon), method)
+    chosen = choose_method(replace(ROWS, epsilon=epsilon), method)
     (event,) = chosen.mechanism.privacy_events(chosen.num_queries)
     assert gdp.compute_epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
 
@@ -502,7 +518,7 @@ def test_the_noise_costs_what_is_asked(method, epsilon):
 @pytest.mark.parametrize("records,delta", [(None, 1e-5), (400, 1e-5), (30_000, 1e-5), (99_999, 1e-5), (100_000, 1e-6),
                                            (200_000, 1e-6), (10_000_000, 1e-8)])  # fmt: skip
 def test_delta_lies_below_one_record_in_all(records, delta):
-    assert delta_for(records) == pytest.approx(delta, rel=1e-9)
+    assert choose_delta(records) == pytest.approx(delta, rel=1e-9)
 
 
 def test_it_says_why_in_two_lines_and_where_it_charges(make, capsys, tmp_path):

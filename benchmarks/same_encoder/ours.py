@@ -19,7 +19,7 @@ from pate_torch.accounting import calibration
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pate import PATE
-from pate_torch.planning.autoconfig import Facts, choose
+from pate_torch.planning.autoconfig import PublicFacts, choose_method
 from pate_torch.protocols import Mechanism
 from pate_torch.queries.clusters import Medoids
 from pate_torch.students.self_training import SelfTraining
@@ -43,18 +43,18 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
 
     Beside it a regularised logistic regression of the same labels, how many of these are right, and the plurality.
     """
-    facts = Facts(
+    facts = PublicFacts(
         epsilon=epsilon,
         delta=DELTA,
         adjacency="add_remove",
-        grouped=False,
-        records=split.about,
-        public=len(split.public),
-        classes=split.classes,
-        images=False,
-        encoded=split.encoded,
+        has_groups=False,
+        num_records=split.about,
+        num_public=len(split.public),
+        num_classes=split.classes,
+        is_image=False,
+        is_encoded=split.encoded,
     )
-    chosen = choose(facts, "teachers")
+    chosen = choose_method(facts, "teachers")
     assert chosen.mechanism is not None
     mean, std = split.scale
     if not split.encoded:  # what is 0 or 1 stays so

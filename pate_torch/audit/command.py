@@ -34,7 +34,7 @@ from scipy import stats
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.audit.pairs import Pair, Setting, worst_pairs
+from pate_torch.audit.pairs import AuditSetting, NeighborPair, make_worst_pairs
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.noise.source import DryRunNoise
@@ -42,10 +42,10 @@ from pate_torch.protocols import Mechanism
 from pate_torch.types import Answers, MechanismContext
 
 Outcomes = NDArray[np.int64]
-STOPPED = -2
+STOPPED_OUTCOME = -2
 """The outcome of a query that was not asked, because the mechanism had stopped."""
 
-CANDIDATES = 8
+NUM_TESTED_SETS = 8
 """Outcome sets tested on the second half, over both directions."""
 
 
@@ -83,7 +83,7 @@ class AuditResult:
     faults: tuple[str, ...] = ()
 
     @property
-    def sound(self) -> bool:
+    def is_sound(self) -> bool:
         """False when the claim is refuted."""
         return self.proven <= self.claimed and not self.faults
 
@@ -116,76 +116,82 @@ def audit_outcomes(
     sides = [np.atleast_2d(np.asarray(side).T).T for side in (left, right)]
     if sides[0].shape[1] != sides[1].shape[1] or min(map(len, sides)) < 4:
         raise ValueError("outcomes: both samples need the same number of columns and at least 4 runs")
-    chosen = [side[: len(side) // 2] for side in sides]
-    tested = [side[len(side) // 2 :] for side in sides]
-    level = (1 - confidence) / CANDIDATES
+    selection_half = [side[: len(side) // 2] for side in sides]
+    test_half = [side[len(side) // 2 :] for side in sides]
+    level = (1 - confidence) / NUM_TESTED_SETS
     candidates: list[tuple[float, int, float, int]] = []
-    scores = [_additive(*chosen, groups=groups), _joint(*chosen)]
-    for which, score in enumerate(scores):
-        values = [score(side) for side in chosen]
+    scores = [_make_additive_score(*selection_half, groups=groups), _make_joint_score(*selection_half)]
+    for score_index, score in enumerate(scores):
+        values = [score(side) for side in selection_half]
         for a, sign in ((0, 1), (1, -1)):
             p, q = np.sort(sign * values[a]), np.sort(sign * values[1 - a])
             cuts = np.unique(np.quantile(p, 1 - np.geomspace(1e-5, 1, 80), method="closest_observation"))
             hits = [len(side) - np.searchsorted(side, cuts) for side in (p, q)]
-            bounds = _bound(hits[0], len(p), hits[1], len(q), delta, level)
-            candidates += [(float(e), a, float(t), which) for e, t in zip(bounds, cuts, strict=True)]
+            bounds = _compute_epsilon_bound(hits[0], len(p), hits[1], len(q), delta, level)
+            candidates += [(float(e), a, float(t), score_index) for e, t in zip(bounds, cuts, strict=True)]
     best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
-    for _, a, cut, which in sorted(candidates, reverse=True)[:CANDIDATES]:
-        p_R, q_R = ((1 - 2 * a) * scores[which](tested[side]) >= cut for side in (a, 1 - a))
-        proven = float(_bound(p_R.sum(), len(p_R), q_R.sum(), len(q_R), delta, level))
-        if proven > best.epsilon:
-            best = Evidence(epsilon=proven, direction=("left", "right")[a], p=float(p_R.mean()), q=float(q_R.mean()))
+    for _, a, cut, score_index in sorted(candidates, reverse=True)[:NUM_TESTED_SETS]:
+        p_R, q_R = ((1 - 2 * a) * scores[score_index](test_half[side]) >= cut for side in (a, 1 - a))
+        epsilon = float(_compute_epsilon_bound(p_R.sum(), len(p_R), q_R.sum(), len(q_R), delta, level))
+        if epsilon > best.epsilon:
+            best = Evidence(epsilon=epsilon, direction=("left", "right")[a], p=float(p_R.mean()), q=float(q_R.mean()))
     return best
 
 
-def _bound(p_hits: Any, p_runs: int, q_hits: Any, q_runs: int, delta: float, level: float) -> NDArray[np.float64]:
+def _compute_epsilon_bound(
+    p_hits: Any, p_runs: int, q_hits: Any, q_runs: int, delta: float, level: float
+) -> NDArray[np.float64]:
     """ln((p_low - delta) / q_high), both Clopper-Pearson bounds holding together at 1 - level; -inf proves nothing."""
     p_low = np.where(p_hits == 0, 0.0, stats.beta.ppf(level / 2, np.maximum(p_hits, 1), p_runs - p_hits + 1))
     q_high = np.where(q_hits == q_runs, 1.0, stats.beta.isf(level / 2, q_hits + 1, np.maximum(q_runs - q_hits, 1)))
     return np.where(p_low > delta, np.log(np.maximum(p_low - delta, 1e-300) / q_high), -np.inf)
 
 
-Score = Callable[[Outcomes], NDArray[np.float64]]
+ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 
 
-def _log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _compute_log_ratio(
+    left: NDArray[np.int64], right: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Distinct values and the smoothed log ratio of their frequencies."""
     values, index = np.unique(np.concatenate([left, right]), return_inverse=True)
     counts = [np.bincount(part, minlength=len(values)) + 0.5 for part in (index[: len(left)], index[len(left) :])]
     return values, np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
 
 
-def _lookup(values: NDArray[np.int64], ratio: NDArray[np.float64], outcomes: NDArray[np.int64]) -> NDArray[np.float64]:
+def _look_up(values: NDArray[np.int64], ratio: NDArray[np.float64], outcomes: NDArray[np.int64]) -> NDArray[np.float64]:
     """The ratio of each outcome; 0 for one never seen while choosing."""
     index = np.clip(np.searchsorted(values, outcomes), 0, len(values) - 1)
     return np.where(values[index] == outcomes, ratio[index], 0.0)
 
 
-def _additive(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> Score:
+def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> ScoreFunction:
     """Sum over queries of each answer's log ratio: the likelihood ratio when queries are independent."""
     columns = np.arange(left.shape[1]) if groups is None else np.asarray(groups)
-    tables = {g: _log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)}
+    tables = {
+        g: _compute_log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)
+    }
 
-    def score(outcomes: Outcomes) -> NDArray[np.float64]:
+    def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
         total = np.zeros(len(outcomes))
         for g, table in tables.items():
-            total += _lookup(*table, outcomes[:, columns == g]).sum(1)
+            total += _look_up(*table, outcomes[:, columns == g]).sum(1)
         return np.round(total, 9)  # equal outcomes in another order are one outcome
 
-    return score
+    return compute_score
 
 
-def _joint(left: Outcomes, right: Outcomes) -> Score:
+def _make_joint_score(left: Outcomes, right: Outcomes) -> ScoreFunction:
     """The log ratio of the whole row: for queries that depend on each other."""
-    table = _log_ratio(_name(left), _name(right))
+    table = _compute_log_ratio(_format_line_name(left), _format_line_name(right))
 
-    def score(outcomes: Outcomes) -> NDArray[np.float64]:
-        return _lookup(*table, _name(outcomes))
+    def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
+        return _look_up(*table, _format_line_name(outcomes))
 
-    return score
+    return compute_score
 
 
-def _name(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _format_line_name(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """One integer for each row: a random hash."""
     weights = np.random.default_rng(0).integers(1, 1 << 62, rows.shape[1], dtype=np.int64) | 1
     with np.errstate(over="ignore"):
@@ -194,7 +200,7 @@ def _name(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def audit(
     mechanism: Mechanism,
-    pairs: Sequence[Pair],
+    pairs: Sequence[NeighborPair],
     *,
     runs: int,
     delta: float = 1e-5,
@@ -213,96 +219,101 @@ def audit(
             drawn as rows of one call.
     """
     checks.integer("runs", runs, low=100)
-    queries = pairs[0].queries
-    assert all(pair.queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
-    worst = mechanism.privacy_events(queries, 1)
-    claimed = accounting.compute_guarantee(worst, delta).epsilon
-    best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
+    queries = pairs[0].num_queries
+    assert all(pair.num_queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
+    charged_events = mechanism.privacy_events(queries, 1)
+    claimed_epsilon = accounting.compute_guarantee(charged_events, delta).epsilon
+    best_evidence = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
     faults: dict[str, None] = {}
-    constant = True
+    is_constant = True
     for pair in pairs:
         sides = {}
         for side in ("left", "right"):
-            sides[side], events = _sample(mechanism, pair, side, runs, independent)
-            once, again = (_sample(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
-            if np.array_equal(once, again) and not _chance(sides[side], len(once)):
+            sides[side], events = _draw_outcomes(mechanism, pair, side, runs, independent)
+            first_outcomes, second_outcomes = (
+                _draw_outcomes(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2)
+            )
+            if np.array_equal(first_outcomes, second_outcomes) and not _can_repeat_by_chance(
+                sides[side], len(first_outcomes)
+            ):
                 faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
-            if any((rdp.compute_curve(e) > rdp.compute_curve(worst) * (1 + 1e-9)).any() for e in events):
+            if any((rdp.compute_curve(e) > rdp.compute_curve(charged_events) * (1 + 1e-9)).any() for e in events):
                 faults["the events incurred cost more than the worst case that was charged"] = None
-            constant &= len(np.unique(sides[side], axis=0)) == 1
+            is_constant &= len(np.unique(sides[side], axis=0)) == 1
         level = 1 - (1 - confidence) / len(pairs)
-        found = audit_outcomes(sides["left"], sides["right"], delta=delta, confidence=level, groups=pair.groups)
-        if found.epsilon > best.epsilon:
-            best = Evidence(**{**asdict(found), "pair": pair.name})
-    if constant:
+        evidence = audit_outcomes(sides["left"], sides["right"], delta=delta, confidence=level, groups=pair.groups)
+        if evidence.epsilon > best_evidence.epsilon:
+            best_evidence = Evidence(**{**asdict(evidence), "pair": pair.name})
+    if is_constant:
         faults["every run of every input gave the same answers: no noise is seen"] = None
     return AuditResult(
         mechanism=mechanism.name,
-        proven=best.epsilon,
-        claimed=claimed,
+        proven=best_evidence.epsilon,
+        claimed=claimed_epsilon,
         delta=delta,
         confidence=confidence,
         runs=runs,
         queries=queries,
-        evidence=best,
+        evidence=best_evidence,
         faults=tuple(faults),
     )
 
 
-def _sample(
+def _draw_outcomes(
     mechanism: Mechanism,
-    pair: Pair,
+    pair: NeighborPair,
     side: str,
     runs: int,
     independent: bool,
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
     noise = DryRunNoise(getattr(mechanism, "noise", "torch"))
-    context = MechanismContext(num_queries=pair.queries, student_QC=pair.student_QC)
-    votes, one_more = pair.votes(side), pair.adjacency == "add_remove"
+    context = MechanismContext(num_queries=pair.num_queries, student_QC=pair.student_QC)
+    votes, is_add_remove = pair.make_votes(side), pair.adjacency == "add_remove"
     if independent:
-        many = MechanismContext(
-            num_queries=pair.queries, student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1)
+        repeated_context = MechanismContext(
+            num_queries=pair.num_queries,
+            student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1),
         )
-        answers = mechanism.release(votes.select(torch.arange(pair.queries).repeat(runs)), noise, many)
-        prices = {mechanism.release(votes, noise, context).events for _ in range(32)}
-        return _encode(answers, runs * pair.queries, one_more).reshape(runs, pair.queries), prices
-    rows, prices = [], set()
+        answers = mechanism.release(votes.select(torch.arange(pair.num_queries).repeat(runs)), noise, repeated_context)
+        event_sets = {mechanism.release(votes, noise, context).events for _ in range(32)}
+        return _encode(answers, runs * pair.num_queries, is_add_remove).reshape(runs, pair.num_queries), event_sets
+    rows, event_sets = [], set()
     for _ in range(runs):
         answers = mechanism.release(votes, noise, context)
-        rows.append(_encode(answers, pair.queries, one_more))
-        prices.add(answers.events)
-    return np.stack(rows), prices
+        rows.append(_encode(answers, pair.num_queries, is_add_remove))
+        event_sets.add(answers.events)
+    return np.stack(rows), event_sets
 
 
-def _encode(answers: Answers, queries: int, one_more: bool = False) -> Outcomes:
+def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outcomes:
     """All that a release shows, as one integer per query. one_more: a count was added, and its number alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
-        label_Q = label_Q + _name(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
+        label_Q = label_Q + _format_line_name(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
     if (
         answers.noisy_counts is not None
     ):  # a pair of votes moves one between the first two classes: their difference tells
         counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
-        apart_Q = counts_QC[:, 0] - (0 if one_more else counts_QC[:, 1])
-        label_Q = label_Q + 10 * np.floor(apart_Q / (answers.noisy_counts.sigma / 2)).astype(int)
+        difference_Q = counts_QC[:, 0] - (0 if is_add_remove else counts_QC[:, 1])
+        label_Q = label_Q + 10 * np.floor(difference_Q / (answers.noisy_counts.sigma / 2)).astype(int)
     if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
         score_QC = answers.score_PC.cpu().double().numpy()
-        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not one_more))).astype(int)
+        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not is_add_remove))).astype(int)
     if answers.from_student_Q is not None:
         label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
-    return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED)
+    return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED_OUTCOME)
 
 
-def _chance(outcomes: Outcomes, runs: int) -> bool:
+def _can_repeat_by_chance(outcomes: Outcomes, runs: int) -> bool:
     """Whether so many runs can be equal twice by chance, more often than once in 1e9."""
     _, counts = np.unique(outcomes, axis=0, return_counts=True)
     collision = float(((counts / len(outcomes)) ** 2).sum())
     return runs * math.log(collision) > math.log(1e-9)
 
 
-def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, Setting]:
+def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
     """A mechanism from its YAML, with the values an audit needs in place of a data set's.
 
     Raises:
@@ -314,15 +325,15 @@ def load(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, 
 
     folder = Path(find_config_folder()) / "mechanism"
     checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])
-    setting = Setting.of(name)
-    given = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
-    noise = given.pop("noise", "torch")
-    known = OmegaConf.load(folder / f"{name}.yaml")
-    for key in given:
-        checks.one_of("mechanism key", str(key), [str(k) for k in known if k != "_target_"])
+    setting = AuditSetting.from_name(name)
+    mechanism_overrides = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
+    noise = mechanism_overrides.pop("noise", "torch")
+    defaults = OmegaConf.load(folder / f"{name}.yaml")
+    for key in mechanism_overrides:
+        checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
     root = OmegaConf.create(
         {
-            "mechanism": OmegaConf.merge(known, setting.overrides, given),
+            "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
             "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
             "privacy": {"delta": delta},
             "partition": {"_target_": "pate_torch.data.partition.AddRemove"},
@@ -346,12 +357,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(arguments)
     try:
         names = [s.removeprefix("mechanism=") for s in args.settings if s.startswith("mechanism=")]
-        rest = [s for s in args.settings if not s.startswith("mechanism=")]
-        if len(names) != 1 or not all("=" in s for s in rest):
+        other_settings = [s for s in args.settings if not s.startswith("mechanism=")]
+        if len(names) != 1 or not all("=" in s for s in other_settings):
             raise ValueError("give mechanism=<name> once, then key=value settings")
-        mechanism, setting = load(names[0], rest, checks.delta("delta", args.delta))
+        mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
         queries = checks.integer("queries", args.queries or setting.queries, low=1)
-        pairs = worst_pairs(mechanism, queries)
+        pairs = make_worst_pairs(mechanism, queries)
         for pair in pairs:
             pair.check(mechanism)
         result = audit(
@@ -360,25 +371,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs=args.runs or setting.runs,
             delta=args.delta,
             confidence=args.confidence,
-            independent=setting.independent(mechanism),
+            independent=setting.has_independent_queries(mechanism),
         )
         if args.output is not None:
             write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(describe(result, mechanism)) if args.json else text(result, mechanism))
-    return 0 if result.sound else 1
+    print(json.dumps(describe(result, mechanism)) if args.json else format_result(result, mechanism))
+    return 0 if result.is_sound else 1
 
 
 def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
     """The result as plain values, with what was audited, and by which version."""
-    return {**asdict(result), "sound": result.sound, "audited": str(mechanism), "version": version("pate-torch")}
+    return {**asdict(result), "sound": result.is_sound, "audited": str(mechanism), "version": version("pate-torch")}
 
 
-def text(result: AuditResult, mechanism: Mechanism) -> str:
+def format_result(result: AuditResult, mechanism: Mechanism) -> str:
     """The result as a few lines for a person."""
-    seen = result.evidence
+    evidence = result.evidence
     lines = [
         f"{mechanism}",
         f"{result.queries} queries a run, {result.runs} runs on each side of each pair, delta {result.delta:g}",
@@ -386,7 +397,9 @@ def text(result: AuditResult, mechanism: Mechanism) -> str:
         f"proven epsilon   {result.proven:.4f}  (at {result.confidence:.0%} over everything tried)",
     ]
     if result.proven > 0:
-        lines.append(f"strongest on     {seen.pair}, {seen.direction} side: {seen.p:.4g} against {seen.q:.4g}")
+        lines.append(
+            f"strongest on     {evidence.pair}, {evidence.direction} side: {evidence.p:.4g} against {evidence.q:.4g}"
+        )
     lines += [f"FAULT: {fault}" for fault in result.faults]
-    lines.append("no fault found" if result.sound else "REFUTED: the executed mechanism is not the one priced")
+    lines.append("no fault found" if result.is_sound else "REFUTED: the executed mechanism is not the one priced")
     return "\n".join(lines)

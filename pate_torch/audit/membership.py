@@ -34,12 +34,12 @@ Scores = NDArray[np.float64]
 Logits = Callable[[Tensor], Tensor]
 """A model under attack: raw points [B, ...] to logits [B, C]."""
 
-FEWEST = 20
+MIN_RECORDS = 20
 """Records of each kind below which nothing is said."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sides:
+class MembershipRecords:
     """PRIVATE. Members and other records to tell apart, x and y as in PrivateData.
 
     Raises:
@@ -48,26 +48,28 @@ class Sides:
 
     member_x: Tensor
     member_y: Tensor
-    other_x: Tensor
-    other_y: Tensor
+    nonmember_x: Tensor
+    nonmember_y: Tensor
 
     def __post_init__(self) -> None:
-        for name, x, y in (("members", self.member_x, self.member_y), ("others", self.other_x, self.other_y)):
+        for name, x, y in (("members", self.member_x, self.member_y), ("others", self.nonmember_x, self.nonmember_y)):
             if len(x) != len(y):
                 raise ValueError(f"membership: {name} must have as many labels ({len(y)}) as points ({len(x)})")
-            checks.integer(f"membership.{name}", len(x), low=FEWEST, fix="Fewer tell nothing.")
-        if self.member_x.shape[1:] != self.other_x.shape[1:] or self.member_x.dtype != self.other_x.dtype:
+            checks.integer(f"membership.{name}", len(x), low=MIN_RECORDS, fix="Fewer tell nothing.")
+        if self.member_x.shape[1:] != self.nonmember_x.shape[1:] or self.member_x.dtype != self.nonmember_x.dtype:
             raise ValueError("membership: members and others must be points of one shape and type")
-        known = set(_contents(self.member_x, self.member_y))
-        if both := sum(record in known for record in _contents(self.other_x, self.other_y)):
-            raise ValueError(f"membership: {both} of the others are members; they must be records no teacher has seen")
+        member_digests = set(_hash_records(self.member_x, self.member_y))
+        if num_shared := sum(record in member_digests for record in _hash_records(self.nonmember_x, self.nonmember_y)):
+            raise ValueError(
+                f"membership: {num_shared} of the others are members; they must be records no teacher has seen"
+            )
 
     def __repr__(self) -> str:
         return "Sides(content withheld)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack:
+class AttackResult:
     """PRIVATE. What one attack found in one model, with 95 % intervals over the records, for the model as it is.
 
     Attributes:
@@ -87,14 +89,14 @@ class Attack:
     def __str__(self) -> str:
         """'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'. Below 0 it is chance, and says so."""
         low, high = self.advantage_interval
-        below, above = self.auc_interval
+        auc_low, auc_high = self.auc_interval
         advantage = f"advantage {format_percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
-        found = "no signal found: " if self.advantage <= 0 else ""
-        return f"{found}{advantage}, AUC {self.auc:.3f} ({below:.3f} to {above:.3f})"
+        prefix = "no signal found: " if self.advantage <= 0 else ""
+        return f"{prefix}{advantage}, AUC {self.auc:.3f} ({auc_low:.3f} to {auc_high:.3f})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Membership:
+class MembershipResult:
     """PRIVATE. The attack on the released student and, for contrast, on a model without privacy.
 
     The two bounds are averages over the noise, and over a coin for each record that decides on which side it is; None
@@ -109,24 +111,26 @@ class Membership:
             differ from the private records for other reasons.
     """
 
-    student: Attack
-    nonprivate: Attack | None
+    student: AttackResult
+    nonprivate: AttackResult | None
     bound: float | None
     bound_by_plan: float | None
     held_out: bool
 
     @property
-    def above_bound(self) -> bool:
+    def is_above_bound(self) -> bool:
         """Whether the student's whole interval lies above its bound: a fault, or two kinds of record never alike."""
         bounds = [bound for bound in (self.bound, self.bound_by_plan) if bound is not None]
         return bool(bounds) and self.student.advantage_interval[0] > min(bounds)
 
-    def lines(self) -> dict[str, str]:
+    def format_lines(self) -> dict[str, str]:
         """The student's figures, the bound on any attack, and the figures without privacy: name -> value."""
         bound = self.bound_by_plan
-        most = "" if bound is None else f"; any attack's advantage is at most {format_percent(bound)} by the guarantee"
-        alarm = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.above_bound else ""
-        lines = {"Attack on the student": f"{self.student}{most}{alarm}"}
+        bound_text = (
+            "" if bound is None else f"; any attack's advantage is at most {format_percent(bound)} by the guarantee"
+        )
+        warning = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.is_above_bound else ""
+        lines = {"Attack on the student": f"{self.student}{bound_text}{warning}"}
         return lines if self.nonprivate is None else lines | {"  and without privacy": str(self.nonprivate)}
 
 
@@ -145,7 +149,7 @@ class MembershipTest:
     held_out: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.integer("membership.records", self.records, low=FEWEST)
+        checks.integer("membership.records", self.records, low=MIN_RECORDS)
         checks.between("membership.held_out", self.held_out, 0, 0.9)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData | None]:
@@ -155,85 +159,89 @@ class MembershipTest:
         if data.private.unit == LABEL_UNIT:
             fix = "Set membership.held_out=0."
             raise checks.error("membership.held_out", self.held_out, "has no members to find: features are public", fix)
-        rest, others = hold_out(data.private, self.held_out, adjacency, seed, "membership")
-        return replace(data, private=rest), others
+        training, holdout = hold_out(data.private, self.held_out, adjacency, seed, "membership")
+        return replace(data, private=training), holdout
 
-    def sides(self, data: Dataset, shards: Shards, others: PrivateData | None, seed: int) -> Sides | None:
+    def select_records(
+        self, data: Dataset, shards: Shards, holdout: PrivateData | None, seed: int
+    ) -> MembershipRecords | None:
         """Members from the shards, one record of each unit; None where there is nothing to compare."""
         if data.private.unit == LABEL_UNIT:
             return None
-        private, used = data.private, shards.index_KS[shards.mask_KS].numpy()
+        private, used_index = data.private, shards.index_KS[shards.mask_KS].numpy()
         x, y = data.evaluation.x, data.evaluation.y
-        if others is not None:
-            fresh = select_one_per_unit(others, shards.adjacency)
-            x, y = fresh.x, fresh.y
-        known = set(_contents(private.x, private.y, used))
-        unseen = [row for row, record in enumerate(_contents(x, y)) if record not in known]
-        first = np.unique(get_unit_names(private, shards.adjacency)[used], return_index=True)[1]
-        members = select(private, self._some(used[first], seed, "members"))
-        rows = torch.from_numpy(self._some(np.array(unseen, dtype=np.int64), seed, "others"))
-        if min(len(members), len(rows)) < FEWEST:
+        if holdout is not None:
+            holdout_records = select_one_per_unit(holdout, shards.adjacency)
+            x, y = holdout_records.x, holdout_records.y
+        member_digests = set(_hash_records(private.x, private.y, used_index))
+        nonmember_rows = [row for row, record in enumerate(_hash_records(x, y)) if record not in member_digests]
+        first_index = np.unique(get_unit_names(private, shards.adjacency)[used_index], return_index=True)[1]
+        members = select(private, self._draw_rows(used_index[first_index], seed, "members"))
+        rows = torch.from_numpy(self._draw_rows(np.array(nonmember_rows, dtype=np.int64), seed, "others"))
+        if min(len(members), len(rows)) < MIN_RECORDS:
             return None
-        return Sides(members.x, members.y, x[rows], y[rows])
+        return MembershipRecords(members.x, members.y, x[rows], y[rows])
 
-    def _some(self, rows: NDArray[np.int64], seed: int, kind: str) -> NDArray[np.int64]:
+    def _draw_rows(self, rows: NDArray[np.int64], seed: int, kind: str) -> NDArray[np.int64]:
         return np.sort(make_numpy_generator(seed, "membership", kind).permutation(rows)[: self.records])
 
 
-def _contents(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
+def _hash_records(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
     """A hash of each record in these rows (None: of all)."""
     points, labels = x.cpu().numpy(), y.cpu().numpy()
-    chosen = range(len(y)) if rows is None else rows
-    return [blake2b(points[row].tobytes() + labels[row].tobytes(), digest_size=16).digest() for row in chosen]
+    row_indices = range(len(y)) if rows is None else rows
+    return [blake2b(points[row].tobytes() + labels[row].tobytes(), digest_size=16).digest() for row in row_indices]
 
 
-def attack(logits: Logits, sides: Sides, seed: int = 0) -> Attack:
+def attack(logits: Logits, sides: MembershipRecords, seed: int = 0) -> AttackResult:
     """PRIVATE. Attack a model; ``seed`` halves the records."""
-    members = margins(logits(sides.member_x), sides.member_y)
-    return compare(members, margins(logits(sides.other_x), sides.other_y), seed)
+    members = compute_margins(logits(sides.member_x), sides.member_y)
+    return compare_scores(members, compute_margins(logits(sides.nonmember_x), sides.nonmember_y), seed)
 
 
-def margins(logits_BC: Tensor, y: Tensor) -> Scores:
+def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
     """How sure a model is of the true labels: ln(p / (1 - p)), float64 [B]; it falls as the loss -ln p grows.
 
     From the logits, z_y - ln of the sum of e^z over the other classes: p itself rounds to 1 where it matters.
     """
-    logits_BC, true = logits_BC.cpu().double(), y.cpu()[:, None]
-    rest = logits_BC.scatter(1, true, -torch.inf).logsumexp(1)
-    return (logits_BC.gather(1, true)[:, 0] - rest).nan_to_num(nan=0.0).numpy()
+    logits_BC, true_B1 = logits_BC.cpu().double(), y.cpu()[:, None]
+    rest_B = logits_BC.scatter(1, true_B1, -torch.inf).logsumexp(1)
+    return (logits_BC.gather(1, true_B1)[:, 0] - rest_B).nan_to_num(nan=0.0).numpy()
 
 
-def compare(member_M: Scores, other_O: Scores, seed: int = 0) -> Attack:
+def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> AttackResult:
     """How well scores tell members from others: larger ones are taken for members'. Each side needs two scores."""
-    found = _judged(member_M, other_O, seed)
-    rates = found[0] / len(member_M), found[1] / len(other_O)
-    lower, upto = (np.searchsorted(np.sort(other_O), member_M, side) for side in ("left", "right"))
-    auc = (lower + upto).mean() / 2 / len(other_O)  # equal scores count half
-    return Attack(
+    counts = _count_hits(member_M, nonmember_O, seed)
+    rates = counts[0] / len(member_M), counts[1] / len(nonmember_O)
+    num_below, num_at_most = (np.searchsorted(np.sort(nonmember_O), member_M, side) for side in ("left", "right"))
+    auc = (num_below + num_at_most).mean() / 2 / len(nonmember_O)  # equal scores count half
+    return AttackResult(
         members=len(member_M),
-        others=len(other_O),
+        others=len(nonmember_O),
         advantage=rates[0] - rates[1],
-        advantage_interval=compute_difference_interval(rates[0], len(member_M), rates[1], len(other_O)),
+        advantage_interval=compute_difference_interval(rates[0], len(member_M), rates[1], len(nonmember_O)),
         auc=float(auc),
-        auc_interval=compute_auc_interval(float(auc), len(member_M), len(other_O)),
+        auc_interval=compute_auc_interval(float(auc), len(member_M), len(nonmember_O)),
     )
 
 
-def _judged(member_M: Scores, other_O: Scores, seed: int) -> tuple[int, int]:
+def _count_hits(member_M: Scores, nonmember_O: Scores, seed: int) -> tuple[int, int]:
     """(members called members, others called members), each by a threshold that the other half chose."""
     stream = make_numpy_generator(seed, "membership", "halves")
-    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, other_O)]
+    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
     hits = alarms = 0
-    for judged in (0, 1):
-        cut = best_cut(halves[0][1 - judged], halves[1][1 - judged])
-        hits += int((halves[0][judged] >= cut).sum())
-        alarms += int((halves[1][judged] >= cut).sum())
+    for half_index in (0, 1):
+        threshold = find_threshold(halves[0][1 - half_index], halves[1][1 - half_index])
+        hits += int((halves[0][half_index] >= threshold).sum())
+        alarms += int((halves[1][half_index] >= threshold).sum())
     return hits, alarms
 
 
-def best_cut(member_M: Scores, other_O: Scores) -> float:
+def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:
     """The threshold t whose test "score >= t" has the largest advantage on these; infinite where none has any."""
-    values = np.unique(np.concatenate([member_M, other_O])) / 2
-    cuts = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
-    share = [1 - np.searchsorted(np.sort(side), cuts) / len(side) for side in (member_M, other_O)]
-    return float(cuts[::-1][np.argmax((share[0] - share[1])[::-1])])  # the highest of equals: the fewest false alarms
+    values = np.unique(np.concatenate([member_M, nonmember_O])) / 2
+    thresholds = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
+    rates = [1 - np.searchsorted(np.sort(side), thresholds) / len(side) for side in (member_M, nonmember_O)]
+    return float(
+        thresholds[::-1][np.argmax((rates[0] - rates[1])[::-1])]
+    )  # the highest of equals: the fewest false alarms

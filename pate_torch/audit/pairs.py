@@ -30,7 +30,7 @@ from pate_torch.sensitive import (
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Pair:
+class NeighborPair:
     """Two neighboring vote tables [queries, C]: in every row at most one vote has moved. Not private: made up.
 
     Attributes:
@@ -46,20 +46,20 @@ class Pair:
 
     def __post_init__(self) -> None:
         if self.adjacency is not None:
-            moved_QC = self.left_QC - self.right_QC
-            changes, net = int(moved_QC.abs().sum()), int(moved_QC.sum())
-            near = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net == 0
-            if self.left_QC.shape != self.right_QC.shape or not near:
+            difference_QC = self.left_QC - self.right_QC
+            changes, net_change = int(difference_QC.abs().sum()), int(difference_QC.sum())
+            is_neighbor = changes <= 1 if self.adjacency == "add_remove" else changes <= 2 and net_change == 0
+            if self.left_QC.shape != self.right_QC.shape or not is_neighbor:
                 raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one record in the whole table)")
             return
-        moved_Q = (self.left_QC - self.right_QC).abs().sum(1)
-        if self.left_QC.shape != self.right_QC.shape or bool((moved_Q > 2).any()):
+        change_Q = (self.left_QC - self.right_QC).abs().sum(1)
+        if self.left_QC.shape != self.right_QC.shape or bool((change_Q > 2).any()):
             raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one vote may move in each query)")
         if int(self.left_QC[0].sum()) != int(self.right_QC[0].sum()):
             raise ValueError(f"pair {self.name!r}: both sides need the same teachers")
 
     @property
-    def queries(self) -> int:
+    def num_queries(self) -> int:
         """How many rows the tables have."""
         return len(self.left_QC)
 
@@ -69,7 +69,7 @@ class Pair:
         rows = [tuple(row) for row in torch.cat([self.left_QC, self.right_QC], 1).tolist()]
         return [rows.index(row) for row in rows]
 
-    def votes(self, side: str) -> Votes | SoftVotes | CellHistogram | GradientSums:
+    def make_votes(self, side: str) -> Votes | SoftVotes | CellHistogram | GradientSums:
         """The table of one side, ``left`` or ``right``, as the mechanism takes it."""
         counts_QC = self.left_QC if side == "left" else self.right_QC
         if self.adjacency is not None:
@@ -78,38 +78,38 @@ class Pair:
 
     def check(self, mechanism: Mechanism) -> None:
         """Make the mechanism's own check of the plan; raises its ValueError."""
-        votes = self.votes("left")
+        votes = self.make_votes("left")
         teachers = votes.num_teachers if isinstance(votes, Votes | SoftVotes) else 0
-        mechanism.check(num_queries=self.queries, num_teachers=teachers, num_classes=votes.num_classes)
+        mechanism.check(num_queries=self.num_queries, num_teachers=teachers, num_classes=votes.num_classes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SoftPair(Pair):
+class SoftPair(NeighborPair):
     """Probabilities of teachers who are of one of two opinions, as many as a row says; one teacher has moved.
 
     Attributes:
-        opinion_2C: Class probabilities of either opinion.
+        probability_2C: Class probabilities of either opinion.
     """
 
-    opinion_2C: Tensor
+    probability_2C: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if bool(((self.votes("left").score_KQS != self.votes("right").score_KQS).any(2).any(1)).sum() > 1):
+        if bool(((self.make_votes("left").score_KQS != self.make_votes("right").score_KQS).any(2).any(1)).sum() > 1):
             raise ValueError(f"pair {self.name!r}: the sides are not neighbors (one teacher may have moved)")
 
-    def votes(self, side: str) -> SoftVotes:
+    def make_votes(self, side: str) -> SoftVotes:
         first_Q = (self.left_QC if side == "left" else self.right_QC)[:, 0]
         second_KQ = torch.arange(int(self.left_QC[0].sum()))[:, None] >= first_Q
-        return SoftVotes.from_probabilities(self.opinion_2C[second_KQ.long()])
+        return SoftVotes.from_probabilities(self.probability_2C[second_KQ.long()])
 
 
-_OPINIONS = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+_TEACHER_PROBABILITIES = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
 """Of three classes; those of a class lie in different bins, however many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GradientPair(Pair):
+class GradientPair(NeighborPair):
     """Gradient sums of neighbors: one record more, or another in its place.
 
     The record lies where the one public point that is asked does, its features of length 1, so that its gradient at W =
@@ -119,30 +119,30 @@ class GradientPair(Pair):
         scale: See ``GradientSums``.
     """
 
-    left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
-    right_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _CLASSES, dtype=torch.int64))
+    left_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _NUM_CLASSES, dtype=torch.int64))
+    right_QC: Tensor = field(default_factory=lambda: torch.zeros(1, _NUM_CLASSES, dtype=torch.int64))
     adjacency: str
     scale: float
 
-    def votes(self, side: str) -> GradientSums:
-        there = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
-        z_ND, y_N = torch.full((len(there), 1), GRID_STEPS, dtype=torch.int32), torch.tensor(there, dtype=torch.int64)
+    def make_votes(self, side: str) -> GradientSums:
+        labels = [0] if side == "right" else [1] if self.adjacency == "replace_one" else []
+        z_ND, y_N = torch.full((len(labels), 1), GRID_STEPS, dtype=torch.int32), torch.tensor(labels, dtype=torch.int64)
         return GradientSums(
             z_ND=z_ND,
             y_N=y_N,
             z_PD=torch.ones(1, 1),
             feature_PD=torch.ones(1, 1),
-            num_classes=_CLASSES,
-            sensitivity=make_vector_sum_sensitivity(self.adjacency, _CLASSES),
+            num_classes=_NUM_CLASSES,
+            sensitivity=make_vector_sum_sensitivity(self.adjacency, _NUM_CLASSES),
             scale=self.scale,
         )
 
 
-_CLASSES = 50  # of a gradient at the start: then e_y - p has length .99
+_NUM_CLASSES = 50  # of a gradient at the start: then e_y - p has length .99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class AuditSetting:
     """How one mechanism is audited: values in place of the YAML's under which it answers and its noise shows.
 
     Attributes:
@@ -156,7 +156,7 @@ class Setting:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, name: str) -> Setting:
+    def from_name(cls, name: str) -> AuditSetting:
         """The setting for the mechanism called ``name``."""
         # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the
         # threshold and the failing test both to the ends of their noise; over many failures it would drown.
@@ -170,7 +170,7 @@ class Setting:
         }.get(name, cls())
 
     @staticmethod
-    def independent(mechanism: Mechanism) -> bool:
+    def has_independent_queries(mechanism: Mechanism) -> bool:
         """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
         return (
             not isinstance(mechanism, SparseVectorMechanism | GradientDescent)
@@ -178,95 +178,112 @@ class Setting:
         )
 
 
-def worst_pairs(mechanism: Mechanism, queries: int) -> list[Pair]:
+def make_worst_pairs(mechanism: Mechanism, queries: int) -> list[NeighborPair]:
     """The pairs for one mechanism: where its tests are undecided, and where an unlikely answer is much likelier."""
     if isinstance(mechanism, SoftSparseVector):
         plan = mechanism.compute_scales(queries)
-        threshold = mechanism.compute_scales(queries, _OPINIONS.shape[1]).threshold
-        soft = [
-            SoftPair(name=f"soft, {pair.name}", left_QC=pair.left_QC, right_QC=pair.right_QC, opinion_2C=_OPINIONS)
-            for pair in _distance_pairs(threshold, 2 * plan.noise_scale, queries)
+        threshold = mechanism.compute_scales(queries, _TEACHER_PROBABILITIES.shape[1]).threshold
+        soft_pairs = [
+            SoftPair(
+                name=f"soft, {pair.name}",
+                left_QC=pair.left_QC,
+                right_QC=pair.right_QC,
+                probability_2C=_TEACHER_PROBABILITIES,
+            )
+            for pair in _make_distance_pairs(threshold, 2 * plan.noise_scale, queries)
         ]
-        return [*_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries), *soft]
+        return [*_make_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries), *soft_pairs]
     if isinstance(mechanism, SparseVectorMechanism):
         plan = mechanism.compute_scales(queries)
-        return _distance_pairs(plan.threshold, 2 * plan.noise_scale, queries)
+        return _make_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries)
     if isinstance(mechanism, DistanceToInstability):
-        return _distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
+        return _make_distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
     if isinstance(mechanism, ConfidentGNMax | InteractiveGNMax):
-        return _screened_pairs(mechanism, queries)
+        return _make_screened_pairs(mechanism, queries)
     if isinstance(mechanism, GradientDescent):
         scale = 1 / (mechanism.first_step_size * mechanism.sigma)  # logits whose noise is 1
         return [GradientPair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
     if isinstance(mechanism, Histogram):
-        return _histogram_pairs(mechanism, queries)
+        return _make_histogram_pairs(mechanism, queries)
     sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
     teachers = 2 * math.ceil(4 * sigma) + 20
-    return [_pair(f"gap {gap} sigma", _with_gap(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
+    return [_make_pair(f"gap {gap} sigma", _split_votes(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
 
 
-def _histogram_pairs(mechanism: Histogram, queries: int) -> list[Pair]:
+def _make_histogram_pairs(mechanism: Histogram, queries: int) -> list[NeighborPair]:
     """One count more, or one that has moved: to another class, and (with two questions) to another question."""
     left_QC = torch.full((queries, 2), 2 * math.ceil(4 * mechanism.sigma))
-    ways = {"one more": [(0, 0, 1)]}
+    changes_by_name = {"one more": [(0, 0, 1)]}
     if mechanism.adjacency == "replace_one":
-        ways = {"to another class": [(0, 0, 1), (0, 1, -1)]}
+        changes_by_name = {"to another class": [(0, 0, 1), (0, 1, -1)]}
         if queries > 1:
-            ways["to another question"] = [(0, 0, 1), (1, 0, -1)]
+            changes_by_name["to another question"] = [(0, 0, 1), (1, 0, -1)]
     pairs = []
-    for name, changes in ways.items():
+    for name, changes in changes_by_name.items():
         right_QC = left_QC.clone()
-        for question, label, change in changes:
-            right_QC[question, label] += change
-        pairs.append(Pair(name=name, left_QC=left_QC, right_QC=right_QC, adjacency=mechanism.adjacency))
+        for query, label, change in changes:
+            right_QC[query, label] += change
+        pairs.append(NeighborPair(name=name, left_QC=left_QC, right_QC=right_QC, adjacency=mechanism.adjacency))
     return pairs
 
 
-def _with_gap(teachers: int, gap: float) -> tuple[int, int]:
-    top = min(teachers, (teachers + round(gap)) // 2)
-    return top, teachers - top
+def _split_votes(teachers: int, gap: float) -> tuple[int, int]:
+    winner_votes = min(teachers, (teachers + round(gap)) // 2)
+    return winner_votes, teachers - winner_votes
 
 
-def _pair(name: str, counts: tuple[int, int], queries: int, student: tuple[float, float] | None = None) -> Pair:
+def _make_pair(
+    name: str, counts: tuple[int, int], queries: int, student: tuple[float, float] | None = None
+) -> NeighborPair:
     """The same two counts in every query; on the right one vote has moved from the first class to the second."""
     left_QC = torch.tensor([counts]).repeat(queries, 1)
     student_QC = None if student is None else torch.tensor([student], dtype=torch.float64).repeat(queries, 1)
-    return Pair(name=name, left_QC=left_QC, right_QC=left_QC + torch.tensor([-1, 1]), student_QC=student_QC)
+    return NeighborPair(name=name, left_QC=left_QC, right_QC=left_QC + torch.tensor([-1, 1]), student_QC=student_QC)
 
 
-def _screened_pairs(mechanism: ConfidentGNMax | InteractiveGNMax, queries: int) -> list[Pair]:
+def _make_screened_pairs(mechanism: ConfidentGNMax | InteractiveGNMax, queries: int) -> list[NeighborPair]:
     """About the threshold, with the answer undecided or not; beyond it, the answer alone."""
     # A student who is sure of the second class expects none of the first: the excess is then the first class's count.
     student = (0.0, 1.0) if isinstance(mechanism, InteractiveGNMax) else None
-    low, edge, far = (max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6))
-    decided = [
-        _pair(f"beyond the threshold, gap {gap} sigma", (far + round(gap * mechanism.sigma), far), queries, student)
+    low_votes, edge_votes, high_votes = (
+        max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6)
+    )
+    decided_pairs = [
+        _make_pair(
+            f"beyond the threshold, gap {gap} sigma",
+            (high_votes + round(gap * mechanism.sigma), high_votes),
+            queries,
+            student,
+        )
         for gap in (2, 3)
     ]
     return [
-        _pair("at the threshold", (edge, edge // 2), queries, student),
-        _pair("at the threshold, undecided", (edge, edge), queries, student),
-        _pair("below the threshold, undecided", (low, low), queries, student),
-        _pair("beyond the threshold, undecided", (far, far), queries, student),
-        *decided,
+        _make_pair("at the threshold", (edge_votes, edge_votes // 2), queries, student),
+        _make_pair("at the threshold, undecided", (edge_votes, edge_votes), queries, student),
+        _make_pair("below the threshold, undecided", (low_votes, low_votes), queries, student),
+        _make_pair("beyond the threshold, undecided", (high_votes, high_votes), queries, student),
+        *decided_pairs,
     ]
 
 
-def _distance_pairs(threshold: float, width: float, queries: int) -> list[Pair]:
+def _make_distance_pairs(threshold: float, width: float, queries: int) -> list[NeighborPair]:
     """Distances at the threshold, moved all one way or the last against the others; and a winner that changes."""
-    near = round(threshold)
-    high, low = _at_distance(near + 1, near), _at_distance(near, near)
-    pairs = [Pair(name="all moved one way", left_QC=high.repeat(queries, 1), right_QC=low.repeat(queries, 1))]
+    base_distance = round(threshold)
+    high, low = (
+        _make_votes_at_distance(base_distance + 1, base_distance),
+        _make_votes_at_distance(base_distance, base_distance),
+    )
+    pairs = [NeighborPair(name="all moved one way", left_QC=high.repeat(queries, 1), right_QC=low.repeat(queries, 1))]
     if queries > 1:
         left_QC = torch.cat([high.repeat(queries - 1, 1), low])
         right_QC = torch.cat([low.repeat(queries - 1, 1), high])
-        pairs.append(Pair(name="the last moved against the others", left_QC=left_QC, right_QC=right_QC))
-    half = round(threshold + 2 * width) + 2
-    return [*pairs, _pair("the winner changes", (half + 1, half), queries)]
+        pairs.append(NeighborPair(name="the last moved against the others", left_QC=left_QC, right_QC=right_QC))
+    half_votes = round(threshold + 2 * width) + 2
+    return [*pairs, _make_pair("the winner changes", (half_votes + 1, half_votes), queries)]
 
 
-def _at_distance(distance: int, near: int) -> Tensor:
+def _make_votes_at_distance(distance: int, base_distance: int) -> Tensor:
     """Two-class votes [1, 2] of 4 near + 40 teachers whose winner stands for ``distance`` moved votes and no more."""
-    teachers = 4 * near + 40
-    top = teachers // 2 + distance + 1
-    return torch.tensor([[top, teachers - top]])
+    teachers = 4 * base_distance + 40
+    winner_votes = teachers // 2 + distance + 1
+    return torch.tensor([[winner_votes, teachers - winner_votes]])

@@ -128,14 +128,14 @@ def _show_bounds(options: argparse.Namespace) -> None:
 def _show_audit(result: AuditResult, as_json: bool) -> int:
     """Print what was proved; the exit code."""
     if as_json:
-        print(json.dumps(dataclasses.asdict(result) | {"sound": result.sound}, indent=1))
+        print(json.dumps(dataclasses.asdict(result) | {"sound": result.is_sound}, indent=1))
     else:
         print(
             f"{result.mechanism}: {result.runs:,} runs on each of two neighbors prove epsilon >= {result.proven:.4g}, "
             f"claimed: {format_epsilon(result.claimed)} (delta {format_delta(result.delta)}, replace_one, unit record; "
-            f"confidence {result.confidence:g}). {'No fault was found.' if result.sound else 'THE CLAIM IS REFUTED.'}"
+            f"confidence {result.confidence:g}). {'No fault was found.' if result.is_sound else 'THE CLAIM IS REFUTED.'}"
         )
-    return 0 if result.sound else 1
+    return 0 if result.is_sound else 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from pate_torch.pac.exponential import gumbel_max
 from pate_torch.pac.sample import Ints
 
 
-def draw(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
+def plot_report(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
     """The index of a model with few errors, drawn with noise that has been paid for.
 
     Args:

@@ -21,10 +21,10 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
 from pate_torch.planning import feasibility
-from pate_torch.planning.pilot import Outcome, Pilot, VoteModel, follow, simulate_release
+from pate_torch.planning.pilot import Forecast, Pilot, VoteModel, forecast_gradients, simulate_release
 from pate_torch.types import Dataset
 
-MOST_QUERIES = 10**7
+MAX_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""
 
 VERDICTS = {
@@ -39,37 +39,37 @@ VERDICTS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class DeclaredFacts:
     """Public facts, each None where nobody declared it.
 
     Attributes:
-        size: Private records.
-        pool: Public points.
+        num_records: Private records.
+        num_public: Public points.
     """
 
     name: str
     num_classes: int | None = None
-    size: int | None = None
-    pool: int | None = None
+    num_records: int | None = None
+    num_public: int | None = None
 
     @classmethod
-    def of(cls, source: Any) -> Declared:
+    def from_source(cls, source: Any) -> DeclaredFacts:
         """Read off a source's own configuration: a benchmark's published constants, a user's declared keys."""
         classes = getattr(source, "num_classes", getattr(source, "classes", getattr(source, "class_names", None)))
         if hasattr(source, "nominal_size"):
-            size = source.nominal_size
+            num_records = source.nominal_size
         else:  # a benchmark: so many of its records, or all of them
-            size = getattr(source, "private", None) or getattr(source, "size", None)
+            num_records = getattr(source, "private", None) or getattr(source, "size", None)
         return cls(
             name=source.name,
             num_classes=classes if classes is None or isinstance(classes, int) else len(classes),
-            size=size,
-            pool=getattr(source, "public", None),
+            num_records=num_records,
+            num_public=getattr(source, "public", None),
         )
 
-    def shard(self, num_teachers: int) -> int | None:
+    def compute_shard_size(self, num_teachers: int) -> int | None:
         """Records of each teacher, about."""
-        return None if self.size is None else self.size // num_teachers
+        return None if self.num_records is None else self.num_records // num_teachers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,21 +78,21 @@ class Choice:
 
     Attributes:
         num_teachers: K; 0 where records answer for themselves.
-        shard: Records of each teacher, about.
+        shard_size: Records of each teacher, about.
         routes: Epsilon of this release alone, by accountant; ``epsilon`` is the smallest.
-        fits: Questions that a new account with the budget would admit. It is kept by a filter, which for noise that is
-            not Gaussian is stricter than the smallest route.
-        left: Questions that the account there is still admits; None: there is none.
+        max_queries: Questions that a new account with the budget would admit. It is kept by a filter, which for noise
+            that is not Gaussian is stricter than the smallest route.
+        remaining_queries: Questions that the account there is still admits; None: there is none.
         sigma_for_target: The least noise at which ``num_queries`` cost the target.
-        outcome: The forecast of the labels.
+        forecast: The forecast of the labels.
         problem: Why the plan cannot work.
-        break_even: See ``chance``.
+        break_even_lead: See ``chance``.
         settings: How the command line chose it.
     """
 
     mechanism: str
     num_teachers: int
-    shard: int | None
+    shard_size: int | None
     num_queries: int
     num_classes: int
     sigma: float | None
@@ -101,12 +101,12 @@ class Choice:
     delta: float
     budget: float
     routes: dict[str, float]
-    fits: int
-    left: int | None
+    max_queries: int
+    remaining_queries: int | None
     sigma_for_target: float | None
-    outcome: Outcome | None
+    forecast: Forecast | None
     problem: str | None
-    break_even: float | None = None
+    break_even_lead: float | None = None
     settings: tuple[str, ...] = ()
 
     @property
@@ -120,58 +120,60 @@ class Choice:
         return None if self.route is None else self.routes[self.route]
 
     @property
-    def right_labels(self) -> float:
+    def num_correct_labels(self) -> float:
         """The number of right labels to expect."""
-        if self.outcome is None or self.outcome.right is None:
+        if self.forecast is None or self.forecast.accuracy is None:
             return 0.0
-        return self.num_queries * self.outcome.answered * self.outcome.right
+        return self.num_queries * self.forecast.answer_rate * self.forecast.accuracy
 
     @property
     def verdict(self) -> str:
         """The first key of ``VERDICTS`` that applies."""
         if self.problem is not None:
             return "cannot"
-        if self.fits < self.num_queries:
+        if self.max_queries < self.num_queries:
             return "over"
-        if self.outcome is None:
+        if self.forecast is None:
             return "unknown"
-        if self.outcome.answered < 0.1 or self.outcome.right is None:
+        if self.forecast.answer_rate < 0.1 or self.forecast.accuracy is None:
             return "few"
-        chance = 1 / self.num_classes
-        skill = (self.outcome.right - chance) / (1 - chance)
+        chance_accuracy = 1 / self.num_classes
+        skill = (self.forecast.accuracy - chance_accuracy) / (1 - chance_accuracy)
         return "random" if skill < 0.2 else "poor" if skill < 0.5 else "ok"
 
 
-def best(choices: list[Choice]) -> Choice | None:
+def select_best(choices: list[Choice]) -> Choice | None:
     """The recommended choice; None where nothing works.
 
     Of the teachers' plans that work, it is the cheapest within two per cent of the most right labels; per-record
     gradients, where a larger share of their labels is right for no more epsilon.
     """
-    works = [choice for choice in choices if choice.verdict == "ok"]
-    teachers = [choice for choice in works if choice.num_teachers]
-    most = max((choice.right_labels for choice in teachers), default=0.0)
-    near = [choice for choice in teachers if choice.right_labels >= 0.98 * most]
-    found = min(near, key=lambda choice: choice.epsilon or 0.0, default=None)
-    for choice in works:
-        if not choice.num_teachers and (found is None or _better(choice, found)):
-            found = choice
-    return found
+    working_choices = [choice for choice in choices if choice.verdict == "ok"]
+    teacher_choices = [choice for choice in working_choices if choice.num_teachers]
+    max_correct = max((choice.num_correct_labels for choice in teacher_choices), default=0.0)
+    near_best = [choice for choice in teacher_choices if choice.num_correct_labels >= 0.98 * max_correct]
+    best_choice = min(near_best, key=lambda choice: choice.epsilon or 0.0, default=None)
+    for choice in working_choices:
+        if not choice.num_teachers and (best_choice is None or _is_better(choice, best_choice)):
+            best_choice = choice
+    return best_choice
 
 
-def _better(one: Choice, other: Choice) -> bool:
-    return _right(one) > _right(other) and (one.epsilon or 0.0) <= (other.epsilon or 0.0) * (1 + 1e-6)
+def _is_better(choice: Choice, baseline: Choice) -> bool:
+    return _get_accuracy(choice) > _get_accuracy(baseline) and (choice.epsilon or 0.0) <= (baseline.epsilon or 0.0) * (
+        1 + 1e-6
+    )
 
 
-def _right(choice: Choice) -> float:
-    return 0.0 if choice.outcome is None else choice.outcome.right or 0.0
+def _get_accuracy(choice: Choice) -> float:
+    return 0.0 if choice.forecast is None else choice.forecast.accuracy or 0.0
 
 
 class PlanEvaluator:
     """Judges plans by one data set's declared facts, one pilot and (if there is one) its account.
 
     Args:
-        declared: The data set's declared facts.
+        facts: The data set's declared facts.
         pilot: How votes are simulated.
         crowd: Number of teachers -> the vote model to try them on.
         stand_in: A public data set in place of the private records.
@@ -184,19 +186,19 @@ class PlanEvaluator:
 
     def __init__(
         self,
-        declared: Declared,
+        facts: DeclaredFacts,
         pilot: Pilot,
-        crowd: Callable[[int], VoteModel],
-        stand_in: Callable[[], Dataset],
+        votes_by_num_teachers: Callable[[int], VoteModel],
+        proxy_dataset: Callable[[], Dataset],
         num_classes: int,
         account: Account | None,
     ) -> None:
-        self.declared, self.pilot, self.num_classes, self.account = declared, pilot, num_classes, account
-        self._stand_in = stand_in
-        self._crowd, self._crowds = crowd, dict[int, VoteModel]()
+        self.facts, self.pilot, self.num_classes, self.account = facts, pilot, num_classes, account
+        self._proxy_dataset = proxy_dataset
+        self._votes_by_num_teachers, self._vote_models = votes_by_num_teachers, dict[int, VoteModel]()
         self._sigmas = dict[Any, float | None]()
 
-    def budget(self, plan: RunConfig) -> float:
+    def get_budget(self, plan: RunConfig) -> float:
         """The cap for a run of this plan: the one given, the account's, or what opens one."""
         if plan.privacy.budget_epsilon is not None:
             return plan.privacy.budget_epsilon
@@ -204,136 +206,138 @@ class PlanEvaluator:
 
     def __call__(self, plan: RunConfig, settings: tuple[str, ...] = ()) -> Choice:
         """Evaluate one plan; ``settings``: how the command line chose it."""
-        problem, routes = self._problem(plan), dict[str, float]()
+        problem, routes = self._find_problem(plan), dict[str, float]()
         if problem is None:
             plan = plan.calibrate_noise()
             try:
-                routes = accounting.compute_route_epsilons(self.events(plan, plan.num_queries), plan.privacy.delta)
+                routes = accounting.compute_route_epsilons(
+                    self.privacy_events(plan, plan.num_queries), plan.privacy.delta
+                )
             except ValueError as error:
                 problem = str(error)
         mechanism: Any = plan.mechanism
         return Choice(
             mechanism=mechanism.name,
             num_teachers=plan.num_teachers,
-            shard=self.declared.shard(plan.num_teachers) if plan.num_teachers else None,
+            shard_size=self.facts.compute_shard_size(plan.num_teachers) if plan.num_teachers else None,
             num_queries=plan.num_queries,
             num_classes=self.num_classes,
             sigma=getattr(mechanism, "sigma", None),
             screen_sigma=getattr(mechanism, "screen_sigma", None),
             threshold=getattr(mechanism, "threshold", None),
             delta=plan.privacy.delta,
-            budget=self.budget(plan),
+            budget=self.get_budget(plan),
             routes=routes,
-            fits=self._most(plan, functools.partial(self._opens, plan)),
-            left=None if self.account is None else self._most(plan, self._admits),
-            sigma_for_target=self._sigma_for_target(plan),
-            outcome=None if problem is not None else self._rehearse(plan),
+            max_queries=self._find_max_queries(plan, functools.partial(self._can_open_account, plan)),
+            remaining_queries=None if self.account is None else self._find_max_queries(plan, self._admits),
+            sigma_for_target=self._calibrate_sigma(plan),
+            forecast=None if problem is not None else self._forecast(plan),
             problem=problem,
-            break_even=feasibility.break_even(mechanism, self.num_classes),
+            break_even_lead=feasibility.compute_break_even_lead(mechanism, self.num_classes),
             settings=settings,
         )
 
-    def _problem(self, plan: RunConfig) -> str | None:
+    def _find_problem(self, plan: RunConfig) -> str | None:
         """Why a run of this plan would be refused, whatever the budget; None if it would not."""
         try:
-            if self.declared.pool is not None:
-                fix = f"The public pool holds {self.declared.pool} points."
-                checks.integer("num_queries", plan.num_queries, high=self.declared.pool, fix=fix)
-            if not plan.num_teachers and self._size(plan) is None:
+            if self.facts.num_public is not None:
+                fix = f"The public pool holds {self.facts.num_public} points."
+                checks.integer("num_queries", plan.num_queries, high=self.facts.num_public, fix=fix)
+            if not plan.num_teachers and self._get_num_records(plan) is None:
                 fix = "Set voters.size, where about how many records there are is public."
                 raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
-            if self.declared.size is not None:
-                fix = f"{self.declared.size} private records are declared, and every teacher needs one."
-                checks.integer("num_teachers", plan.num_teachers, high=self.declared.size, fix=fix)
+            if self.facts.num_records is not None:
+                fix = f"{self.facts.num_records} private records are declared, and every teacher needs one."
+                checks.integer("num_teachers", plan.num_teachers, high=self.facts.num_records, fix=fix)
             self._check(plan, plan.num_queries)
             plan.calibrate_noise()
         except ValueError as error:
             return str(error)
         return None
 
-    def _check(self, plan: RunConfig, queries: int) -> None:
+    def _check(self, plan: RunConfig, num_queries: int) -> None:
         plan.mechanism.check(
-            num_queries=queries,
+            num_queries=num_queries,
             num_teachers=plan.num_teachers,
             num_classes=self.num_classes,
-            rounds=min(plan.query.rounds, queries),
+            rounds=min(plan.query.rounds, num_queries),
         )
 
-    def _most(self, plan: RunConfig, admits: Callable[[tuple[PrivacyEvent, ...]], bool]) -> int:
+    def _find_max_queries(self, plan: RunConfig, admits: Callable[[tuple[PrivacyEvent, ...]], bool]) -> int:
         """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
 
-        def fits(queries: int) -> bool:
+        def is_affordable(num_queries: int) -> bool:
             try:
-                self._check(plan, queries)
-                return admits(self.events(plan, queries))
+                self._check(plan, num_queries)
+                return admits(self.privacy_events(plan, num_queries))
             except ValueError:  # no filter could keep such a budget, or the mechanism no such plan
                 return False
 
-        if not fits(1):
+        if not is_affordable(1):
             return 0
-        good, bad = 1, 2
-        while bad <= MOST_QUERIES and fits(bad):
-            good, bad = bad, 2 * bad
-        if bad > MOST_QUERIES:
-            return MOST_QUERIES
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            good, bad = (middle, bad) if fits(middle) else (good, middle)
-        return good
+        low, high = 1, 2
+        while high <= MAX_QUERIES and is_affordable(high):
+            low, high = high, 2 * high
+        if high > MAX_QUERIES:
+            return MAX_QUERIES
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if is_affordable(middle) else (low, middle)
+        return low
 
-    def events(self, plan: RunConfig, queries: int) -> tuple[PrivacyEvent, ...]:
+    def privacy_events(self, plan: RunConfig, num_queries: int) -> tuple[PrivacyEvent, ...]:
         """What a run of so many questions may charge, the publication of their price as the plan has it."""
-        labels = plan.mechanism.privacy_events(queries, min(plan.query.rounds, queries))
-        return labels + plan.extra_privacy_events(self.num_classes)
+        label_events = plan.mechanism.privacy_events(num_queries, min(plan.query.rounds, num_queries))
+        return label_events + plan.extra_privacy_events(self.num_classes)
 
-    def _opens(self, plan: RunConfig, events: tuple[PrivacyEvent, ...]) -> bool:
-        return PrivacyFilter.can_admit(events, epsilon=self.budget(plan), delta=plan.privacy.delta)
+    def _can_open_account(self, plan: RunConfig, events: tuple[PrivacyEvent, ...]) -> bool:
+        return PrivacyFilter.can_admit(events, epsilon=self.get_budget(plan), delta=plan.privacy.delta)
 
     def _admits(self, events: tuple[PrivacyEvent, ...]) -> bool:
         assert self.account is not None
         return self.account.admits(events)
 
-    def _sigma_for_target(self, plan: RunConfig) -> float | None:
+    def _calibrate_sigma(self, plan: RunConfig) -> float | None:
         mechanism: Any = plan.mechanism
         if not plan.num_teachers or "sigma" not in {f.name for f in dataclasses.fields(mechanism)}:
             return None
         # The noise of the answer is what is looked for: choices that differ in it alone share the result.
-        target = plan.privacy.target_epsilon or self.budget(plan)
+        target = plan.privacy.target_epsilon or self.get_budget(plan)
         key = (replace(mechanism, sigma=1.0), plan.num_queries, plan.num_rounds, target, plan.privacy.delta)
         if key not in self._sigmas:
             try:
-                aimed = replace(plan, privacy=replace(plan.privacy, target_epsilon=target)).calibrate_noise()
-                self._sigmas[key] = cast(Any, aimed.mechanism).sigma
+                calibrated_plan = replace(plan, privacy=replace(plan.privacy, target_epsilon=target)).calibrate_noise()
+                self._sigmas[key] = cast(Any, calibrated_plan.mechanism).sigma
             except ValueError:  # the checks alone cost more
                 self._sigmas[key] = None
         return self._sigmas[key]
 
-    def _size(self, plan: RunConfig) -> int | None:
-        return getattr(plan.method, "size", None) or self.declared.size
+    def _get_num_records(self, plan: RunConfig) -> int | None:
+        return getattr(plan.method, "size", None) or self.facts.num_records
 
-    def _rehearse(self, plan: RunConfig) -> Outcome | None:
+    def _forecast(self, plan: RunConfig) -> Forecast | None:
         if plan.method.releases_model:
-            size = self._size(plan)
-            if self.pilot.on is None:
+            num_records = self._get_num_records(plan)
+            if self.pilot.dataset is None:
                 return None
-            assert size is not None
-            return follow(
+            assert num_records is not None
+            return forecast_gradients(
                 plan.mechanism,
                 plan.method,
-                self._stand_in(),
-                size=size,
-                features=functools.partial(_features, plan),
+                self._proxy_dataset(),
+                num_records=num_records,
+                build_encoder=functools.partial(_learn_features, plan),
                 seed=plan.seed,
             )
-        if plan.num_teachers not in self._crowds:
-            self._crowds[plan.num_teachers] = self._crowd(plan.num_teachers)
+        if plan.num_teachers not in self._vote_models:
+            self._vote_models[plan.num_teachers] = self._votes_by_num_teachers(plan.num_teachers)
         return simulate_release(
             plan.mechanism,
-            self._crowds[plan.num_teachers],
+            self._vote_models[plan.num_teachers],
             num_teachers=plan.num_teachers,
             num_queries=plan.num_queries,
             rounds=plan.num_rounds,
-            at_least=self.pilot.questions,
+            min_queries=self.pilot.num_queries,
             seed=plan.seed,
             soft=takes_probabilities(plan),
         )
@@ -345,7 +349,7 @@ def takes_probabilities(plan: RunConfig) -> bool:
     return soft is not None and soft(plan)
 
 
-def _features(plan: RunConfig, data: Dataset) -> nn.Module | None:
+def _learn_features(plan: RunConfig, data: Dataset) -> nn.Module | None:
     """As a run learns them, from the public points of ``data``."""
     if plan.features is None:
         return None

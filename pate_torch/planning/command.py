@@ -48,13 +48,13 @@ from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
-from pate_torch.planning.choice import Choice, Declared, PlanEvaluator, best, takes_probabilities
-from pate_torch.planning.pilot import PUBLIC, Pilot, VoteModel, simulate_votes, trained
+from pate_torch.planning.choice import Choice, DeclaredFacts, PlanEvaluator, select_best, takes_probabilities
+from pate_torch.planning.pilot import PUBLIC_DATASETS, Pilot, VoteModel, simulate_votes, train_vote_model
 from pate_torch.planning.report import PlanReport
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import Dataset
 
-SWEPT = (
+SWEEP_KEYS = (
     "num_teachers",
     "num_queries",
     "mechanism",
@@ -63,11 +63,11 @@ SWEPT = (
     "mechanism.threshold",
 )
 """Keys that may list several values: those the table shows."""
-GROUPS = {"mechanism", "voters", "query", "student", "features", "sanitiser"}
+GROUP_KEYS = {"mechanism", "voters", "query", "student", "features", "sanitiser"}
 """Keys of which a row may name another component."""
 
-MOST_ROWS = 60
-UNDECLARED_CLASSES = 2
+MAX_ROWS = 60
+DEFAULT_NUM_CLASSES = 2
 
 Settings = tuple[str, ...]
 
@@ -84,11 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     try:
         args = parser.parse_intermixed_args(arguments)
-        sheet = plan(args.settings)
+        report = plan(args.settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
-    print(json.dumps(reports.payload(sheet), allow_nan=False) if args.json else reports.text(sheet))
+    print(json.dumps(reports.to_payload(report), allow_nan=False) if args.json else reports.format_report(report))
     return 0
 
 
@@ -98,52 +98,57 @@ def plan(settings: Sequence[str]) -> PlanReport:
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
     """
-    pilot_keys, rest = _compute_split_shares(settings)
-    axes, fixed = _axes(rest)
+    pilot_options, other_settings = _compute_split_shares(settings)
+    axes, fixed_settings = _parse_axes(other_settings)
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        composed = Composer(fixed)
-        votes = dict(map(_key, fixed)).get("votes", "null")
+        compose_plan = Composer(fixed_settings)
+        votes = dict(map(_parse_setting, fixed_settings)).get("votes", "null")
         if votes != "null":
             raise checks.error("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
-        base = composed(tuple(f"{key}={values[0]}" for key, values in axes.items()))
+        base = compose_plan(tuple(f"{key}={values[0]}" for key, values in axes.items()))
         if base.labels is not None:
             raise checks.error("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
-        given = {key for key, _ in map(_key, fixed)} | set(axes)
-        if not axes and "experiment" not in given:
-            axes = _default_axes(base, given)
-        teachers = composed.recommended_teachers or base.num_teachers
+        explicit_keys = {key for key, _ in map(_parse_setting, fixed_settings)} | set(axes)
+        if not axes and "experiment" not in explicit_keys:
+            axes = _make_default_axes(base, explicit_keys)
+        teachers = compose_plan.recommended_teachers or base.num_teachers
         if "mechanism.sigma" in axes and base.privacy.target_epsilon is not None:
             raise checks.error(
                 "privacy.target_epsilon", base.privacy.target_epsilon, "sets mechanism.sigma; sweep one of them"
             )
-        plans = {(*fixed, *row): each for row, each in _rows(composed, axes, given, teachers)}
-    account, ledger = _account(base)
-    declared = Declared.of(base.dataset)
-    num_classes = _num_classes(declared, pilot_keys)
-    if "num_teachers" in given and "num_teachers" not in axes:
+        plans = {
+            (*fixed_settings, *row): config
+            for row, config in _iterate_rows(compose_plan, axes, explicit_keys, teachers)
+        }
+    account, ledger_path = _find_account(base)
+    facts = DeclaredFacts.from_source(base.dataset)
+    num_classes = _get_num_classes(facts, pilot_options)
+    if "num_teachers" in explicit_keys and "num_teachers" not in axes:
         teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
-    pilot = replace(pilot_keys, at_teachers=pilot_keys.at_teachers or teachers)
-    places = tuple(setting for setting in fixed if _key(setting)[0] == "hydra.searchpath")
-    stand_in = functools.cache(lambda: _public(pilot, base, num_classes, places))
-    crowds = _crowds(pilot, base, declared, num_classes, stand_in)
-    judge = PlanEvaluator(declared, pilot, crowds, stand_in, num_classes, account)
-    by_choice = {judge(each, settings): each for settings, each in plans.items()}
-    if pilot.on is not None and not given & {"voters", "mechanism", "experiment"}:
-        by_choice |= _offered(judge, by_choice, fixed, composed)
-    choices = tuple(by_choice)
+    pilot = replace(pilot_options, at_teachers=pilot_options.at_teachers or teachers)
+    search_paths = tuple(setting for setting in fixed_settings if _parse_setting(setting)[0] == "hydra.searchpath")
+    proxy_dataset = functools.cache(lambda: _load_proxy_dataset(pilot, base, num_classes, search_paths))
+    votes_by_num_teachers = _make_votes_by_num_teachers(pilot, base, facts, num_classes, proxy_dataset)
+    evaluate = PlanEvaluator(facts, pilot, votes_by_num_teachers, proxy_dataset, num_classes, account)
+    plan_by_choice = {evaluate(config, settings): config for settings, config in plans.items()}
+    if pilot.dataset is not None and not explicit_keys & {"voters", "mechanism", "experiment"}:
+        plan_by_choice |= _evaluate_gradients(evaluate, plan_by_choice, fixed_settings, compose_plan)
+    choices = tuple(plan_by_choice)
     return PlanReport(
-        dataset=declared.name,
-        budget=judge.budget(base),
-        budget_from=_budget_from(base, account),
-        target=base.privacy.target_epsilon or judge.budget(base),
-        pilot=_describe(pilot, declared, num_classes),
+        dataset=facts.name,
+        budget=evaluate.get_budget(base),
+        budget_source=_format_budget_source(base, account),
+        target=base.privacy.target_epsilon or evaluate.get_budget(base),
+        pilot=_describe(pilot, facts, num_classes),
         choices=choices,
-        best=best(list(choices)),
+        best_choice=select_best(list(choices)),
         account=account,
-        ledger=ledger,
-        swept=tuple(axes),
+        ledger_path=ledger_path,
+        sweep_keys=tuple(axes),
         notes=tuple(
-            _notes(base, account, declared, choices, pilot, soft=any(map(takes_probabilities, by_choice.values())))
+            _make_notes(
+                base, account, facts, choices, pilot, soft=any(map(takes_probabilities, plan_by_choice.values()))
+            )
         ),
     )
 
@@ -158,17 +163,21 @@ class Composer:
         fixed: The settings that all rows share.
     """
 
-    def __init__(self, fixed: Settings) -> None:
-        self._fixed, self._composed = fixed, dict[Settings, DictConfig]()
+    def __init__(self, fixed_settings: Settings) -> None:
+        self._fixed_settings, self._config_by_groups = fixed_settings, dict[Settings, DictConfig]()
 
     def __call__(self, row: Settings) -> RunConfig:
         """The plan of the fixed settings and those of one row."""
-        groups = tuple(setting for setting in row if _key(setting)[0] in GROUPS)
-        if groups not in self._composed:
-            named = {_key(setting)[0] for setting in row} & GROUPS
-            kept = [setting for setting in self._fixed if _key(setting)[0].split(".")[0] not in named]
-            self._composed[groups] = compose("config", overrides=[*kept, *groups])
-        cfg = copy.deepcopy(self._composed[groups])
+        groups = tuple(setting for setting in row if _parse_setting(setting)[0] in GROUP_KEYS)
+        if groups not in self._config_by_groups:
+            group_keys = {_parse_setting(setting)[0] for setting in row} & GROUP_KEYS
+            fixed_settings = [
+                setting
+                for setting in self._fixed_settings
+                if _parse_setting(setting)[0].split(".")[0] not in group_keys
+            ]
+            self._config_by_groups[groups] = compose("config", overrides=[*fixed_settings, *groups])
+        cfg = copy.deepcopy(self._config_by_groups[groups])
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
         plan = composer.run_config(cfg, Path("."))
@@ -180,11 +189,11 @@ class Composer:
     @property
     def recommended_teachers(self) -> int | None:
         """The K that the data set's other recommended values are for."""
-        cfg = next(iter(self._composed.values()))
+        cfg = next(iter(self._config_by_groups.values()))
         return cast("int | None", OmegaConf.select(cfg, "recommended.num_teachers"))
 
 
-def _key(setting: str) -> tuple[str, str]:
+def _parse_setting(setting: str) -> tuple[str, str]:
     """(key, value) of ``key=value``, without the marks of Hydra's grammar."""
     key, equals, value = setting.partition("=")
     if not equals and not setting.startswith("~"):
@@ -196,7 +205,7 @@ def _compute_split_shares(settings: Sequence[str]) -> tuple[Pilot, Settings]:
     """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
     mine, rest = list[str](), list[str]()
     for setting in settings:
-        key, value = _key(setting)
+        key, value = _parse_setting(setting)
         if key.startswith("pilot."):
             mine.append(setting.removeprefix("pilot."))
         elif key == "pilot":
@@ -209,7 +218,7 @@ def _compute_split_shares(settings: Sequence[str]) -> tuple[Pilot, Settings]:
             rest.append(f"num_teachers={value}")
         else:
             rest.append(setting)
-    keys = [_key(setting)[0] for setting in rest]
+    keys = [_parse_setting(setting)[0] for setting in rest]
     for key in keys:
         if keys.count(key) > 1:
             raise ValueError(f"{key}: given twice")
@@ -219,194 +228,213 @@ def _compute_split_shares(settings: Sequence[str]) -> tuple[Pilot, Settings]:
     return Pilot(**values), tuple(rest)
 
 
-def _axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
+def _parse_axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
     """({key: values} of the settings that list several, the other settings)."""
-    axes, fixed = dict[str, tuple[str, ...]](), list[str]()
+    axes, fixed_settings = dict[str, tuple[str, ...]](), list[str]()
     parser = OverridesParser.create()
     for setting in settings:
         override = parser.parse_override(setting)
         if not override.is_sweep_override():
-            fixed.append(setting)
+            fixed_settings.append(setting)
             continue
         key = override.get_key_element()
-        if key not in SWEPT:
-            raise ValueError(f"{key}: must have one value here; lists are for {', '.join(SWEPT)}")
+        if key not in SWEEP_KEYS:
+            raise ValueError(f"{key}: must have one value here; lists are for {', '.join(SWEEP_KEYS)}")
         if not override.is_discrete_sweep():
             raise checks.error(key, setting, "must be a list or a range")
         axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
-    return axes, tuple(fixed)
+    return axes, tuple(fixed_settings)
 
 
-def _default_axes(base: RunConfig, given: set[str]) -> dict[str, tuple[str, ...]]:
+def _make_default_axes(base: RunConfig, explicit_keys: set[str]) -> dict[str, tuple[str, ...]]:
     """Half, once and twice the K and the sigma that the user left open."""
     axes = dict[str, tuple[str, ...]]()
-    if "num_teachers" not in given and base.num_teachers:
+    if "num_teachers" not in explicit_keys and base.num_teachers:
         teachers = base.num_teachers
         axes["num_teachers"] = tuple(str(k) for k in dict.fromkeys((max(1, teachers // 2), teachers, 2 * teachers)))
     sigma = getattr(base.mechanism, "sigma", None)
-    if "mechanism.sigma" not in given and sigma is not None and base.privacy.target_epsilon is None:
+    if "mechanism.sigma" not in explicit_keys and sigma is not None and base.privacy.target_epsilon is None:
         axes["mechanism.sigma"] = tuple(f"{factor * sigma:g}" for factor in (0.5, 1, 2))
     return axes
 
 
-def _rows(
-    composed: Composer, axes: dict[str, tuple[str, ...]], given: set[str], teachers: int
+def _iterate_rows(
+    compose_plan: Composer, axes: dict[str, tuple[str, ...]], explicit_keys: set[str], recommended_teachers: int
 ) -> Iterator[tuple[Settings, RunConfig]]:
     """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
-    if math.prod(map(len, axes.values())) > MOST_ROWS:
-        raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MOST_ROWS}")
+    if math.prod(map(len, axes.values())) > MAX_ROWS:
+        raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MAX_ROWS}")
     for values in itertools.product(*axes.values()):
         row = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
-        each = composed(row)
-        recommended = not given & {"mechanism.threshold", "experiment"}
+        row_plan = compose_plan(row)
+        is_recommended = not explicit_keys & {"mechanism.threshold", "experiment"}
         if (
-            isinstance(each.mechanism, ConfidentGNMax | InteractiveGNMax)
-            and recommended
-            and each.num_teachers != teachers
+            isinstance(row_plan.mechanism, ConfidentGNMax | InteractiveGNMax)
+            and is_recommended
+            and row_plan.num_teachers != recommended_teachers
         ):
-            row = (*row, f"mechanism.threshold={each.mechanism.threshold * each.num_teachers / teachers:.4g}")
-            each = composed(row)
-        yield row, each
+            row = (
+                *row,
+                f"mechanism.threshold={row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers:.4g}",
+            )
+            row_plan = compose_plan(row)
+        yield row, row_plan
 
 
-def _offered(
-    judge: PlanEvaluator, by_choice: dict[Choice, RunConfig], fixed: Settings, composed: Composer
+def _evaluate_gradients(
+    evaluate: PlanEvaluator, plan_by_choice: dict[Choice, RunConfig], fixed_settings: Settings, compose_plan: Composer
 ) -> dict[Choice, RunConfig]:
     """Per-record gradients at the price of the best of these choices of teachers (the cheapest, where none works)."""
-    priced = [choice for choice in by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)]
-    chosen = best(list(by_choice)) or min(priced, key=lambda choice: choice.epsilon or 0.0, default=None)
-    if chosen is None or judge.declared.size is None:
+    priced_choices = [
+        choice for choice in plan_by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)
+    ]
+    teacher_choice = select_best(list(plan_by_choice)) or min(
+        priced_choices, key=lambda choice: choice.epsilon or 0.0, default=None
+    )
+    if teacher_choice is None or evaluate.facts.num_records is None:
         return {}
-    plan = by_choice[chosen]
-    descent = feasibility.same_price(plan, plan.calibrate_noise().mechanism, judge.declared.size, judge.declared.pool)
-    if descent is None:
+    plan = plan_by_choice[teacher_choice]
+    gradients = feasibility.match_label_price(
+        plan, plan.calibrate_noise().mechanism, evaluate.facts.num_records, evaluate.facts.num_public
+    )
+    if gradients is None:
         return {}
-    encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-    images = False if encoded else None
-    offered = feasibility.settings(plan, descent, images=images, encoded=encoded, questions=judge.declared.pool)
-    replaced = {"num_teachers", *(_key(setting)[0].split(".")[0] for setting in offered)}
-    kept = tuple(setting for setting in fixed if _key(setting)[0].split(".")[0] not in replaced)
+    is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
+    is_image = False if is_encoded else None
+    overrides = feasibility.gradient_overrides(
+        plan, gradients, is_image=is_image, is_encoded=is_encoded, num_queries=evaluate.facts.num_public
+    )
+    replaced_keys = {"num_teachers", *(_parse_setting(setting)[0].split(".")[0] for setting in overrides)}
+    other_settings = tuple(
+        setting for setting in fixed_settings if _parse_setting(setting)[0].split(".")[0] not in replaced_keys
+    )
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        each = composed(offered)
-    return {judge(each, (*kept, *offered)): each}
+        gradient_plan = compose_plan(overrides)
+    return {evaluate(gradient_plan, (*other_settings, *overrides)): gradient_plan}
 
 
 # ---- the pilot and the account -------------------------------------------------------------------------------------
 
 
-def _num_classes(declared: Declared, pilot: Pilot) -> int:
-    if declared.num_classes is not None and pilot.num_classes not in (None, declared.num_classes):
-        raise checks.error("pilot.num_classes", pilot.num_classes, f"the data set declares {declared.num_classes}")
-    return declared.num_classes or pilot.num_classes or UNDECLARED_CLASSES
+def _get_num_classes(facts: DeclaredFacts, pilot: Pilot) -> int:
+    if facts.num_classes is not None and pilot.num_classes not in (None, facts.num_classes):
+        raise checks.error("pilot.num_classes", pilot.num_classes, f"the data set declares {facts.num_classes}")
+    return facts.num_classes or pilot.num_classes or DEFAULT_NUM_CLASSES
 
 
-def _crowds(
-    pilot: Pilot, base: RunConfig, declared: Declared, num_classes: int, stand_in: Callable[[], Dataset]
+def _make_votes_by_num_teachers(
+    pilot: Pilot, base: RunConfig, facts: DeclaredFacts, num_classes: int, proxy_dataset: Callable[[], Dataset]
 ) -> Callable[[int], VoteModel]:
     """K -> the votes to try it on."""
 
-    def crowd(num_teachers: int) -> VoteModel:
-        if pilot.on is None:
-            guess = pilot.accuracy(num_teachers, num_classes)
-            return simulate_votes(guess, num_classes, pilot.questions, base.seed, pilot.shared)
-        shard = declared.shard(num_teachers)
-        if shard is None:
+    def make_votes(num_teachers: int) -> VoteModel:
+        if pilot.dataset is None:
+            accuracy = pilot.compute_accuracy(num_teachers, num_classes)
+            return simulate_votes(accuracy, num_classes, pilot.num_queries, base.seed, pilot.error_correlation)
+        shard_size = facts.compute_shard_size(num_teachers)
+        if shard_size is None:
             raise checks.error("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
-        return trained(pilot, base.teacher, stand_in(), shard, base.seed)
+        return train_vote_model(pilot, base.teacher, proxy_dataset(), shard_size, base.seed)
 
-    return crowd
+    return make_votes
 
 
-def _public(pilot: Pilot, base: RunConfig, num_classes: int, places: Settings) -> Dataset:
+def _load_proxy_dataset(pilot: Pilot, base: RunConfig, num_classes: int, search_paths: Settings) -> Dataset:
     """The public data set that the pilot trains on; never the one that is planned for.
 
     Args:
         pilot: Names it.
         base: What is planned.
         num_classes: Number of classes of the data that are planned for.
-        places: Where its YAML may lie, beside the package's: the command's ``hydra.searchpath``.
+        search_paths: Where its YAML may lie, beside the package's: the command's ``hydra.searchpath``.
     """
     root = getattr(base.dataset, "root", None)
-    settings = [f"dataset={pilot.on}", *places, *([] if root is None else [f"data_root={root}"])]
+    settings = [f"dataset={pilot.dataset}", *search_paths, *([] if root is None else [f"data_root={root}"])]
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         try:
             cfg = compose("config", overrides=settings)
         except MissingConfigException as error:
-            fix = f"Name one of {', '.join(PUBLIC)}, or a file of your own in a hydra.searchpath."
-            raise checks.error("pilot.on", pilot.on, "is no data set here", fix) from error
+            fix = f"Name one of {', '.join(PUBLIC_DATASETS)}, or a file of your own in a hydra.searchpath."
+            raise checks.error("pilot.on", pilot.dataset, "is no data set here", fix) from error
         source: DatasetSource = composer.instantiate_component(cfg, "dataset", DatasetSource)
-    planned = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
-    if source.name == planned.name or not _of_other_files(source, planned):
+    planned_source = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
+    if source.name == planned_source.name or not _is_distinct_source(source, planned_source):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."
-        raise checks.error("pilot.on", pilot.on, "holds the very records that this plan must not look at", fix)
-    if getattr(source, "benchmark", pilot.on in PUBLIC) is not True:
-        fix = f"Use {', '.join(PUBLIC)}, or say dataset.benchmark=true in its file."
+        raise checks.error("pilot.on", pilot.dataset, "holds the very records that this plan must not look at", fix)
+    if getattr(source, "benchmark", pilot.dataset in PUBLIC_DATASETS) is not True:
+        fix = f"Use {', '.join(PUBLIC_DATASETS)}, or say dataset.benchmark=true in its file."
         raise checks.error(
-            "pilot.on", pilot.on, "is not declared as public, and a plan looks at no private record", fix
+            "pilot.on", pilot.dataset, "is not declared as public, and a plan looks at no private record", fix
         )
     data = source.load()
     if data.spec.num_classes != num_classes:
-        allowed = f"has {data.spec.num_classes} classes, the data set {num_classes}"
-        raise checks.error("pilot.on", pilot.on, allowed, "Use public data of as many classes.")
+        problem = f"has {data.spec.num_classes} classes, the data set {num_classes}"
+        raise checks.error("pilot.on", pilot.dataset, problem, "Use public data of as many classes.")
     if data.evaluation.pool_y is None:
         fix = "Give its public points a label each."
-        raise checks.error("pilot.on", pilot.on, "has public points of unknown classes, and judges no plan", fix)
+        raise checks.error("pilot.on", pilot.dataset, "has public points of unknown classes, and judges no plan", fix)
     if isinstance(base.dataset, EncodedDataset):
         return replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return data
 
 
-def _of_other_files(stand_in: Any, planned: Any) -> bool:
+def _is_distinct_source(proxy_source: Any, planned_source: Any) -> bool:
     """Whether two sources are of two kinds, or of users' files of one kind that cannot be the same."""
-    if type(stand_in) is not type(planned):
+    if type(proxy_source) is not type(planned_source):
         return True
-    if not all(hasattr(source, "benchmark") and getattr(source, "path", None) for source in (stand_in, planned)):
+    if not all(
+        hasattr(source, "benchmark") and getattr(source, "path", None) for source in (proxy_source, planned_source)
+    ):
         return False
-    return not _places(stand_in) & _places(planned)
+    return not _list_paths(proxy_source) & _list_paths(planned_source)
 
 
-def _places(source: Any) -> set[Path]:
+def _list_paths(source: Any) -> set[Path]:
     """Where a user's file may lie."""
-    given = Path(source.path).expanduser()
-    return {given.resolve(), (locations.get_data_root(source.root) / given).resolve()}
+    path = Path(source.path).expanduser()
+    return {path.resolve(), (locations.get_data_root(source.root) / path).resolve()}
 
 
-def _describe(pilot: Pilot, declared: Declared, num_classes: int) -> str:
-    classes = f"{num_classes} classes" + ("" if declared.num_classes else " (undeclared: pilot.num_classes)")
-    asked = f"{pilot.questions} questions asked at random, {classes}"
-    if pilot.on is not None:
+def _describe(pilot: Pilot, facts: DeclaredFacts, num_classes: int) -> str:
+    classes = f"{num_classes} classes" + ("" if facts.num_classes else " (undeclared: pilot.num_classes)")
+    query_text = f"{pilot.num_queries} questions asked at random, {classes}"
+    if pilot.dataset is not None:
         return (
-            f"{asked}; {pilot.teachers} teachers trained on {pilot.on} for {pilot.steps} steps at each shard size, or"
+            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard size, or"
             " the gradients of its records."
         )
     return (
-        f"{asked}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
+        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
         f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
         "mistakes teachers share is "
-        + ("not known (pilot.shared): so the wide intervals." if pilot.shared is None else f"{pilot.shared:g}.")
+        + (
+            "not known (pilot.shared): so the wide intervals."
+            if pilot.error_correlation is None
+            else f"{pilot.error_correlation:g}."
+        )
     )
 
 
-def _account(base: RunConfig) -> tuple[Account | None, Path | None]:
+def _find_account(base: RunConfig) -> tuple[Account | None, Path | None]:
     """The data set's account, if there is a ledger that has one; read, and left as it is."""
     path = base.root / "ledger.sqlite"
     if not path.exists():
         return None, None
     with Ledger(path, create=False, readonly=True) as ledger:
-        found = {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
-    return found, None if found is None else path
+        matching_account = {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
+    return matching_account, None if matching_account is None else path
 
 
-def _budget_from(base: RunConfig, account: Account | None) -> str:
+def _format_budget_source(base: RunConfig, account: Account | None) -> str:
     if base.privacy.budget_epsilon is not None:
         return "privacy.budget_epsilon"
     return "privacy.opening_budget" if account is None else "the account's cap"
 
 
-def _notes(
+def _make_notes(
     base: RunConfig,
     account: Account | None,
-    declared: Declared,
+    facts: DeclaredFacts,
     choices: tuple[Choice, ...],
     pilot: Pilot,
     *,
@@ -414,16 +442,16 @@ def _notes(
 ) -> list[str]:
     """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
     notes = []
-    if declared.size is None:
+    if facts.num_records is None:
         notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
     if not all(choice.num_teachers for choice in choices):
         notes.append("Per-record gradients cost the same for any num_queries: ask about all public points.")
-    elif best(list(choices)) is None and pilot.on is None and declared.size is not None:
+    elif select_best(list(choices)) is None and pilot.dataset is None and facts.num_records is not None:
         notes.append(
             "Per-record gradients bear more noise than votes (voters=gradients mechanism=gradient_descent). A guess of "
             "votes cannot forecast them; pilot.on=<public data like yours> does, and chooses them if they are better."
         )
-    if soft and pilot.on is None:
+    if soft and pilot.dataset is None:
         notes.append(
             "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones "
             "spread over more bins, and as a rule fewer questions are answered; pilot.on=<public data like yours> "

@@ -2,7 +2,7 @@
 
 Teachers share mistakes: some questions are hard for all. Whether one teacher is right on a question and whether another
 is have a correlation rho (``pilot.shared``); rho = 1/(a + b + 1) where the share of teachers that are right is Beta(a,
-b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes (``learnt``).
+b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes (``fit_vote_model``).
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured on small ensembles as a
 function of the teachers' mean error e:
@@ -38,21 +38,21 @@ from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.types import Dataset, MechanismContext, PrivateData
 
 Array = NDArray[np.float64]
-Encoder = Callable[[Dataset], nn.Module | None]
+EncoderBuilder = Callable[[Dataset], nn.Module | None]
 """Features learnt from a data set's public points; None: the points as they are."""
 
-PUBLIC = ("cifar10", "digits", "fashion_mnist", "mnist", "svhn")
+PUBLIC_DATASETS = ("cifar10", "digits", "fashion_mnist", "mnist", "svhn")
 """Data sets that are known to be public."""
 
-MOST_QUESTIONS = 50_000
-FEWEST_TEACHERS = 4
+MAX_PILOT_QUERIES = 50_000
+MIN_PILOT_TEACHERS = 4
 
-_SPREAD = 1.36
+_LOGIT_HALF_WIDTH = 1.36
 """Of the logit of rho around the law, for 95 % of the ensembles."""
-_MODEL_ERROR = 0.004
+_MODEL_STANDARD_ERROR = 0.004
 """Standard error of a forecast learnt from many teachers and many questions. Measured, as the next, on ensembles of
 tables, digits and news (docs/experiments/forecasts.md)."""
-_STEPS = 40
+_EM_STEPS = 40
 """Of expectation maximization; stopped there the estimate is smooth."""
 _SHARES_S = np.linspace(0.005, 0.995, 100)
 
@@ -62,46 +62,48 @@ class Pilot:
     """How the votes to try plans on are made.
 
     Attributes:
-        on: A public data set, by the name that ``dataset=`` has, on which a small ensemble is trained; None simulates
-            votes.
+        dataset: A public data set, by the name that ``dataset=`` has, on which a small ensemble is trained; None
+            simulates votes.
         teacher_accuracy: The guess, for an ensemble of ``at_teachers``.
         at_teachers: None: the number of teachers given, or recommended.
         exponent: How fast a teacher's error grows with K.
-        shared: Correlation rho of two teachers' being right on a question, of a guess; None: 1/(1.5 + 10 e) and, for
-            the interval, what ensembles with such an error e have had.
+        error_correlation: Correlation rho of two teachers' being right on a question, of a guess; None: 1/(1.5 + 10 e)
+            and, for the interval, what ensembles with such an error e have had.
         num_classes: Number of classes, where the data set declares none.
-        questions: Number of questions tried.
+        num_queries: Number of questions tried.
         teachers: Number of teachers of the small ensemble.
         steps: Training steps of each of them.
     """
 
-    on: str | None = None
+    dataset: str | None = None
     teacher_accuracy: float = 0.8
     at_teachers: int | None = None
     exponent: float = 0.5
-    shared: float | None = None
+    error_correlation: float | None = None
     num_classes: int | None = None
-    questions: int = 2000
+    num_queries: int = 2000
     teachers: int = 32
     steps: int = 300
 
     def __post_init__(self) -> None:
-        if self.on is not None:
-            checks.nonempty_string("pilot.on", self.on)
+        if self.dataset is not None:
+            checks.nonempty_string("pilot.on", self.dataset)
         checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, exclusive=True)
         checks.between("pilot.exponent", self.exponent, 0, 2)
-        if self.shared is not None:
-            checks.between("pilot.shared", self.shared, 0, 1, exclusive=True)
-            if self.on is not None:
-                raise checks.error("pilot.shared", self.shared, "is of a guess; pilot.on measures it", "Omit one.")
+        if self.error_correlation is not None:
+            checks.between("pilot.shared", self.error_correlation, 0, 1, exclusive=True)
+            if self.dataset is not None:
+                raise checks.error(
+                    "pilot.shared", self.error_correlation, "is of a guess; pilot.on measures it", "Omit one."
+                )
         for key, low in (("at_teachers", 1), ("num_classes", 2)):
             if getattr(self, key) is not None:
                 checks.integer(f"pilot.{key}", getattr(self, key), low=low)
-        checks.integer("pilot.questions", self.questions, low=100, high=MOST_QUESTIONS)
-        checks.integer("pilot.teachers", self.teachers, low=FEWEST_TEACHERS)
+        checks.integer("pilot.questions", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
+        checks.integer("pilot.teachers", self.teachers, low=MIN_PILOT_TEACHERS)
         checks.integer("pilot.steps", self.steps, low=1)
 
-    def accuracy(self, num_teachers: int, num_classes: int) -> float:
+    def compute_accuracy(self, num_teachers: int, num_classes: int) -> float:
         """The guess at another K, never worse than guessing. ``at_teachers`` must be set."""
         assert self.at_teachers is not None
         error = (1 - self.teacher_accuracy) * (num_teachers / self.at_teachers) ** self.exponent
@@ -116,19 +118,19 @@ class VoteModel:
         share_QC: Probability that a teacher votes for each class.
         truth_Q: The right class.
         score_KQS: Scores of the ensemble's teachers, as ``SoftVotes`` holds them; None: votes are all that is known.
-        questions: Number of real questions it was learnt from; None: it was imagined.
-        error: Standard error of what it foretells beside that of the questions.
-        less_shared: The model with fewer shared mistakes, at the end of what is likely; None: this one is certain.
-        more_shared: The same with more of them.
+        num_queries: Number of real questions it was learnt from; None: it was imagined.
+        standard_error: Standard error of what it foretells beside that of the questions.
+        low_correlation: The model with fewer shared mistakes, at the end of what is likely; None: this one is certain.
+        high_correlation: The same with more of them.
     """
 
     share_QC: Array
     truth_Q: NDArray[np.int64]
     score_KQS: torch.Tensor | None = None
-    questions: int | None = None
-    error: float = _MODEL_ERROR
-    less_shared: VoteModel | None = None
-    more_shared: VoteModel | None = None
+    num_queries: int | None = None
+    standard_error: float = _MODEL_STANDARD_ERROR
+    low_correlation: VoteModel | None = None
+    high_correlation: VoteModel | None = None
 
     @property
     def teacher_accuracy(self) -> float:
@@ -140,63 +142,66 @@ class VoteModel:
         """The number of classes."""
         return self.share_QC.shape[1]
 
-    def ask(self, num_teachers: int, questions: int, seed: int) -> tuple[Votes, NDArray[np.int64]]:
+    def draw_votes(self, num_teachers: int, num_queries: int, seed: int) -> tuple[Votes, NDArray[np.int64]]:
         """Votes of so many teachers on questions taken in turn, and the right classes."""
-        index_Q = np.arange(questions) % len(self.truth_Q)
+        index_Q = np.arange(num_queries) % len(self.truth_Q)
         counts_QC = rng.make_numpy_generator(seed, "plan", "votes").multinomial(num_teachers, self.share_QC[index_Q])
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
-    def ask_soft(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
-        """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``ask`` has there."""
+    def draw_soft_votes(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
+        """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``draw_votes`` has there."""
         assert self.score_KQS is not None
         index_Q = torch.arange(start, stop) % len(self.truth_Q)
-        draw = rng.make_torch_generator(seed, "plan", "scores", start)
-        drawn_KQ = torch.randint(len(self.score_KQS), (num_teachers, stop - start), generator=draw)
-        return SoftVotes(self.score_KQS[drawn_KQ, index_Q])
+        generator = rng.make_torch_generator(seed, "plan", "scores", start)
+        teacher_KQ = torch.randint(len(self.score_KQS), (num_teachers, stop - start), generator=generator)
+        return SoftVotes(self.score_KQS[teacher_KQ, index_Q])
 
 
 def simulate_votes(
-    accuracy: float, num_classes: int, questions: int, seed: int, shared: float | None = None
+    accuracy: float, num_classes: int, num_queries: int, seed: int, error_correlation: float | None = None
 ) -> VoteModel:
     """A model of teachers that are right ``accuracy`` of the time, by the module's laws.
 
     Args:
         accuracy: Of one teacher.
         num_classes: Number C of classes.
-        questions: How many are imagined.
+        num_queries: How many are imagined.
         seed: Seed of what they are like.
-        shared: rho; None: by the law, with the ends of what is likely.
+        error_correlation: rho; None: by the law, with the ends of what is likely.
     """
-    if shared is None:
-        middle = 1 / (1.5 + 10 * (1 - accuracy))
-        ends = (_moved(middle, -_SPREAD), _moved(middle, _SPREAD))
-        less, more = (simulate_votes(accuracy, num_classes, questions, seed, end) for end in ends)
-        model = simulate_votes(accuracy, num_classes, questions, seed, middle)
-        return replace(model, less_shared=less, more_shared=more)
+    if error_correlation is None:
+        expected_correlation = 1 / (1.5 + 10 * (1 - accuracy))
+        bounds = (
+            _shift_logit(expected_correlation, -_LOGIT_HALF_WIDTH),
+            _shift_logit(expected_correlation, _LOGIT_HALF_WIDTH),
+        )
+        low, high = (simulate_votes(accuracy, num_classes, num_queries, seed, bound) for bound in bounds)
+        model = simulate_votes(accuracy, num_classes, num_queries, seed, expected_correlation)
+        return replace(model, low_correlation=low, high_correlation=high)
     generator = rng.make_numpy_generator(seed, "plan", "crowd")
-    error, others = 1 - accuracy, num_classes - 1
-    spread = 1 / shared - 1
-    right_Q = generator.beta(accuracy * spread, error * spread, questions)
-    wrong_QC = generator.dirichlet(np.full(others, 4.5 * error / others), questions)
-    truth_Q = generator.integers(num_classes, size=questions)
-    return VoteModel(share_QC=_shares(right_Q, wrong_QC, truth_Q), truth_Q=truth_Q)
+    error_rate, num_rivals = 1 - accuracy, num_classes - 1
+    concentration = 1 / error_correlation - 1
+    right_Q = generator.beta(accuracy * concentration, error_rate * concentration, num_queries)
+    wrong_QC = generator.dirichlet(np.full(num_rivals, 4.5 * error_rate / num_rivals), num_queries)
+    truth_Q = generator.integers(num_classes, size=num_queries)
+    return VoteModel(share_QC=_combine_shares(right_Q, wrong_QC, truth_Q), truth_Q=truth_Q)
 
 
-def _moved(probability: float, by: float) -> float:
+def _shift_logit(probability: float, shift: float) -> float:
     """A probability whose logit is moved."""
-    return 1 / (1 + (1 / probability - 1) * math.exp(-by))
+    return 1 / (1 + (1 / probability - 1) * math.exp(-shift))
 
 
-def _shares(right_Q: Array, wrong_QR: Array, truth_Q: NDArray[np.int64]) -> Array:
+def _combine_shares(right_Q: Array, wrong_QR: Array, truth_Q: NDArray[np.int64]) -> Array:
     """Shares [Q, C] of the classes: the right one's, and the C - 1 others' in turn after it."""
-    every, share_QC = np.arange(len(truth_Q)), np.empty((len(truth_Q), wrong_QR.shape[1] + 1))
-    share_QC[every, truth_Q] = right_Q
+    index_Q, share_QC = np.arange(len(truth_Q)), np.empty((len(truth_Q), wrong_QR.shape[1] + 1))
+    share_QC[index_Q, truth_Q] = right_Q
     for step in range(wrong_QR.shape[1]):
-        share_QC[every, (truth_Q + 1 + step) % share_QC.shape[1]] = (1 - right_Q) * wrong_QR[:, step]
+        share_QC[index_Q, (truth_Q + 1 + step) % share_QC.shape[1]] = (1 - right_Q) * wrong_QR[:, step]
     return share_QC / share_QC.sum(1, keepdims=True)
 
 
-def learnt(said_KQ: NDArray[np.int64], truth_Q: NDArray[np.int64], num_classes: int, seed: int) -> VoteModel:
+def fit_vote_model(vote_KQ: NDArray[np.int64], truth_Q: NDArray[np.int64], num_classes: int, seed: int) -> VoteModel:
     """A model of a large ensemble from the votes of a few of its teachers on Q questions.
 
     The few teachers' own shares would spread too much: part of how they differ from question to question is chance. The
@@ -205,32 +210,32 @@ def learnt(said_KQ: NDArray[np.int64], truth_Q: NDArray[np.int64], num_classes: 
     of its wrong classes, which are Dirichlet with as many coincidences as wrong votes have.
 
     Args:
-        said_KQ: Classes that each of the few teachers votes for.
+        vote_KQ: Classes that each of the few teachers votes for.
         truth_Q: The right classes.
         num_classes: Number C of classes.
         seed: Seed of what is drawn.
     """
-    draw = rng.make_numpy_generator(seed, "plan", "learnt")
-    teachers, others = len(said_KQ), num_classes - 1
-    right_KQ = said_KQ == truth_Q
+    generator = rng.make_numpy_generator(seed, "plan", "learnt")
+    num_teachers, num_rivals = len(vote_KQ), num_classes - 1
+    right_KQ = vote_KQ == truth_Q
     right_Q = right_KQ.sum(0)
-    posterior_KS = _right_shares(right_Q, teachers)
-    place_Q = (draw.random(len(truth_Q))[:, None] > posterior_KS.cumsum(1)[right_Q]).sum(1)
-    rivals_QR = (truth_Q[:, None] + 1 + np.arange(others)) % num_classes
-    wrong_QR = (said_KQ[:, :, None] == rivals_QR).sum(0)
-    share_QR = draw.standard_gamma(wrong_QR + _rivals(wrong_QR) / others) + 1e-300
-    share_Q = _SHARES_S[place_Q.clip(max=len(_SHARES_S) - 1)]
-    share_QC = _shares(share_Q, share_QR / share_QR.sum(1, keepdims=True), truth_Q)
-    error = math.hypot(_MODEL_ERROR, float(right_KQ.mean(1).std(ddof=1)) / math.sqrt(teachers))
-    return VoteModel(share_QC=share_QC, truth_Q=truth_Q, questions=len(truth_Q), error=error)
+    posterior_KS = _estimate_right_shares(right_Q, num_teachers)
+    grid_index_Q = (generator.random(len(truth_Q))[:, None] > posterior_KS.cumsum(1)[right_Q]).sum(1)
+    rivals_QR = (truth_Q[:, None] + 1 + np.arange(num_rivals)) % num_classes
+    wrong_QR = (vote_KQ[:, :, None] == rivals_QR).sum(0)
+    share_QR = generator.standard_gamma(wrong_QR + _estimate_concentration(wrong_QR) / num_rivals) + 1e-300
+    share_Q = _SHARES_S[grid_index_Q.clip(max=len(_SHARES_S) - 1)]
+    share_QC = _combine_shares(share_Q, share_QR / share_QR.sum(1, keepdims=True), truth_Q)
+    standard_error = math.hypot(_MODEL_STANDARD_ERROR, float(right_KQ.mean(1).std(ddof=1)) / math.sqrt(num_teachers))
+    return VoteModel(share_QC=share_QC, truth_Q=truth_Q, num_queries=len(truth_Q), standard_error=standard_error)
 
 
-def _right_shares(right_Q: NDArray[np.int64], teachers: int) -> Array:
+def _estimate_right_shares(right_Q: NDArray[np.int64], num_teachers: int) -> Array:
     """Posterior [teachers + 1, S] of the share that is right, by how many of the few teachers are."""
-    frequency_K = np.bincount(right_Q, minlength=teachers + 1) / len(right_Q)
-    likelihood_KS = binom.pmf(np.arange(teachers + 1)[:, None], teachers, _SHARES_S)
+    frequency_K = np.bincount(right_Q, minlength=num_teachers + 1) / len(right_Q)
+    likelihood_KS = binom.pmf(np.arange(num_teachers + 1)[:, None], num_teachers, _SHARES_S)
     weight_S = np.full(len(_SHARES_S), 1 / len(_SHARES_S))
-    for _ in range(_STEPS):
+    for _ in range(_EM_STEPS):
         posterior_KS = likelihood_KS * weight_S
         posterior_KS /= posterior_KS.sum(1, keepdims=True)
         weight_S = frequency_K @ posterior_KS
@@ -238,86 +243,88 @@ def _right_shares(right_Q: NDArray[np.int64], teachers: int) -> Array:
     return posterior_KS / posterior_KS.sum(1, keepdims=True)
 
 
-def _rivals(wrong_QR: NDArray[np.int64]) -> float:
+def _estimate_concentration(wrong_QR: NDArray[np.int64]) -> float:
     """Sum A of the Dirichlet weights of R wrong classes: two wrong votes agree with chance (A/R + 1) / (A + 1)."""
-    wrong_Q, others = wrong_QR.sum(1), wrong_QR.shape[1]
+    wrong_Q, num_rivals = wrong_QR.sum(1), wrong_QR.shape[1]
     pairs = float((wrong_Q * (wrong_Q - 1)).sum())
-    agree = float((wrong_QR * (wrong_QR - 1)).sum()) / pairs if pairs else 1.0
-    return max((1 - agree) / max(agree - 1 / others, 1e-3), 1e-2)
+    agreement = float((wrong_QR * (wrong_QR - 1)).sum()) / pairs if pairs else 1.0
+    return max((1 - agreement) / max(agreement - 1 / num_rivals, 1e-3), 1e-2)
 
 
-def trained(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard: int, seed: int) -> VoteModel:
+def train_vote_model(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard_size: int, seed: int) -> VoteModel:
     """The votes of a small ensemble on ``data``, a public data set, with shards of the planned size.
 
     Raises:
         ValueError: The data set is too small for such shards.
     """
-    teachers = min(pilot.teachers, len(data.private) // max(shard, 1))
-    if shard < 1 or teachers < FEWEST_TEACHERS:
+    num_teachers = min(pilot.teachers, len(data.private) // max(shard_size, 1))
+    if shard_size < 1 or num_teachers < MIN_PILOT_TEACHERS:
         raise checks.error(
             "pilot.on",
-            pilot.on,
-            f"has {len(data.private)} records, too few for {FEWEST_TEACHERS} teachers of {shard} each",
+            pilot.dataset,
+            f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each",
             "Use larger public data, or more teachers.",
         )
-    part = slice(teachers * shard)
+    part = slice(num_teachers * shard_size)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
-    short = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
-    trunk = None if short.start is None else short.start.learn(data.pool.x, data.spec, seed=seed)
+    short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
+    trunk = None if short_recipe.start is None else short_recipe.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(
-        records, data.spec, ReplaceOne().make_shards(records, teachers, seed), short, seed=seed, trunk=trunk
+        records, data.spec, ReplaceOne().make_shards(records, num_teachers, seed), short_recipe, seed=seed, trunk=trunk
     )
-    asked = data.pool.x[: pilot.questions]
-    probability_KQC = ensemble.predict_proba(asked)
+    query_x = data.pool.x[: pilot.num_queries]
+    probability_KQC = ensemble.predict_proba(query_x)
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
-    said_KQ = probability_KQC.argmax(-1).numpy()
-    model = learnt(said_KQ, truth_Q[: len(asked)].numpy(), data.spec.num_classes, seed)
+    vote_KQ = probability_KQC.argmax(-1).numpy()
+    model = fit_vote_model(vote_KQ, truth_Q[: len(query_x)].numpy(), data.spec.num_classes, seed)
     return replace(model, score_KQS=SoftVotes.from_probabilities(probability_KQC).score_KQS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Forecast:
     """The forecast of a release.
 
     Attributes:
-        answered: Share of the questions that are answered.
-        right: Share of the answers that are right; None: there is no answer.
+        answer_rate: Share of the questions that are answered.
+        accuracy: Share of the answers that are right; None: there is no answer.
         interval: 95 % interval of that share on average over questions; None: there is no answer.
-        plurality: Share of the noiseless pluralities that are right; None: there are none.
-        teacher: Share of single votes that are right; None: there are none.
-        questions: Number of questions tried.
+        plurality_accuracy: Share of the noiseless pluralities that are right; None: there are none.
+        teacher_accuracy: Share of single votes that are right; None: there are none.
+        num_queries: Number of questions tried.
     """
 
-    answered: float
-    right: float | None
+    answer_rate: float
+    accuracy: float | None
     interval: tuple[float, float] | None
-    plurality: float | None
-    teacher: float | None
-    questions: int
+    plurality_accuracy: float | None
+    teacher_accuracy: float | None
+    num_queries: int
 
 
-def _interval(rights: Sequence[float], questions: int | None, error: float) -> tuple[float, float]:
+def _compute_interval(
+    accuracies: Sequence[float], num_queries: int | None, standard_error: float
+) -> tuple[float, float]:
     """Around forecasts under all that is likely, with the error of the model and of so many real questions."""
 
-    def half(right: float) -> float:
-        return 1.96 * math.sqrt(error**2 + (right * (1 - right) / questions if questions else 0))
+    def compute_half_width(accuracy: float) -> float:
+        return 1.96 * math.sqrt(standard_error**2 + (accuracy * (1 - accuracy) / num_queries if num_queries else 0))
 
-    low, high = min(rights), max(rights)
-    return max(0.0, low - half(low)), min(1.0, high + half(high))
+    low, high = min(accuracies), max(accuracies)
+    return max(0.0, low - compute_half_width(low)), min(1.0, high + compute_half_width(high))
 
 
 def simulate_release(
     mechanism: Mechanism,
-    crowd: VoteModel,
+    vote_model: VoteModel,
     *,
     num_teachers: int,
     num_queries: int,
     rounds: int,
-    at_least: int,
+    min_queries: int,
     seed: int,
     soft: bool = False,
-) -> Outcome:
+) -> Forecast:
     """Put simulated votes through the mechanism itself, in whole releases of ``num_queries`` questions each.
 
     Whole releases, since some mechanisms stop early. Nothing here is private, so the noise may be seeded, and every
@@ -325,78 +332,86 @@ def simulate_release(
 
     Args:
         mechanism: What is tried.
-        crowd: The vote model.
+        vote_model: The vote model.
         num_teachers: K.
         num_queries: Number of questions of one release.
         rounds: Number of rounds of one release.
-        at_least: Least number of questions to try.
+        min_queries: Least number of questions to try.
         seed: Seeds votes and noise.
         soft: Whether it takes the teachers' probabilities, where the model has them.
     """
-    size = min(num_queries, MOST_QUESTIONS)
-    releases = math.ceil(at_least / size)
+    size = min(num_queries, MAX_PILOT_QUERIES)
+    releases = math.ceil(min_queries / size)
 
-    def tried(model: VoteModel) -> tuple[float, float | None, Votes, NDArray[np.int64]]:
+    def simulate(model: VoteModel) -> tuple[float, float | None, Votes, NDArray[np.int64]]:
         """Share answered, share right of it, and what was asked."""
-        votes, truth_Q = model.ask(num_teachers, releases * size, seed)
+        votes, truth_Q = model.draw_votes(num_teachers, releases * size, seed)
         kind = getattr(mechanism, "noise", "torch")
         noise = DryRunNoise(kind, rng.derive_seed(seed, "plan", "noise") if kind == "torch" else None)
-        answered = right = 0
+        answer_rate = accuracy = 0
         for start in range(0, releases * size, size):
-            asked: Votes | SoftVotes = votes.select(torch.arange(start, start + size))
+            query_votes: Votes | SoftVotes = votes.select(torch.arange(start, start + size))
             if soft and model.score_KQS is not None:
-                asked = model.ask_soft(num_teachers, start, start + size, seed)
+                query_votes = model.draw_soft_votes(num_teachers, start, start + size, seed)
             label_Q = mechanism.release(
-                asked, noise, MechanismContext(num_queries=num_queries, rounds=rounds)
+                query_votes, noise, MechanismContext(num_queries=num_queries, rounds=rounds)
             ).label_Q.numpy()
-            answered += int((label_Q >= 0).sum())
-            right += int((label_Q == truth_Q[start : start + len(label_Q)]).sum())
-        return answered / (releases * size), right / answered if answered else None, votes, truth_Q
+            answer_rate += int((label_Q >= 0).sum())
+            accuracy += int((label_Q == truth_Q[start : start + len(label_Q)]).sum())
+        return answer_rate / (releases * size), accuracy / answer_rate if answer_rate else None, votes, truth_Q
 
-    answered, right, votes, truth_Q = tried(crowd)
-    ends = [tried(model)[1] for model in (crowd.less_shared, crowd.more_shared) if model is not None]
-    rights = [each for each in (right, *ends) if each is not None]
-    return Outcome(
-        answered=answered,
-        right=right,
-        interval=None if right is None else _interval(rights, crowd.questions, crowd.error),
-        plurality=float((votes.compute_plurality().numpy() == truth_Q).mean()),
-        teacher=crowd.teacher_accuracy,
-        questions=releases * size,
+    answer_rate, accuracy, votes, truth_Q = simulate(vote_model)
+    bounds = [
+        simulate(model)[1] for model in (vote_model.low_correlation, vote_model.high_correlation) if model is not None
+    ]
+    accuracies = [value for value in (accuracy, *bounds) if value is not None]
+    return Forecast(
+        answer_rate=answer_rate,
+        accuracy=accuracy,
+        interval=None
+        if accuracy is None
+        else _compute_interval(accuracies, vote_model.num_queries, vote_model.standard_error),
+        plurality_accuracy=float((votes.compute_plurality().numpy() == truth_Q).mean()),
+        teacher_accuracy=vote_model.teacher_accuracy,
+        num_queries=releases * size,
     )
 
 
-def follow(mechanism: Any, voters: Any, data: Dataset, *, size: int, features: Encoder, seed: int) -> Outcome:
-    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``size`` records would.
+def forecast_gradients(
+    mechanism: Any, method: Any, data: Dataset, *, num_records: int, build_encoder: EncoderBuilder, seed: int
+) -> Forecast:
+    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``num_records`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.
 
     Args:
         mechanism: Answers through noise; its sigma is of sums over records.
-        voters: ``RecordMethod`` with a declared ``size``.
+        method: ``RecordMethod`` with a declared ``num_records``.
         data: A public data set in place of the private one.
-        size: Number of records that is planned for.
-        features: Makes an encoder of its public points.
+        num_records: Number of records that is planned for.
+        build_encoder: Makes an encoder of its public points.
         seed: Seeds the noise.
     """
-    part = slice(min(size, len(data.private)))
+    part = slice(min(num_records, len(data.private)))
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
-    stand_in = replace(data, private=records)
+    proxy_dataset = replace(data, private=records)
     partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.make_shards(records, 1, seed)
-    asked = replace(voters, size=len(records)).ask(stand_in, shards, encoder=features(data))
-    scaled = replace(mechanism, sigma=mechanism.sigma * len(records) / size)
+    gradient_inputs = replace(method, size=len(records)).ask(proxy_dataset, shards, encoder=build_encoder(data))
+    scaled_mechanism = replace(mechanism, sigma=mechanism.sigma * len(records) / num_records)
     noise = DryRunNoise(mechanism.noise, rng.derive_seed(seed, "plan", "noise"))
-    label_Q = scaled.release(asked, noise, MechanismContext(num_queries=len(asked))).label_Q
+    label_Q = scaled_mechanism.release(
+        gradient_inputs, noise, MechanismContext(num_queries=len(gradient_inputs))
+    ).label_Q
     truth_Q = data.evaluation.pool_y
     assert truth_Q is not None
-    right = float((label_Q == truth_Q).double().mean())
-    return Outcome(
-        answered=1.0,
-        right=right,
-        interval=_interval([right], len(asked), _MODEL_ERROR),
-        plurality=None,
-        teacher=None,
-        questions=len(asked),
+    accuracy = float((label_Q == truth_Q).double().mean())
+    return Forecast(
+        answer_rate=1.0,
+        accuracy=accuracy,
+        interval=_compute_interval([accuracy], len(gradient_inputs), _MODEL_STANDARD_ERROR),
+        plurality_accuracy=None,
+        teacher_accuracy=None,
+        num_queries=len(gradient_inputs),
     )

@@ -23,7 +23,7 @@ from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.audit.membership import Membership, Sides, attack
+from pate_torch.audit.membership import MembershipRecords, MembershipResult, attack
 from pate_torch.core import checks
 from pate_torch.data.partition import assign_shards
 from pate_torch.protocols import Student
@@ -69,7 +69,7 @@ class OwnerSummary:
         membership: The membership test of the student.
         seconds: Time of every stage, also of those whose time tells how many records there are.
         not_computed: Name of a missing figure -> why it is missing.
-        forecast: The forecast of the labels from public values (``chance.foretold``).
+        forecast: The forecast of the labels from public values (``chance.forecast_warning``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class OwnerSummary:
     epsilon_pate2018: float | None = None
     gap_quantiles: Mapping[str, float] = field(default_factory=dict)
     nonprivate_accuracy: float | None = None
-    membership: Membership | None = None
+    membership: MembershipResult | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     not_computed: Mapping[str, str] = field(default_factory=dict)
     forecast: str | None = None
@@ -108,7 +108,7 @@ class OwnerSummary:
         }
         lines |= {name: format_percent(value) for name, value in accuracies.items() if value is not None}
         if self.membership is not None:
-            lines |= self.membership.lines()
+            lines |= self.membership.format_lines()
         lines |= {name: f"not computed: {reason}" for name, reason in self.not_computed.items()}
         return lines if self.forecast is None else lines | {"Forecast": self.forecast}
 
@@ -231,7 +231,7 @@ def _compute_epsilon(rdp_A: Array, delta: float) -> float:
 
 
 def attack_student(
-    sides: Sides,
+    sides: MembershipRecords,
     *,
     student: Student,
     nonprivate: TeacherEnsemble | None,
@@ -240,7 +240,7 @@ def attack_student(
     seed: int,
     secret: bool,
     held_out: bool,
-) -> Membership:
+) -> MembershipResult:
     """PRIVATE. The attack on the released student, beside the bound on any attack by its price.
 
     At epsilon = 0 the privacy curve's delta is the total variation between neighbors, hence a bound of its own.
@@ -253,7 +253,7 @@ def attack_student(
         delta: The account's delta.
         seed: Seeds the halving of the records.
         secret: Whether the noise was secret; else no bound holds.
-        held_out: See ``Membership``.
+        held_out: See ``MembershipResult``.
     """
     bound = bound_by_plan = None
     if secret:
@@ -263,7 +263,7 @@ def attack_student(
     nonprivate_attack = (
         None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
     )
-    return Membership(
+    return MembershipResult(
         student=attack(student.compute_logits, sides, seed),
         nonprivate=nonprivate_attack,
         bound=bound,
@@ -332,7 +332,7 @@ def run_membership_attack(
         return metrics  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
     shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
-    sides = config.membership.sides(data, shards, run.splits.membership_holdout, config.seed)
+    sides = config.membership.select_records(data, shards, run.splits.membership_holdout, config.seed)
     if sides is None:
         return metrics
     claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.reservation_ids])

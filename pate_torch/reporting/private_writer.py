@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pate_torch.audit.membership import Membership
+from pate_torch.audit.membership import MembershipResult
 from pate_torch.core.files import write_atomically
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import number_points, thin_points
@@ -94,9 +94,9 @@ class PrivateWriter:
             for question, share in thin_points(number_points(share_Q.tolist())):
                 self.curves.log("votes/answered_share", share, int(question))
 
-    def log_membership(self, membership: Membership) -> None:
+    def log_membership(self, membership: MembershipResult) -> None:
         """PRIVATE. The membership test, beside its bounds and a model without privacy."""
-        text = "\n\n".join(f"{name.strip()}: {value}" for name, value in membership.lines().items())
+        text = "\n\n".join(f"{name.strip()}: {value}" for name, value in membership.format_lines().items())
         self.writer.add_text("membership", text)
 
     def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:

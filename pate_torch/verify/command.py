@@ -19,30 +19,30 @@ from pate_torch.core import run_folders
 from pate_torch.verify import claims, ledger, release
 from pate_torch.verify.release import Check
 
-OK, FAILS, NOTHING = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_NOTHING_TO_CHECK = 0, 1, 2
 
 
-def verified(where: Path, ledger_path: Path | None = None) -> Iterator[Check]:
+def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Check]:
     """Every check of a release folder.
 
     Args:
-        where: The folder of a run or of its release.
+        path: The folder of a run or of its release.
         ledger_path: The ledger that it was charged to; None: it is not at hand.
 
     Raises:
         ValueError: There is nothing to check.
     """
-    folder = release.Folder.read(where)
-    fits = release.check_schema(folder)
-    yield fits
-    if not fits.holds:
+    folder = release.ReleaseFolder.load(path)
+    schema_check = release.check_schema(folder)
+    yield schema_check
+    if not schema_check.is_ok:
         return
-    yield from release.checks(folder)
+    yield from release.run_checks(folder)
     if ledger_path is not None:
-        yield from ledger.checks(folder, ledger_path)
+        yield from ledger.run_checks(folder, ledger_path)
     else:
-        what = "the entries, the account's terms, other charges and the cap: the ledger alone shows them (--ledger)"
-        yield Check("ledger", True, what, checked=False)
+        message = "the entries, the account's terms, other charges and the cap: the ledger alone shows them (--ledger)"
+        yield Check("ledger", True, message, is_checked=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,22 +50,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="pate verify", description=(__doc__ or "").split("\n\n", 1)[0].split(": ", 1)[1]
     )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("release", type=Path, nargs="?", help="the folder of a run or of its release")
-    what.add_argument(
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("release", type=Path, nargs="?", help="the folder of a run or of its release")
+    target.add_argument(
         "--claim", type=Path, metavar="CLAIM.yaml", help="a claim about anybody's mechanism (docs/verify.md)"
     )
-    own = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
-    what_for = "the ledger that the release was charged to (without a path: your own)"
-    parser.add_argument("--ledger", type=Path, nargs="?", const=own, help=what_for)
+    own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
+    help_text = "the ledger that the release was charged to (without a path: your own)"
+    parser.add_argument("--ledger", type=Path, nargs="?", const=own_ledger, help=help_text)
     options = parser.parse_args(arguments)
     try:
-        found = claims.examine(options.claim) if options.claim else verified(options.release, options.ledger)
-        holds = True
-        for check in found:
+        checks = (
+            claims.verify_claim(options.claim) if options.claim else verify_release(options.release, options.ledger)
+        )
+        is_ok = True
+        for check in checks:
             print(check, flush=True)
-            holds &= check.holds
+            is_ok &= check.is_ok
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return NOTHING
-    return OK if holds else FAILS
+        return EXIT_NOTHING_TO_CHECK
+    return EXIT_OK if is_ok else EXIT_FAILED

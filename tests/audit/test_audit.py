@@ -10,8 +10,8 @@ import torch
 from scipy import stats
 
 from pate_torch.audit import command as audit_module
-from pate_torch.audit.command import _bound, audit, audit_outcomes, load, main
-from pate_torch.audit.pairs import Pair, Setting, SoftPair, worst_pairs
+from pate_torch.audit.command import _compute_epsilon_bound, audit, audit_outcomes, load_mechanism, main
+from pate_torch.audit.pairs import AuditSetting, NeighborPair, SoftPair, make_worst_pairs
 from pate_torch.mechanisms import distance_to_instability, sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
@@ -32,7 +32,7 @@ def test_bounds_are_clopper_pearson():
         exact = [
             stats.binomtest(hits, 200).proportion_ci(confidence_level=0.98, method="exact") for hits in (p_hits, q_hits)
         ]
-        found = float(_bound(p_hits, 200, q_hits, 200, 0.001, 0.02))
+        found = float(_compute_epsilon_bound(p_hits, 200, q_hits, 200, 0.001, 0.02))
         if exact[0].low > 0.001:
             assert found == pytest.approx(math.log((exact[0].low - 0.001) / exact[1].high), rel=1e-9)
         else:
@@ -89,11 +89,11 @@ def test_nothing_is_proven_from_equal_laws_or_few_runs():
 
 def test_pairs_must_be_neighbors():
     left = torch.tensor([[5, 5], [9, 1]])
-    assert Pair(name="ok", left_QC=left, right_QC=left + torch.tensor([-1, 1])).queries == 2
+    assert NeighborPair(name="ok", left_QC=left, right_QC=left + torch.tensor([-1, 1])).num_queries == 2
     with pytest.raises(ValueError, match="neighbors"):
-        Pair(name="two moved", left_QC=left, right_QC=left + torch.tensor([-2, 2]))
+        NeighborPair(name="two moved", left_QC=left, right_QC=left + torch.tensor([-2, 2]))
     with pytest.raises(ValueError, match="teachers"):  # a tie that gives one teacher two votes
-        Pair(name="ties twice", left_QC=left, right_QC=left + torch.tensor([0, 1]))
+        NeighborPair(name="ties twice", left_QC=left, right_QC=left + torch.tensor([0, 1]))
 
 
 # -- mechanisms -----------------------------------------------------------------------------------------------------
@@ -101,9 +101,11 @@ def test_pairs_must_be_neighbors():
 
 def run(name: str, *, runs: int, keep: str = "", queries: int | None = None, overrides: tuple[str, ...] = ()):
     """The audit of one mechanism, on the pairs whose name contains ``keep``."""
-    mechanism, setting = load(name, overrides, 1e-5)
-    pairs = [p for p in worst_pairs(mechanism, queries or setting.queries) if keep in p.name]
-    return audit(mechanism, pairs, runs=runs, independent=setting.independent(mechanism), confidence=CERTAIN)
+    mechanism, setting = load_mechanism(name, overrides, 1e-5)
+    pairs = [p for p in make_worst_pairs(mechanism, queries or setting.queries) if keep in p.name]
+    return audit(
+        mechanism, pairs, runs=runs, independent=setting.has_independent_queries(mechanism), confidence=CERTAIN
+    )
 
 
 # name: a pair on which it shows much, runs and queries enough to find the fault there, values besides the YAML's
@@ -160,7 +162,7 @@ def test_half_the_noise_of_what_runs_one_by_one_is_found(name, runs, keep, queri
     """Takes six times as many runs as a quarter, and more."""
     monkeypatch.setattr(audit_module, "DryRunNoise", Halved)
     faulty = run(name, runs=runs, keep=keep, queries=queries)
-    assert not faulty.sound and faulty.proven > faulty.claimed
+    assert not faulty.is_sound and faulty.proven > faulty.claimed
 
 
 @pytest.mark.parametrize("name", SLOW_LOOPS)
@@ -168,12 +170,12 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     """Half of it; of mechanisms whose runs are made one by one, a quarter."""
     keep, runs, queries, overrides = DECISIVE[name]
     honest = run(name, runs=max(runs // 2, 5_000), keep=keep, queries=queries, overrides=overrides)
-    assert honest.sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
+    assert honest.is_sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
     monkeypatch.setattr(
         audit_module, "DryRunNoise", Quartered if "stability" in name or name == "gradient_descent" else Halved
     )
     faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
-    assert not faulty.sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
+    assert not faulty.is_sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
 
 
 @pytest.mark.parametrize(
@@ -186,9 +188,9 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
 )
 def test_half_of_the_integer_noise_is_found_and_all_of_it_passes(name, keep, monkeypatch):
     _, runs, queries, _ = DECISIVE[name]
-    assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
+    assert run(name, runs=runs, keep=keep, queries=queries, overrides=("noise=discrete",)).is_sound
     monkeypatch.setattr(audit_module, "DryRunNoise", Halved)
-    assert not run(name, runs=2 * runs, keep=keep, queries=queries, overrides=("noise=discrete",)).sound
+    assert not run(name, runs=2 * runs, keep=keep, queries=queries, overrides=("noise=discrete",)).is_sound
 
 
 def printed_distance(counts_QC: torch.Tensor) -> torch.Tensor:
@@ -197,33 +199,33 @@ def printed_distance(counts_QC: torch.Tensor) -> torch.Tensor:
     return (best[:, 0] - best[:, 1] - 1).clamp(min=0)
 
 
-def printed_pair(threshold: float, queries: int) -> Pair:
+def printed_pair(threshold: float, queries: int) -> NeighborPair:
     """Votes whose printed distance stands at the threshold, moved by 2 at once; the last row against the others."""
     gap = 2 * round(threshold / 2) + 2
     top = torch.tensor([[500 + gap // 2, 500 - gap // 2]])
     lower = top + torch.tensor([[-1, 1]])
     rows = [top.repeat(queries - 1, 1), lower.repeat(queries - 1, 1)] if queries > 1 else [top[:0], top[:0]]
     last = [lower, top] if queries > 1 else [top, lower]
-    return Pair(name="printed", left_QC=torch.cat([rows[0], last[0]]), right_QC=torch.cat([rows[1], last[1]]))
+    return NeighborPair(name="printed", left_QC=torch.cat([rows[0], last[0]]), right_QC=torch.cat([rows[1], last[1]]))
 
 
 def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
     mechanism = distance_to_instability.DistanceToInstability(epsilon=1.0, delta=1e-7)
     pair = printed_pair(mechanism.threshold, 1)
     tried = {"runs": 500_000, "independent": True, "confidence": CERTAIN}
-    assert audit(mechanism, [pair], **tried).sound
+    assert audit(mechanism, [pair], **tried).is_sound
     monkeypatch.setattr(distance_to_instability, "distance", printed_distance)
     result = audit(mechanism, [pair], **tried)
-    assert not result.sound and result.proven > 1.5 > result.claimed
+    assert not result.is_sound and result.proven > 1.5 > result.claimed
 
 
 @pytest.mark.slow
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
-    mechanism, _ = load("stability", (), 1e-5)
+    mechanism, _ = load_mechanism("stability", (), 1e-5)
     monkeypatch.setattr(sparse_vector, "distance", printed_distance)
     pair = printed_pair(mechanism.compute_scales(8).threshold, 8)
-    assert not audit(mechanism, [pair], runs=20_000).sound
+    assert not audit(mechanism, [pair], runs=20_000).is_sound
 
 
 class Sixteenth(Quartered):
@@ -243,23 +245,23 @@ class RightForTwoClasses(SoftSparseVector):
 
 
 def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_several():
-    honest, _ = load("soft_stability", (), 1e-5)
+    honest, _ = load_mechanism("soft_stability", (), 1e-5)
     faulty = RightForTwoClasses(epsilon=honest.epsilon, delta=honest.delta, max_failures=1, bins=honest.bins)
-    hard, soft = (pair for pair in worst_pairs(honest, 3) if "the last" in pair.name)
-    assert (hard.votes("left").num_classes, soft.votes("left").num_classes) == (2, 3)
-    assert audit(faulty, [hard], runs=700, confidence=CERTAIN).sound
+    hard, soft = (pair for pair in make_worst_pairs(honest, 3) if "the last" in pair.name)
+    assert (hard.make_votes("left").num_classes, soft.make_votes("left").num_classes) == (2, 3)
+    assert audit(faulty, [hard], runs=700, confidence=CERTAIN).is_sound
     result = audit(faulty, [soft], runs=700, confidence=CERTAIN)
-    assert not result.sound and result.proven > result.claimed and not result.faults
+    assert not result.is_sound and result.proven > result.claimed and not result.faults
 
 
 def test_one_teacher_alone_may_move_between_soft_sides():
     left, opinions = torch.tensor([[5, 5], [9, 1]]), torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
     moved = torch.tensor([-1, 1])
     with pytest.raises(ValueError, match="one teacher"):  # another one in either query
-        SoftPair(name="two", left_QC=left, right_QC=left + moved, opinion_2C=opinions)
-    pair = SoftPair(name="one", left_QC=left[:1], right_QC=left[:1] + moved, opinion_2C=opinions)
-    assert pair.votes("left").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 5 + [0.0] * 5)
-    assert pair.votes("right").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 4 + [0.0] * 6)
+        SoftPair(name="two", left_QC=left, right_QC=left + moved, probability_2C=opinions)
+    pair = SoftPair(name="one", left_QC=left[:1], right_QC=left[:1] + moved, probability_2C=opinions)
+    assert pair.make_votes("left").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 5 + [0.0] * 5)
+    assert pair.make_votes("right").score_KQS[:, 0, 2].tolist() == pytest.approx([0.6] * 4 + [0.0] * 6)
 
 
 class ChargedOnce(ConfidentGNMax):
@@ -275,7 +277,7 @@ def test_a_threshold_charged_once_is_found():
     results = []
     for cls in (ConfidentGNMax, ChargedOnce):
         mechanism = cls(**values)
-        pairs = [p for p in worst_pairs(mechanism, 30) if p.name == "at the threshold"]
+        pairs = [p for p in make_worst_pairs(mechanism, 30) if p.name == "at the threshold"]
         results.append(audit(mechanism, pairs, runs=30_000, independent=True, confidence=CERTAIN))
     assert results[0].sound and not results[1].sound
     assert results[1].proven > results[1].claimed
@@ -294,8 +296,8 @@ class Uncharged(GNMax):
 
 
 def test_events_beyond_the_worst_case_are_found():
-    result = audit(Uncharged(sigma=50.0), worst_pairs(Uncharged(sigma=50.0), 2), runs=200, independent=True)
-    assert not result.sound and "incurred" in result.faults[0]
+    result = audit(Uncharged(sigma=50.0), make_worst_pairs(Uncharged(sigma=50.0), 2), runs=200, independent=True)
+    assert not result.is_sound and "incurred" in result.faults[0]
 
 
 class Seeded(DryRunNoise):
@@ -321,8 +323,8 @@ def test_a_seeded_generator_is_found(name, monkeypatch):
 @pytest.mark.parametrize("independent", [True, False])
 def test_a_generator_seeded_inside_the_mechanism_is_found(independent):
     mechanism = SeededInside(sigma=3.0)
-    result = audit(mechanism, worst_pairs(mechanism, 2), runs=300, independent=independent)
-    assert not result.sound and result.faults
+    result = audit(mechanism, make_worst_pairs(mechanism, 2), runs=300, independent=independent)
+    assert not result.is_sound and result.faults
 
 
 def test_a_tie_that_counts_twice_is_refused():
@@ -368,9 +370,9 @@ def test_command_exits_2_on_a_wrong_argument(arguments, complaint, capsys):
 
 def test_every_mechanism_has_pairs_that_pass_its_own_check():
     for name in NAMES:
-        mechanism, setting = load(name, (), 1e-5)
-        assert isinstance(setting, Setting)
-        for pair in worst_pairs(mechanism, setting.queries):
+        mechanism, setting = load_mechanism(name, (), 1e-5)
+        assert isinstance(setting, AuditSetting)
+        for pair in make_worst_pairs(mechanism, setting.queries):
             pair.check(mechanism)
 
 

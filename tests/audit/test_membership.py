@@ -11,7 +11,15 @@ import torch
 from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
-from pate_torch.audit.membership import Attack, Membership, MembershipTest, Sides, attack, compare, margins
+from pate_torch.audit.membership import (
+    AttackResult,
+    MembershipRecords,
+    MembershipResult,
+    MembershipTest,
+    attack,
+    compare_scores,
+    compute_margins,
+)
 from pate_torch.context import DataSplits
 from pate_torch.data.labels_only import LabelsOnly
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -86,7 +94,7 @@ def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
     for d in (0.0, 0.5, 1.5):
         true, covered, wrong = norm.cdf(d / math.sqrt(2)), 0, 0
         for seed in range(400):
-            low, high = compare(draw.normal(d, 1, 120), draw.normal(0, 1, 80), seed).auc_interval
+            low, high = compare_scores(draw.normal(d, 1, 120), draw.normal(0, 1, 80), seed).auc_interval
             covered += low <= true <= high
             wrong += low <= true + 0.1 <= high
         assert abs(covered / 400 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400), d
@@ -106,8 +114,8 @@ def records(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 4, generator=draw), torch.randint(3, (count,), generator=draw)
 
 
-def sides(members: int = 600, others: int = 400) -> Sides:
-    return Sides(*records(members, 1), *records(others, 2))
+def sides(members: int = 600, others: int = 400) -> MembershipRecords:
+    return MembershipRecords(*records(members, 1), *records(others, 2))
 
 
 class Rememberer:
@@ -127,7 +135,9 @@ class Rememberer:
 def test_the_auc_is_the_mann_whitney_statistic_where_scores_are_equal_too():
     draw = np.random.default_rng(0)
     members, others = draw.integers(0, 5, 40).astype(float), draw.integers(1, 6, 30).astype(float)
-    assert compare(members, others).auc == pytest.approx(mannwhitneyu(members, others).statistic / 1200, rel=1e-12)
+    assert compare_scores(members, others).auc == pytest.approx(
+        mannwhitneyu(members, others).statistic / 1200, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4, 1.0])
@@ -147,7 +157,7 @@ def test_a_model_independent_of_its_records_is_not_found():
     covered, found, naive = 0, [], []
     for seed in range(400):
         members, others = draw.normal(size=300), draw.normal(size=200)
-        result = compare(members, others, seed)
+        result = compare_scores(members, others, seed)
         covered += result.advantage_interval[0] <= 0 <= result.advantage_interval[1]
         found.append(result.advantage)
         cuts = np.concatenate([members, others])
@@ -161,7 +171,7 @@ def test_a_model_independent_of_its_records_is_not_found():
 def test_a_leak_of_known_size_is_not_taken_for_chance():
     """Scores one unit apart: the best cut has an advantage of 2 Phi(1/2) - 1 = 0.383, and is nearly found."""
     draw = np.random.default_rng(4)
-    results = [compare(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(200)]
+    results = [compare_scores(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(200)]
     assert np.mean([result.advantage for result in results]) == pytest.approx(2 * norm.cdf(0.5) - 1, abs=0.03)
     assert all(result.advantage_interval[0] > 0 for result in results)
 
@@ -170,11 +180,11 @@ def test_margins_order_records_as_the_loss_does_and_do_not_saturate():
     logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 4
     y = torch.arange(50) % 5
     loss = torch.nn.functional.cross_entropy(logits.double(), y, reduction="none")
-    assert np.allclose(margins(logits, y), -torch.expm1(loss).log().numpy())
+    assert np.allclose(compute_margins(logits, y), -torch.expm1(loss).log().numpy())
     sure = torch.tensor([[60.0, 0.0], [90.0, 0.0]])
-    first, second = margins(sure, torch.tensor([0, 0]))
+    first, second = compute_margins(sure, torch.tensor([0, 0]))
     assert first < second
-    assert np.isfinite(margins(torch.tensor([[torch.nan, 0.0], [torch.inf, 0.0]]), torch.tensor([0, 0]))).all()
+    assert np.isfinite(compute_margins(torch.tensor([[torch.nan, 0.0], [torch.inf, 0.0]]), torch.tensor([0, 0]))).all()
 
 
 # ---- which records are compared --------------------------------------------------------------------------------------
@@ -183,16 +193,16 @@ def test_margins_order_records_as_the_loss_does_and_do_not_saturate():
 def test_a_mix_up_of_the_sides_is_rejected():
     both = sides()
     with pytest.raises(ValueError, match="5 of the others are members"):
-        Sides(both.member_x, both.member_y, torch.cat([both.other_x, both.member_x[:5]]),
-              torch.cat([both.other_y, both.member_y[:5]]))  # fmt: skip
+        MembershipRecords(both.member_x, both.member_y, torch.cat([both.nonmember_x, both.member_x[:5]]),
+              torch.cat([both.nonmember_y, both.member_y[:5]]))  # fmt: skip
     with pytest.raises(ValueError, match="400 of the others are members"):
-        Sides(both.other_x, both.other_y, both.other_x, both.other_y)
+        MembershipRecords(both.nonmember_x, both.nonmember_y, both.nonmember_x, both.nonmember_y)
     with pytest.raises(ValueError, match=r"membership.others"):
-        Sides(both.member_x, both.member_y, both.other_x[:9], both.other_y[:9])
+        MembershipRecords(both.member_x, both.member_y, both.nonmember_x[:9], both.nonmember_y[:9])
     with pytest.raises(ValueError, match="as many labels"):
-        Sides(both.member_x, both.member_y[1:], both.other_x, both.other_y)
+        MembershipRecords(both.member_x, both.member_y[1:], both.nonmember_x, both.nonmember_y)
     with pytest.raises(ValueError, match="one shape"):
-        Sides(both.member_x, both.member_y, both.other_x[:, :2], both.other_y)
+        MembershipRecords(both.member_x, both.member_y, both.nonmember_x[:, :2], both.nonmember_y)
     assert "withheld" in repr(both)
 
 
@@ -209,11 +219,11 @@ def test_members_are_the_records_of_shards_and_others_are_none_of_them():
     shards = AddRemove(capacity=8).shards(whole.private, 12, seed=0)
     used = whole.private.x[shards.index_KS[shards.mask_KS]]
     assert len(used) < len(whole.private)
-    found = MembershipTest().sides(mixed, shards, None, seed=0)
+    found = MembershipTest().select_records(mixed, shards, None, seed=0)
     assert rows(found.member_x) == rows(used)
-    assert rows(found.other_x) >= rows(whole.evaluation.x) and not rows(found.other_x) & rows(used)
-    few = MembershipTest(records=30).sides(mixed, shards, None, seed=0)
-    assert (len(few.member_x), len(few.other_x)) == (30, 30)
+    assert rows(found.nonmember_x) >= rows(whole.evaluation.x) and not rows(found.nonmember_x) & rows(used)
+    few = MembershipTest(records=30).select_records(mixed, shards, None, seed=0)
+    assert (len(few.member_x), len(few.nonmember_x)) == (30, 30)
 
 
 def test_a_unit_is_counted_once():
@@ -221,7 +231,7 @@ def test_a_unit_is_counted_once():
     unit = np.array([f"patient{i // 4}" for i in range(len(whole.private))])
     private = PrivateData(whole.private.x, whole.private.y, unit, "group:patient")
     shards = AddRemove().shards(private, 5, seed=0)
-    found = MembershipTest().sides(dataclasses.replace(whole, private=private), shards, None, seed=0)
+    found = MembershipTest().select_records(dataclasses.replace(whole, private=private), shards, None, seed=0)
     assert len(found.member_x) == len(set(unit.tolist())) == 50
 
 
@@ -234,15 +244,15 @@ def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
     shards = partition.shards(loaded.data.private, 12, seed=0)
-    found = test.sides(loaded.data, shards, loaded.membership_holdout, seed=0)
-    assert rows(found.other_x) == rows(loaded.membership_holdout.x)
+    found = test.select_records(loaded.data, shards, loaded.membership_holdout, seed=0)
+    assert rows(found.nonmember_x) == rows(loaded.membership_holdout.x)
 
 
 def test_where_features_are_public_there_are_no_members_to_find(plan):
     source = LabelsOnly(source=blobs())
     data = source.load()
     shards = ReplaceOne().make_shards(data.private, 5, seed=0)
-    assert MembershipTest().sides(data, shards, None, seed=0) is None
+    assert MembershipTest().select_records(data, shards, None, seed=0) is None
     with pytest.raises(ValueError, match="features are public"):
         MembershipTest(held_out=0.1).hold_out(data, "replace_one", 0)
     with pytest.raises(ValueError, match=r"membership.held_out"):
@@ -333,12 +343,12 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())
 
 
-def finding(low: float, bound: float | None) -> Membership:
-    one = Attack(members=50, others=50, advantage=low + 0.1, advantage_interval=(low, low + 0.2), auc=0.5,
+def finding(low: float, bound: float | None) -> MembershipResult:
+    one = AttackResult(members=50, others=50, advantage=low + 0.1, advantage_interval=(low, low + 0.2), auc=0.5,
                  auc_interval=(0.4, 0.6))  # fmt: skip
-    return Membership(student=one, nonprivate=None, bound=bound, bound_by_plan=bound, held_out=True)
+    return MembershipResult(student=one, nonprivate=None, bound=bound, bound_by_plan=bound, held_out=True)
 
 
 def test_an_attack_above_its_bound_is_called_one():
-    assert finding(0.5, 0.4).above_bound
-    assert not finding(0.3, 0.4).above_bound and not finding(0.5, None).above_bound
+    assert finding(0.5, 0.4).is_above_bound
+    assert not finding(0.3, 0.4).is_above_bound and not finding(0.5, None).is_above_bound

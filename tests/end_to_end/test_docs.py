@@ -33,7 +33,7 @@ from benchmarks.gpu import check as gpu_check
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.audit import command as audit
-from pate_torch.audit.pairs import worst_pairs
+from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
 from pate_torch.ledger import command as ledger_command
@@ -133,7 +133,7 @@ def understood(line: str, workspace: Path) -> None:
         composed("label", settings_of(arguments)[0])
     elif name == "audit":
         known = [word for word in arguments if "=" in word and not word.startswith("--")]
-        audit.load(known[0].removeprefix("mechanism="), known[1:], 1e-5)
+        audit.load_mechanism(known[0].removeprefix("mechanism="), known[1:], 1e-5)
     elif name == "ledger":
         ledger_command._make_parser().parse_args(arguments)
     elif name == "benchmarks.gpu.check":
@@ -463,8 +463,10 @@ def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkey
 
     for kind, sound in ((lead.Lead, True), (Thin, False)):
         mechanism = kind(sigma=4.0, lead=5.0)
-        result = audit.audit(mechanism, worst_pairs(mechanism, 1), runs=60_000, independent=True, confidence=CERTAIN)
-        assert result.sound is sound and not result.faults and result.proven > 0
+        result = audit.audit(
+            mechanism, make_worst_pairs(mechanism, 1), runs=60_000, independent=True, confidence=CERTAIN
+        )
+        assert result.is_sound is sound and not result.faults and result.proven > 0
 
 
 # -- in make test-all ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pate_torch.verify.command import verified
+from pate_torch.verify.command import verify_release
 from tests import ROOT
 
 FILES = sorted((ROOT / "examples").glob("*.py"))
@@ -22,7 +22,7 @@ def test_an_example_runs_and_its_release_passes(file, tmp_path, monkeypatch, cap
         assert not stop.code
     assert "%" in capsys.readouterr().out  # it says how good it is
     (release,) = tmp_path.glob("runs/*/*/*/release")
-    assert all(check.holds for check in verified(release, tmp_path / "ledger.sqlite"))
+    assert all(check.is_ok for check in verify_release(release, tmp_path / "ledger.sqlite"))
 
 
 def test_every_example_is_short_and_listed():

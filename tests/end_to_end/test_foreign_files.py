@@ -20,7 +20,7 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.protocols import Student
 from pate_torch.students import store
 from pate_torch.types import DataSpec
-from pate_torch.verify.command import verified
+from pate_torch.verify.command import verify_release
 from tests.features.encoder_worlds import TOKENS, WIDTH, WORDS
 from tests.tiny_runs import again, tiny
 
@@ -220,7 +220,7 @@ def test_releases_from_strangers_are_checked_to_an_end(name, home, tmp_path):
         release = shutil.copytree(whole, tmp_path / str(turn))
         rewritten(release, name, draw)
         found: list = []
-        failed += outcome(lambda release=release, found=found: found.extend(verified(release)))
+        failed += outcome(lambda release=release, found=found: found.extend(verify_release(release)))
         failed += any(not check.holds for check in found)
     assert failed > 15
 

@@ -297,10 +297,10 @@ def test_a_released_linear_model_is_the_one_that_was_drawn():
 def test_an_audit_keeps_a_sound_claim_and_refutes_six_times_the_rate(monkeypatch, capsys):
     choices = Choices(hypotheses="thresholds", epsilon=1.0)
     sound = audit("sspp", choices, runs=1500, delta=1e-5)
-    assert sound.sound and 0.1 < sound.proven <= sound.claimed <= 1.0
+    assert sound.is_sound and 0.1 < sound.proven <= sound.claimed <= 1.0
     right = exponential.gumbel_max
     monkeypatch.setattr(exponential, "gumbel_max", lambda u, rate, noise: right(u, 6 * rate, noise))
-    assert not audit("sspp", choices, runs=500, delta=1e-5).sound
+    assert not audit("sspp", choices, runs=500, delta=1e-5).is_sound
     assert main(["sspp", "--audit", "500", "--hypotheses", "thresholds"]) == 1
     assert "THE CLAIM IS REFUTED" in capsys.readouterr().out
     assert main(["sspp", "people.csv", "--audit", "500"]) == 2

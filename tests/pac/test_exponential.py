@@ -17,7 +17,7 @@ from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.exponential import exponential_mechanism, gumbel_max, log_law
 from pate_torch.pac.logistic import convex_size
 from pate_torch.pac.sample import BelowGuarantee, Sample
-from pate_torch.pac.selection import draw
+from pate_torch.pac.selection import plot_report
 from pate_torch.pac.semi_private import sspp, sspp_private_size, sspp_public_size
 from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
@@ -102,7 +102,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     base = np.array([5, 9, 7])
 
     def law(errors):
-        run = lambda: draw(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        run = lambda: plot_report(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
         return executed(run, selection)
 
     spans = {}
@@ -117,10 +117,10 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
 
 def test_selection_finds_the_best():
     spy = Spy(3)
-    assert draw(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
+    assert plot_report(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
     counts = np.zeros(3)
     for _ in range(3000):
-        counts[draw(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
+        counts[plot_report(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
     law = np.exp([-4.0, -2.0, -3.0])
     assert fit(counts, law / law.sum()) > 1e-4
     assert fit(counts, np.sqrt(law) / np.sqrt(law).sum()) < 1e-6
@@ -310,7 +310,7 @@ def test_bad_input_is_refused():
         exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=DryRunNoise())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
-            draw(errors, 1.0, DryRunNoise(), adjacency="replace_one")
+            plot_report(errors, 1.0, DryRunNoise(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
         log_law(np.array([0.0, np.nan]), 1.0)
 

@@ -21,7 +21,7 @@ from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import autoconfig, feasibility
-from pate_torch.planning.gradient_budget import Descent, calibrated
+from pate_torch.planning.gradient_budget import GradientBudget, calibrate_gradients
 from pate_torch.sensitive import Votes
 from pate_torch.types import MechanismContext
 from tests import ROOT
@@ -58,25 +58,25 @@ def test_the_forecast_is_what_the_mechanism_does_with_unanimous_votes(which, cla
     label_Q = mechanism.release(votes, noise, MechanismContext(num_queries=ASKED)).label_Q
     given_Q = label_Q >= 0
     right = float((label_Q == truth_Q[: len(label_Q)])[given_Q].double().mean())
-    expected = feasibility.right_at(75, mechanism, classes)
+    expected = feasibility.compute_label_accuracy(75, mechanism, classes)
     assert right == pytest.approx(expected, abs=5 * (0.25 / int(given_Q.sum())) ** 0.5)
 
 
 @pytest.mark.parametrize("which", range(len(mechanisms(1.0))))
 def test_noise_that_drowns_unanimous_teachers_is_refused_unless_forced(which):
     asked = {"num_teachers": 75, "num_classes": 10}
-    feasibility.refuse(mechanisms(11.0)[which], **asked, forced=False)
+    feasibility.check_informative(mechanisms(11.0)[which], **asked, allow_uninformative=False)
     hopeless = mechanisms(5930.0)[which]
     with pytest.raises(ValueError, match=r"mechanism\.sigma=5930.*75 teachers.*guessing is right 10\.0 %"):
-        feasibility.refuse(hopeless, **asked, forced=False)
-    feasibility.refuse(hopeless, **asked, forced=True)
+        feasibility.check_informative(hopeless, **asked, allow_uninformative=False)
+    feasibility.check_informative(hopeless, **asked, allow_uninformative=True)
 
 
 @pytest.mark.parametrize("which", range(len(mechanisms(1.0))))
 @pytest.mark.parametrize("classes", [2, 5])
 def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(which, classes):
     mechanism = mechanisms(40.0)[which]
-    lead = feasibility.break_even(mechanism, classes)
+    lead = feasibility.compute_break_even_lead(mechanism, classes)
     truth_Q = torch.arange(ASKED) % classes
     noise = DryRunNoise(mechanism.noise, None if mechanism.discrete else 1)
     right = []
@@ -93,49 +93,55 @@ def test_at_the_break_even_lead_a_label_is_half_way_from_a_guess_to_the_truth(wh
 
 def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
     mechanism = GNMax(sigma=71.0)
-    lead = feasibility.break_even(mechanism, 10)
-    assert feasibility.drowned(mechanism, math.ceil(2 * lead), 10, 5) is None
-    assert "by 115 of 100 votes, as no teachers can" in feasibility.drowned(mechanism, 100, 10, 5)
-    assert "by 115 of 200 votes, as few teachers do" in feasibility.drowned(mechanism, 200, 10, 5)
+    lead = feasibility.compute_break_even_lead(mechanism, 10)
+    assert feasibility.format_low_signal_warning(mechanism, math.ceil(2 * lead), 10, 5) is None
+    assert "by 115 of 100 votes, as no teachers can" in feasibility.format_low_signal_warning(mechanism, 100, 10, 5)
+    assert "by 115 of 200 votes, as few teachers do" in feasibility.format_low_signal_warning(mechanism, 200, 10, 5)
 
 
 @pytest.mark.parametrize("name", ["stability", "soft_stability", "single_stable"])
 def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name):
     """Below it nearly all answers are withheld: the warning names the lead, and comes before anything is charged."""
     mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
-    lead = feasibility.lead_to_answer(mechanism, 1, 2)
+    lead = feasibility.compute_answering_lead(mechanism, 1, 2)
     counts = Votes(torch.tensor([[lead, 0]]), lead)
     draws = [
         mechanism.release(counts, DryRunNoise(), MechanismContext(num_queries=1)).label_Q.item() >= 0
         for _ in range(400)
     ]
     assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12
-    assert feasibility.drowned(mechanism, 2 * lead, 2, 1) is None
-    said = feasibility.drowned(mechanism, 2 * lead - 1, 2, 1)
+    assert feasibility.format_low_signal_warning(mechanism, 2 * lead, 2, 1) is None
+    said = feasibility.format_low_signal_warning(mechanism, 2 * lead - 1, 2, 1)
     assert "a question is left unanswered" in said and f"by {lead} of {2 * lead - 1} votes" in said
 
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
-    descent = Descent(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), records=size)
-    said = feasibility.instead(descent, "HOW")
-    assert ("HOW" in said) == better and (feasibility.SMALLER in said) != better
+    descent = GradientBudget(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), num_records=size)
+    said = feasibility.suggest_gradients(descent, "HOW")
+    assert ("HOW" in said) == better and (feasibility.NOISE_ADVICE in said) != better
 
 
 @pytest.mark.parametrize(("records", "public"), [(300, 500), (12_000, 500), (12_000, 80)])
 def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(records, public):
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove"}
-    descent = calibrated(**price, records=records, public=public)
-    facts = autoconfig.Facts(
-        **price, grouped=False, records=records, public=public, classes=4, images=False, encoded=True
+    descent = calibrate_gradients(**price, num_records=records, num_public=public)
+    facts = autoconfig.PublicFacts(
+        **price,
+        has_groups=False,
+        num_records=records,
+        num_public=public,
+        num_classes=4,
+        is_image=False,
+        is_encoded=True,
     )
-    chosen = autoconfig.choose(facts)
-    assert (chosen.mechanism, chosen.directions) == (descent.mechanism, descent.directions)
-    assert chosen.self_training == descent.self_training(True)
+    chosen = autoconfig.choose_method(facts)
+    assert (chosen.mechanism, chosen.effective_dim) == (descent.mechanism, descent.effective_dim)
+    assert chosen.self_training == descent.needs_self_training(True)
     assert (
-        ("majority" in chosen.outlook)
-        == descent.drowned
-        == (feasibility.instead(descent, "HOW") == feasibility.SMALLER)
+        ("majority" in chosen.expectation)
+        == descent.is_noise_dominated
+        == (feasibility.suggest_gradients(descent, "HOW") == feasibility.NOISE_ADVICE)
     )
     assert compute_guarantee(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
@@ -143,18 +149,18 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
 def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student, tmp_path):
     """Of features: where noise is large, a student of the model's answers."""
-    descent = calibrated(epsilon=0.5, delta=1e-5, adjacency="add_remove", records=records, public=500)
-    said = feasibility.settings(tiny(tmp_path), descent, images=False, encoded=True, questions=500)
-    assert student in said and ("student.alpha=.5" in said) == descent.self_training(True)
-    assert "student=released_model" in feasibility.settings(
-        tiny(tmp_path), descent, images=False, encoded=False, questions=9
+    descent = calibrate_gradients(epsilon=0.5, delta=1e-5, adjacency="add_remove", num_records=records, num_public=500)
+    said = feasibility.gradient_overrides(tiny(tmp_path), descent, is_image=False, is_encoded=True, num_queries=500)
+    assert student in said and ("student.alpha=.5" in said) == descent.needs_self_training(True)
+    assert "student=released_model" in feasibility.gradient_overrides(
+        tiny(tmp_path), descent, is_image=False, is_encoded=False, num_queries=9
     )
 
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():
     price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove", "records": 12_000}
-    many, few = calibrated(**price, public=5000), calibrated(**price, public=80)
-    assert few.directions == 20 < many.directions == calibrated(**price).directions
+    many, few = calibrate_gradients(**price, num_public=5000), calibrate_gradients(**price, num_public=80)
+    assert few.effective_dim == 20 < many.effective_dim == calibrate_gradients(**price).effective_dim
     assert few.mechanism.step_size == pytest.approx(2 * 21**0.5) and few.mechanism.sigma == many.mechanism.sigma
 
 
@@ -190,15 +196,15 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.warns(
-        feasibility.Drowned, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="
+        feasibility.LowSignalWarning, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="
     ):
         pate.label(x[:20], num_queries=2)
-    with pate.labeler(2) as labeler, pytest.warns(feasibility.Drowned, match="Ask fewer questions"):
+    with pate.labeler(2) as labeler, pytest.warns(feasibility.LowSignalWarning, match="Ask fewer questions"):
         labeler.answer(x[0])
 
 
 def test_exact_answers_have_no_chance_to_lose():
-    assert feasibility.right_at(5000, SparseVector(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
+    assert feasibility.compute_label_accuracy(5000, SparseVector(epsilon=1.0, delta=1e-5, max_failures=5), 2) is None
 
 
 def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tmp_path, monkeypatch, capsys):

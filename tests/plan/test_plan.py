@@ -33,8 +33,16 @@ from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import command as command
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
-from pate_torch.planning.choice import Declared, best
-from pate_torch.planning.pilot import Pilot, VoteModel, follow, learnt, simulate_release, simulate_votes, trained
+from pate_torch.planning.choice import DeclaredFacts, select_best
+from pate_torch.planning.pilot import (
+    Pilot,
+    VoteModel,
+    fit_vote_model,
+    forecast_gradients,
+    simulate_release,
+    simulate_votes,
+    train_vote_model,
+)
 from pate_torch.types import Dataset, DataSpec, Evaluation, MechanismContext, PrivateData, PublicPool
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
@@ -114,10 +122,10 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
         assert choice.routes == accounting.compute_route_epsilons(mechanism.privacy_events(50), 1e-5)
         assert choice.route == "gdp" and choice.epsilon == choice.routes["gdp"]
         most, one_more = (
-            calibration.compute_epsilon(mechanism.privacy_events(choice.fits + more), 1e-5) for more in (0, 1)
+            calibration.compute_epsilon(mechanism.privacy_events(choice.max_queries + more), 1e-5) for more in (0, 1)
         )
         assert most <= 2 < one_more
-        assert choice.shard == 240
+        assert choice.shard_size == 240
         at_target = accounting.compute_guarantee(GNMax(sigma=choice.sigma_for_target).privacy_events(50), 1e-5)
         assert at_target.epsilon == pytest.approx(2, rel=1e-8) and at_target.epsilon <= 2
     # mu = sqrt(2 * 50) / 40 = 1/4 by hand: epsilon 0.926 at delta 1e-5.
@@ -138,8 +146,8 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
 def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
     settings = (FONTS, "dataset=glyphs", *settings, "num_teachers=50", "privacy.budget_epsilon=2")
     choice = only(*settings)
-    assert 1 < choice.fits < 4000
-    for queries, accepted in ((choice.fits, True), (choice.fits + 1, False)):
+    assert 1 < choice.max_queries < 4000
+    for queries, accepted in ((choice.max_queries, True), (choice.max_queries + 1, False)):
         run = run_plan(*settings)
         events = run.mechanism.privacy_events(queries)
         if "selection=exponential" in settings:
@@ -170,15 +178,19 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
         head, entries = ledger.get_head(), len(ledger.read_entries())
     report = plan("num_teachers=50", "mechanism.sigma=8.3")
     (choice,) = report.choices
-    assert report.budget == 4.0 and report.budget_from == "the account's cap"
+    assert report.budget == 4.0 and report.budget_source == "the account's cap"
     with Ledger(path) as ledger:
         assert (ledger.get_head(), len(ledger.read_entries())) == (head, entries)
         with pytest.raises(BudgetExceeded):
-            ledger.reserve("digits", mechanism.privacy_events(choice.left + 1), fingerprint="", mechanism="", run="")
-        ledger.reserve("digits", mechanism.privacy_events(choice.left), fingerprint="", mechanism="", run="")
-    assert choice.left == choice.fits - 20  # mu^2 adds up
-    shown = reports.text(report)
-    assert f"{choice.left} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
+            ledger.reserve(
+                "digits", mechanism.privacy_events(choice.remaining_queries + 1), fingerprint="", mechanism="", run=""
+            )
+        ledger.reserve(
+            "digits", mechanism.privacy_events(choice.remaining_queries), fingerprint="", mechanism="", run=""
+        )
+    assert choice.remaining_queries == choice.max_queries - 20  # mu^2 adds up
+    shown = reports.format_report(report)
+    assert f"{choice.remaining_queries} questions" in shown and "of 4 at delta 1e-4" in " ".join(shown.split())
 
 
 def test_terms_that_a_run_would_refuse_are_named(home):
@@ -250,13 +262,13 @@ def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys)
     few, many = plan("dataset=mnist", "mechanism=stability", "teachers=250,5000").choices
     with pytest.raises(ValueError) as refused:
         SparseVector(epsilon=1, delta=1e-5, max_failures=20).check(num_queries=50, num_teachers=250, num_classes=10)
-    assert few.problem == str(refused.value) and few.verdict == "cannot" and few.outcome is None
-    assert many.problem is None and many.outcome is not None
+    assert few.problem == str(refused.value) and few.verdict == "cannot" and few.forecast is None
+    assert many.problem is None and many.forecast is not None
 
 
 def test_stability_counts_questions_until_its_own_check_refuses():
     settings = ("dataset=mnist", "mechanism=stability", "teachers=2500", "privacy.budget_epsilon=2")
-    fits = only(*settings).fits
+    fits = only(*settings).max_queries
     mechanism = SparseVector(epsilon=1, delta=1e-5, max_failures=20)
     mechanism.check(num_queries=fits, num_teachers=2500, num_classes=10)
     with pytest.raises(ValueError, match="must be at least"):
@@ -265,16 +277,16 @@ def test_stability_counts_questions_until_its_own_check_refuses():
 
 def test_a_budget_that_no_question_fits_is_said_plainly():
     report = plan("mechanism.sigma=1", "privacy.budget_epsilon=0.05", "teachers=50")
-    assert report.choices[0].fits == 0 and report.choices[0].verdict == "over" and report.best is None
-    shown = reports.text(report)
+    assert report.choices[0].max_queries == 0 and report.choices[0].verdict == "over" and report.best_choice is None
+    shown = reports.format_report(report)
     assert "does not hold a single question" in shown and "None of these choices works." in shown
 
 
 def test_noise_that_drowns_the_votes_is_called_random():
     report = plan("mechanism.sigma=100000", "teachers=50")
     (choice,) = report.choices
-    assert choice.verdict == "random" and abs(choice.outcome.right - 0.1) < 0.05
-    assert "little better than guesses" in reports.text(report)
+    assert choice.verdict == "random" and abs(choice.forecast.accuracy - 0.1) < 0.05
+    assert "little better than guesses" in reports.format_report(report)
     assert only("mechanism.sigma=4", "teachers=50").verdict == "ok"
 
 
@@ -286,17 +298,20 @@ def test_questions_and_teachers_beyond_what_is_declared_are_refused():
 def test_few_answers_are_told_from_none_wrong():
     screen = ("mechanism.threshold=60", "mechanism.screen_sigma=12")
     choice = only("mechanism=confident", "teachers=50", "mechanism.sigma=8", *screen)
-    assert choice.outcome.answered < 0.1 and choice.verdict == "few"
+    assert choice.forecast.answer_rate < 0.1 and choice.verdict == "few"
 
 
 def test_the_best_is_the_cheapest_among_those_with_most_right_labels():
     choices = list(plan().choices)
-    chosen = best(choices)
+    chosen = select_best(choices)
     works = [choice for choice in choices if choice.verdict == "ok"]
     assert chosen in works
     for other in works:
-        assert other.right_labels < 0.98 * max(w.right_labels for w in works) or other.epsilon >= chosen.epsilon
-    assert best([choice for choice in choices if choice.verdict != "ok"]) is None
+        assert (
+            other.num_correct_labels < 0.98 * max(w.num_correct_labels for w in works)
+            or other.epsilon >= chosen.epsilon
+        )
+    assert select_best([choice for choice in choices if choice.verdict != "ok"]) is None
 
 
 # ---- what it must not touch ----------------------------------------------------------------------------------------
@@ -315,29 +330,36 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
     source = type(run_plan(f"dataset={name}").dataset)
     monkeypatch.setattr(source, "load", lambda self: (_ for _ in ()).throw(PrivateRecordsRead()))
     choice = only(f"dataset={name}", "data_root=/nowhere", "teachers=60", "mechanism.sigma=8")
-    assert choice.problem is None and choice.outcome is not None
+    assert choice.problem is None and choice.forecast is not None
 
 
 def test_a_trained_pilot_leaves_the_planned_data_alone():
     pilot = ("pilot.on=digits", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
     report = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
-    assert 0.2 < report.choices[0].outcome.teacher < 1 and "trained on digits" in report.pilot
+    assert 0.2 < report.choices[0].forecast.teacher_accuracy < 1 and "trained on digits" in report.pilot
 
 
 @pytest.mark.parametrize("source", [Digits(), Glyphs(private=60, public=30, test=10, num_classes=4)])
 def test_declared_facts_are_those_of_the_loaded_data(source):
-    declared, data = Declared.of(source), source.load()
+    declared, data = DeclaredFacts.from_source(source), source.load()
     assert declared.num_classes == data.spec.num_classes
-    assert declared.size == data.spec.nominal_size and declared.pool == len(data.pool)
+    assert declared.num_records == data.spec.nominal_size and declared.num_public == len(data.pool)
     assert declared.name == data.spec.name
 
 
 def test_declared_facts_of_sources_whose_files_are_elsewhere():
-    assert Declared.of(Mnist()) == Declared(name="mnist", num_classes=10, size=60_000, pool=9000)
-    assert Declared.of(Mnist(private=500)).size == 500
-    assert Declared.of(Svhn()).size == 73_257 and Declared.of(Svhn(extra=True)).size == 604_388
-    assert Declared.of(Csv()) == Declared(name="csv")
-    assert Declared.of(Csv(classes=["a", "b", "c"], nominal_size=9)) == Declared(name="csv", num_classes=3, size=9)
+    assert DeclaredFacts.from_source(Mnist()) == DeclaredFacts(
+        name="mnist", num_classes=10, num_records=60_000, num_public=9000
+    )
+    assert DeclaredFacts.from_source(Mnist(private=500)).num_records == 500
+    assert (
+        DeclaredFacts.from_source(Svhn()).num_records == 73_257
+        and DeclaredFacts.from_source(Svhn(extra=True)).num_records == 604_388
+    )
+    assert DeclaredFacts.from_source(Csv()) == DeclaredFacts(name="csv")
+    assert DeclaredFacts.from_source(Csv(classes=["a", "b", "c"], nominal_size=9)) == DeclaredFacts(
+        name="csv", num_classes=3, num_records=9
+    )
 
 
 # ---- the pilot -----------------------------------------------------------------------------------------------------
@@ -380,12 +402,12 @@ def test_a_simulated_plurality_is_near_that_of_real_ensembles(accuracy, teachers
 
 def test_shared_mistakes_are_the_correlation_of_two_teachers_being_right():
     for shared in (0.1, 0.3, 0.7):
-        model = simulate_votes(0.8, 3, 50_000, seed=2, shared=shared)
+        model = simulate_votes(0.8, 3, 50_000, seed=2, error_correlation=shared)
         right_Q = model.share_QC[np.arange(50_000), model.truth_Q]
         assert right_Q.var() / (0.8 * 0.2) == pytest.approx(shared, abs=0.02)
-        assert model.less_shared is None and model.more_shared is None
+        assert model.low_correlation is None and model.high_correlation is None
     unknown = simulate_votes(0.8, 3, 5000, seed=2)
-    assert plurality(unknown.less_shared, 100) > plurality(unknown, 100) > plurality(unknown.more_shared, 100)
+    assert plurality(unknown.low_correlation, 100) > plurality(unknown, 100) > plurality(unknown.high_correlation, 100)
 
 
 def test_a_few_teachers_foretell_hundreds_within_three_points():
@@ -399,23 +421,25 @@ def test_a_few_teachers_foretell_hundreds_within_three_points():
         logit_QC[np.arange(questions), truth_Q] += np.where(hard_Q, draw.uniform(-1, 0), draw.uniform(0.8, 3.0))
         share_QC = np.exp(logit_QC) / np.exp(logit_QC).sum(1, keepdims=True)
         said_KQ = (share_QC.cumsum(1) < draw.random((16, questions, 1))).sum(2).clip(max=num_classes - 1)
-        model = learnt(said_KQ, truth_Q, num_classes, seed=world)
+        model = fit_vote_model(said_KQ, truth_Q, num_classes, seed=world)
         silent = GNMax(sigma=1e-3)
         plan = {"num_teachers": teachers, "num_queries": 2000, "rounds": 1, "at_least": 8000, "seed": 0}
         low, high = simulate_release(silent, model, **plan).interval
         few = VoteModel(share_QC=(said_KQ[:, :, None] == np.arange(num_classes)).mean(0), truth_Q=truth_Q)
         real = float((share_QC.argmax(1) == truth_Q).mean())
         found += low <= real <= high
-        naive += low <= simulate_release(silent, few, **plan).right <= high
+        naive += low <= simulate_release(silent, few, **plan).accuracy <= high
         width.append(high - low)
     assert found >= 17 and np.median(width) <= 0.065 and naive <= found - 4, (found, np.median(width), naive)
 
 
 def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
     pilot = Pilot(teacher_accuracy=0.8, at_teachers=100)
-    assert pilot.accuracy(100, 10) == 0.8
-    assert pilot.accuracy(400, 10) == pytest.approx(0.6) and pilot.accuracy(25, 10) == pytest.approx(0.9)
-    assert pilot.accuracy(10**6, 10) == pytest.approx(0.1) and pilot.accuracy(10**6, 2) == 0.5
+    assert pilot.compute_accuracy(100, 10) == 0.8
+    assert pilot.compute_accuracy(400, 10) == pytest.approx(0.6) and pilot.compute_accuracy(25, 10) == pytest.approx(
+        0.9
+    )
+    assert pilot.compute_accuracy(10**6, 10) == pytest.approx(0.1) and pilot.compute_accuracy(10**6, 2) == 0.5
 
 
 def unanimous(num_classes):
@@ -445,7 +469,9 @@ def test_fewer_public_records_stand_in_for_all_by_less_noise(adjacency):
         descent = GradientDescent(sigma=sigma, adjacency=adjacency)
         draws = [
             [
-                follow(descent, GradientMethod(), clouds(have), size=1600, features=lambda _: None, seed=seed).right
+                forecast_gradients(
+                    descent, GradientMethod(), clouds(have), num_records=1600, build_encoder=lambda _: None, seed=seed
+                ).accuracy
                 for seed in range(6)
             ]
             for have in (1600, 400)
@@ -525,7 +551,7 @@ def encoded(tmp_path):
 def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path, monkeypatch):
     """Through the same encoder, as features."""
     seen = []
-    monkeypatch.setattr(command, "trained", lambda *given: seen.append(given[2]) or trained(*given))
+    monkeypatch.setattr(command, "trained", lambda *given: seen.append(given[2]) or train_vote_model(*given))
     asked = (*encoded, f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.on=old")
     report = plan(*asked, *BRIEF, "mechanism.sigma=2", "num_queries=20")
     texts = [row.split(",")[0] for row in (tmp_path / "old.csv").read_text().split()[1:]]
@@ -533,7 +559,7 @@ def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path
     (data,) = seen
     assert sorted(data.private.x.tolist()) == sorted(feature_ND.tolist()) and not (tmp_path / "mails.csv").exists()
     teachers, gradients = report.choices
-    assert teachers.outcome.right > 0.8 and gradients.outcome.right > 0.8
+    assert teachers.forecast.accuracy > 0.8 and gradients.forecast.accuracy > 0.8
 
 
 def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(encoded, tmp_path, capsys):
@@ -562,13 +588,18 @@ def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_pric
     assert (
         gradients.epsilon == pytest.approx(teachers[0].epsilon, rel=1e-3) and gradients.epsilon <= teachers[0].epsilon
     )
-    assert all(choice.outcome.right < gradients.outcome.right for choice in teachers) and report.best is gradients
-    assert report.best.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
-    again = plan(*report.best.settings, letters[1], "pilot.num_classes=4")
+    assert (
+        all(choice.forecast.accuracy < gradients.forecast.accuracy for choice in teachers)
+        and report.best_choice is gradients
+    )
+    assert report.best_choice.settings[:2] == ("dataset=csv", "dataset.nominal_size=3000")
+    again = plan(*report.best_choice.settings, letters[1], "pilot.num_classes=4")
     assert again.choices[0].epsilon == gradients.epsilon
     target = plan(*asked, "privacy.target_epsilon=2")
-    assert target.best.mechanism == "gradient_descent" and target.best.epsilon == pytest.approx(2, rel=1e-6)
-    assert not any("mechanism.sigma" in setting for setting in target.best.settings)
+    assert target.best_choice.mechanism == "gradient_descent" and target.best_choice.epsilon == pytest.approx(
+        2, rel=1e-6
+    )
+    assert not any("mechanism.sigma" in setting for setting in target.best_choice.settings)
 
 
 @pytest.mark.slow
@@ -580,19 +611,19 @@ def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tr
 
 
 def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_number():
-    teachers = plan("dataset=digits").best
+    teachers = plan("dataset=digits").best_choice
     gradients = dataclasses.replace(teachers, num_teachers=0, num_queries=10 * teachers.num_queries)
-    assert best([teachers, gradients]) is teachers
+    assert select_best([teachers, gradients]) is teachers
     more = dataclasses.replace(gradients, outcome=dataclasses.replace(gradients.outcome, right=0.99))
-    assert best([teachers, more]) is more
+    assert select_best([teachers, more]) is more
     dearer = dataclasses.replace(more, routes={"gdp": 2 * teachers.epsilon})
-    assert best([teachers, dearer]) is teachers and best([dearer]) is dearer
+    assert select_best([teachers, dearer]) is teachers and select_best([dearer]) is dearer
 
 
 def test_the_lead_that_labels_need_is_said():
     report = plan("dataset=digits", "teachers=75", "mechanism.sigma=11")
-    assert report.choices[0].break_even == feasibility.break_even(GNMax(sigma=11.0), 10)
-    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.text(report).split())
+    assert report.choices[0].break_even_lead == feasibility.compute_break_even_lead(GNMax(sigma=11.0), 10)
+    assert "from a lead of so many votes: 17.8 (sigma 11)" in " ".join(reports.format_report(report).split())
 
 
 def test_votes_go_through_the_mechanism_itself():
@@ -600,11 +631,11 @@ def test_votes_go_through_the_mechanism_itself():
     setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
     outcome = simulate_release(GNMax(sigma=25), unanimous(2), num_queries=50, **setting)
     chance = norm.cdf(30 / (math.sqrt(2) * 25))
-    assert outcome.answered == 1 and outcome.questions == 40_000
-    assert outcome.right == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
-    assert abs(outcome.right - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
+    assert outcome.answer_rate == 1 and outcome.num_queries == 40_000
+    assert outcome.accuracy == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
+    assert abs(outcome.accuracy - norm.cdf(30 / 25)) > 0.05  # the noise of one count only
     mechanism = ConfidentGNMax(sigma=25, screen_sigma=20, threshold=40)
-    answered = simulate_release(mechanism, unanimous(2), num_queries=50, **setting).answered
+    answered = simulate_release(mechanism, unanimous(2), num_queries=50, **setting).answer_rate
     chance = norm.cdf((30 - 40) / 20)
     assert answered == pytest.approx(chance, abs=4 * math.sqrt(chance * (1 - chance) / 40_000))
 
@@ -617,7 +648,7 @@ def test_soft_labels_are_tried_on_probabilities_where_the_pilot_has_them():
     def answered(score_K, soft=True):
         score_KQS = score_K[:, None, None].expand(-1, 2000, 1)
         crowd = dataclasses.replace(unanimous(2), score_KQS=score_KQS)
-        return simulate_release(mechanism, crowd, soft=soft, **setting).answered
+        return simulate_release(mechanism, crowd, soft=soft, **setting).answer_rate
 
     alike, spread = torch.full((20,), 0.12), torch.linspace(0.02, 0.48, 20)
     assert answered(alike) == answered(spread, soft=False) == 1
@@ -633,7 +664,7 @@ def test_a_plan_of_soft_labels_says_what_its_forecast_rests_on():
     assert "every probability were 0 or 1" in by_votes.notes[-1]
     trained = plan(*asked, "pilot.on=digits", "pilot.teachers=4", "pilot.steps=40")
     assert "probabilities of at most 4 teachers" in trained.notes[-1]
-    assert trained.choices[0].outcome.answered < 0.5 * by_votes.choices[0].outcome.answered
+    assert trained.choices[0].forecast.answer_rate < 0.5 * by_votes.choices[0].forecast.answer_rate
     together = plan(*asked, "voters=teachers_transductive")  # who have votes alone
     assert not any("Soft labels" in note for note in (*together.notes, *plan("teachers=50").notes))
 
@@ -641,14 +672,14 @@ def test_a_plan_of_soft_labels_says_what_its_forecast_rests_on():
 def test_a_mechanism_that_stops_early_leaves_the_rest_unanswered():
     mechanism = ConfidentGNMax(sigma=1, screen_sigma=1, threshold=1, max_answers=5)
     outcome = simulate_release(
-        mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, at_least=2000, seed=0
+        mechanism, unanimous(3), num_teachers=30, num_queries=20, rounds=1, min_queries=2000, seed=0
     )
-    assert outcome.answered == 0.25 and outcome.right == 1
+    assert outcome.answer_rate == 0.25 and outcome.accuracy == 1
 
 
 def test_a_plan_repeats_itself():
     first, again = plan("teachers=50"), plan("teachers=50")
-    assert [c.outcome for c in first.choices] == [c.outcome for c in again.choices]
+    assert [c.forecast for c in first.choices] == [c.forecast for c in again.choices]
 
 
 def test_reverse_knn_has_no_teachers_to_plan(capsys):
@@ -658,7 +689,7 @@ def test_reverse_knn_has_no_teachers_to_plan(capsys):
         "mechanism=gradient_descent", "voters=gradients", "dataset=a9a"
     )  # nor have gradients a forecast without features
     (first, *_) = report.choices
-    assert first.verdict == "unknown" and first.num_teachers == 0 and report.best is None
+    assert first.verdict == "unknown" and first.num_teachers == 0 and report.best_choice is None
     assert command.main(["mechanism=histogram", "voters=reverse_knn", "dataset=a9a"]) == 2
     assert "target_epsilon" in capsys.readouterr().err
 
@@ -667,8 +698,8 @@ def test_reverse_knn_has_no_teachers_to_plan(capsys):
 def test_every_mechanism_can_be_planned(name):
     settings = ["dataset=a9a", "num_queries=5", "teachers=4000"]
     report = plan(f"mechanism={name}", *settings)
-    assert all(choice.problem is None and choice.outcome is not None for choice in report.choices), report.choices
-    assert max(map(len, reports.text(report).splitlines())) <= reports.WIDTH
+    assert all(choice.problem is None and choice.forecast is not None for choice in report.choices), report.choices
+    assert max(map(len, reports.format_report(report).splitlines())) <= reports.WIDTH
 
 
 # ---- the report -----------------------------------------------------------------------------------------------------
@@ -699,26 +730,29 @@ def test_every_mechanism_can_be_planned(name):
 )
 def test_the_report_keeps_within_80_columns(settings):
     report = command.plan(settings)
-    for line in reports.text(report).splitlines():
+    for line in reports.format_report(report).splitlines():
         assert len(line) <= 80 or line.strip().startswith("dataset.name="), line
-    assert len({len(line.rstrip()) for line in reports.table(report)}) == 1
-    assert len(reports.table(report)) == 1 + len(report.choices)
+    assert len({len(line.rstrip()) for line in reports.format_table(report)}) == 1
+    assert len(reports.format_table(report)) == 1 + len(report.choices)
 
 
 def test_the_star_says_its_rule_and_where_what_was_tried_ends():
     given = ("dataset=mnist", "privacy.budget_epsilon=2", "mechanism.sigma=40")
     report = plan(*given, "teachers=65,125,250")
-    said = " ".join(reports.text(report).split())
-    near = [c for c in report.choices if c.right_labels >= 0.98 * max(c.right_labels for c in report.choices)]
-    assert report.best is min(near, key=lambda choice: choice.epsilon)
+    said = " ".join(reports.format_report(report).split())
+    near = [
+        c for c in report.choices if c.num_correct_labels >= 0.98 * max(c.num_correct_labels for c in report.choices)
+    ]
+    assert report.best_choice is min(near, key=lambda choice: choice.epsilon)
     assert "* of the choices within 2 % of the most right labels that the budget holds, the one of the least" in said
     assert "num_teachers=250 is the largest that was tried; more may be better." in said
-    wide = " ".join(reports.text(plan(*given, "teachers=125,250,20000")).split())
+    wide = " ".join(reports.format_report(plan(*given, "teachers=125,250,20000")).split())
     assert "was tried" not in wide
     for choice in report.choices:
-        low, high = choice.outcome.interval
+        low, high = choice.forecast.interval
         assert (
-            0 <= low < choice.outcome.right < high <= 1 and f"{math.floor(100 * low)}-{math.ceil(100 * high)}" in said
+            0 <= low < choice.forecast.accuracy < high <= 1
+            and f"{math.floor(100 * low)}-{math.ceil(100 * high)}" in said
         )
 
 
@@ -729,8 +763,10 @@ def test_json_is_one_object_with_the_same_figures(capsys):
     report = plan(*settings)
     assert said["budget_epsilon"] == 10 and said["best"] == 1
     for row, choice in zip(said["choices"], report.choices, strict=True):
-        assert row["epsilon"] == choice.epsilon and row["fits"] == choice.fits and row["verdict"] == choice.verdict
-        assert row["outcome"]["right"] == choice.outcome.right and row["works"] == (choice.verdict == "ok")
+        assert (
+            row["epsilon"] == choice.epsilon and row["fits"] == choice.max_queries and row["verdict"] == choice.verdict
+        )
+        assert row["outcome"]["right"] == choice.forecast.accuracy and row["works"] == (choice.verdict == "ok")
     assert command.main(["mechanism=stability", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["best"] is None and "must be at least" in said["choices"][0]["problem"]

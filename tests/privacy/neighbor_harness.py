@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw
+    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.plot_report
     publish, add_noise, errors = (
         private_epsilon.publication.publish_price,
         EntropyOptimizer.add_noise,

@@ -13,7 +13,7 @@ from pate_torch.reporting import owner_file, statement
 from pate_torch.reporting.renderer import build_statement, render_model_card
 from pate_torch.reporting.report import OwnerFacts
 from pate_torch.types import PublicAsset
-from pate_torch.verify.command import verified
+from pate_torch.verify.command import verify_release
 from tests.reporting.reporting_demo import demo
 from tests.tiny_runs import again, tiny
 
@@ -92,7 +92,7 @@ def test_what_encodes_is_named_with_the_public_points(tmp_path):
     assert [asset["role"] for asset in said["public_assets"]] == ["public points", "encoder"]
     assert said["public_assets"][1] == {**asdict(Named.asset)} and said["public_assets"][0]["sha256"]
     assert "waves; licence: MIT" in (plan.folder / "release" / "report.html").read_text()
-    assert all(check.holds for check in verified(plan.folder, tmp_path / "ledger.sqlite"))
+    assert all(check.is_ok for check in verify_release(plan.folder, tmp_path / "ledger.sqlite"))
 
 
 def test_an_audit_of_another_mechanism_is_not_this_one_s():

@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
-from pate_torch.audit.membership import Attack, Membership
+from pate_torch.audit.membership import AttackResult, MembershipResult
 from pate_torch.reporting import private_metrics
 from pate_torch.reporting.private_metrics import (
     OwnerSummary,
@@ -28,10 +28,10 @@ from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicP
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
 
-ATTACK = Attack(
+ATTACK = AttackResult(
     members=900, others=200, advantage=0.012, advantage_interval=(-0.031, 0.054), auc=0.507, auc_interval=(0.463, 0.551)
 )
-MEMBERSHIP = Membership(student=ATTACK, nonprivate=ATTACK, bound=0.8, bound_by_plan=0.3, held_out=False)
+MEMBERSHIP = MembershipResult(student=ATTACK, nonprivate=ATTACK, bound=0.8, bound_by_plan=0.3, held_out=False)
 
 
 def mode(path):

@@ -12,7 +12,7 @@ from scipy import stats
 from pate_torch import pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit
-from pate_torch.audit.pairs import worst_pairs
+from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.noise.source import DryRunNoise
@@ -79,12 +79,12 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
             return dataclasses.replace(hidden, noisy=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
 
     mechanism = GNMax(sigma=3.0, noise=kind)
-    pairs = worst_pairs(mechanism, 2)
+    pairs = make_worst_pairs(mechanism, 2)
     sure = {"delta": 1e-5, "independent": True, "confidence": CERTAIN}
     for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
         found = audit(honest, pairs, runs=100_000, **sure)
-        assert found.sound and found.proven > found.claimed / 4
-    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, runs=40_000, **sure).sound
+        assert found.is_sound and found.proven > found.claimed / 4
+    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, runs=40_000, **sure).is_sound
 
 
 def made(lead_=300.0, sigma=150.0, rows=400, classes=5):

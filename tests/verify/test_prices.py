@@ -22,16 +22,16 @@ from pate_torch.accounting.events import (
     to_json,
 )
 from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
-from pate_torch.verify.ledger import dominating_mu
-from pate_torch.verify.prices import Bounds, bounds, gaussian, sampled_divergence
-from pate_torch.verify.release import verdict
+from pate_torch.verify.ledger import compute_dominating_mu
+from pate_torch.verify.prices import EpsilonBounds, compute_bounds, compute_gaussian_epsilon, compute_sampled_divergence
+from pate_torch.verify.release import check_epsilon
 from tests import ROOT
 
 PACKAGE = ROOT / "pate_torch" / "verify"
 
 
-def priced(*events, delta=1e-5) -> Bounds:
-    return bounds(json.loads(to_json(events)), delta)
+def priced(*events, delta=1e-5) -> EpsilonBounds:
+    return compute_bounds(json.loads(to_json(events)), delta)
 
 
 RELEASES = [
@@ -58,19 +58,19 @@ RELEASES = [
 @pytest.mark.parametrize("events", RELEASES, ids=lambda events: "+".join(e.kind for e in events))
 def test_the_accountant_s_price_passes_and_one_less_by_a_hundredth_fails(events):
     found, claimed = priced(*events), compute_guarantee(events, 1e-5).epsilon
-    check = verdict("x", claimed, found)
-    assert check.holds and not check.loose, (found, claimed)
+    check = check_epsilon("x", claimed, found)
+    assert check.is_ok and not check.is_loose, (found, claimed)
     if claimed and events[0].kind != "rdp_curve":  # of a table nothing is known but what it bounds
         gap = found.high / found.low - 1
         assert gap < (0.1 if events[0].kind in ("zcdp", "bounded_range") else 2e-3), found
-        assert not verdict("x", claimed * (0.99 - gap), found).holds
-        assert verdict("x", claimed * (1.02 + gap), found).loose
+        assert not check_epsilon("x", claimed * (0.99 - gap), found).is_ok
+        assert check_epsilon("x", claimed * (1.02 + gap), found).is_loose
 
 
 @pytest.mark.parametrize("mu", [1e-4, 0.02, 0.5, 3.0, 40.0, 2e4])
 @pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-14])
 def test_two_exact_gaussian_prices_agree(mu, delta):
-    assert gaussian(mu, delta) == pytest.approx(gdp.compute_epsilon(mu, delta), rel=1e-9, abs=1e-300)
+    assert compute_gaussian_epsilon(mu, delta) == pytest.approx(gdp.compute_epsilon(mu, delta), rel=1e-9, abs=1e-300)
 
 
 def binomial(loss: float, count: int, delta: float) -> float:
@@ -98,7 +98,7 @@ def test_the_convolved_bounds_hold_a_law_written_out(loss, count):
 
 def test_large_losses_are_bounded_as_closely_as_small_ones():
     """A Gaussian beside which a pure event is nothing; an event whose loss no double holds the exponential of."""
-    found, exact = priced(GaussianEvent(mu=40.0), PureDPEvent(epsilon=1e-6)), gaussian(40.0, 1e-5)
+    found, exact = priced(GaussianEvent(mu=40.0), PureDPEvent(epsilon=1e-6)), compute_gaussian_epsilon(40.0, 1e-5)
     assert exact * (1 - 1e-4) <= found.low <= exact * (1 + 1e-6) and exact <= found.high <= exact * (1 + 1e-4)
     assert priced(PureDPEvent(epsilon=1000.0)).low == pytest.approx(1000.0 + math.log1p(-1e-5), abs=1e-4)
 
@@ -121,16 +121,16 @@ def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
 @pytest.mark.parametrize("rate,noise,steps", [(0.01, 1.1, 200), (0.3, 2.0, 5)])
 def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_is_above_ours(rate, noise, steps):
     event = {"kind": "sampled_gaussian", "rate": rate, "noise": noise, "count": steps}
-    found, curve = bounds([event], 1e-5), make_sampled_gaussian_event(rate, noise, steps)
+    found, curve = compute_bounds([event], 1e-5), make_sampled_gaussian_event(rate, noise, steps)
     assert found.low < found.high < compute_guarantee((curve,), 1e-5).epsilon < 1.6 * found.low
     for order, value in zip(curve.orders[::8], curve.rdp[::8], strict=True):
-        assert sampled_divergence(event, order) == pytest.approx(value, rel=1e-7, abs=1e-15)
+        assert compute_sampled_divergence(event, order) == pytest.approx(value, rel=1e-7, abs=1e-15)
 
 
 def test_a_dominating_gaussian_touches_the_pure_event():
     """At epsilon = the loss both have delta 0 or more, and at its corner the same sum of errors."""
     for loss in (0.01, 0.7, 5.0):
-        assert dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(
+        assert compute_dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(
             gdp.compute_mu_of_pure_epsilon(loss), rel=1e-9
         )
 

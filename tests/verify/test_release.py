@@ -21,9 +21,9 @@ from pate_torch.cli.main import main as pate
 from pate_torch.reporting import report
 from pate_torch.reporting.renderer import escape_markdown
 from pate_torch.verify import release as verified_files
-from pate_torch.verify.command import main, verified
-from pate_torch.verify.prices import bounds
-from pate_torch.verify.release import ANSWERS, Folder, checks
+from pate_torch.verify.command import main, verify_release
+from pate_torch.verify.prices import compute_bounds
+from pate_torch.verify.release import ANSWER_FILES, ReleaseFolder, run_checks
 from tests.command_runs import train
 from tests.tiny_runs import again, selection, tiny
 
@@ -57,21 +57,21 @@ def release_of(home: Path) -> Path:
 def said(release: Path, ledger: bool = True) -> dict[str, str]:
     """What each check came to: its name -> ok, loose or FAILS (the worst of a name)."""
     found: dict[str, str] = {}
-    for check in verified(release, release.parents[4] / "ledger.sqlite" if ledger else None):
+    for check in verify_release(release, release.parents[4] / "ledger.sqlite" if ledger else None):
         found[check.name] = min(str(check).split()[0], found.get(check.name, "ok"))  # FAILS < loose < not < ok
     return found
 
 
 def passes_less_than_it_costs(release: Path) -> list[str]:
     """The events that may be left out, or told 1 % too low in every place, without a failure."""
-    folder, passed = Folder.read(release), []
+    folder, passed = ReleaseFolder.load(release), []
     record = dict(folder.release or {})
     (labels,) = (part["events"] for part in folder.parts if part["what"].startswith("labels"))
     for event in labels:
         for key, value in [(key, value) for key, value in event.items() if key != "kind"]:
             event[key] = 0 if key == "count" else value * 0.99
-            (check,) = (check for check in checks(replace(folder, release=record)) if check.name == "mechanism")
-            passed += [f"{event['kind']}.{key}"] if check.holds else []
+            (check,) = (check for check in run_checks(replace(folder, release=record)) if check.name == "mechanism")
+            passed += [f"{event['kind']}.{key}"] if check.is_ok else []
             event[key] = value
     return passed
 
@@ -190,7 +190,7 @@ def test_a_lie_in_any_field_is_found(file, release):
         lie = json.loads(text)
         put(lie, place, other)
         (release / file).write_text(json.dumps(lie))
-        assert not all(check.holds for check in checks(Folder.read(release))), place
+        assert not all(check.is_ok for check in run_checks(ReleaseFolder.load(release))), place
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -202,7 +202,7 @@ def test_a_lie_in_one_field_is_found_without_the_hashes_too_but_where_it_is_a_ma
         lie = json.loads(text)
         put(lie, place, other)
         mend(release, **{file.replace(".", "_"): lie})
-        if all(check.holds for check in verified(release, release.parents[4] / "ledger.sqlite")):
+        if all(check.is_ok for check in verify_release(release, release.parents[4] / "ledger.sqlite")):
             trusted.add(".".join(key for key in place if isinstance(key, str)))
     listed = re.search(rf"<!-- on trust: {file} -->\n```text\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert trusted ^ set(listed[1].split()) == set()
@@ -251,11 +251,11 @@ class Liar:
         """Every epsilon from the events as they now stand."""
         delta, account = self.privacy["guarantee"]["delta"], self.privacy["composition"]
         for part in (*account["parts"], *self.privacy["other_releases"]):
-            part["epsilon"] = bounds(part["events"], delta).high
+            part["epsilon"] = compute_bounds(part["events"], delta).high
         mine = [event for part in account["parts"] for event in part["events"]]
-        self.epsilon(bounds(mine, delta).high)
+        self.epsilon(compute_bounds(mine, delta).high)
         everything = mine + [event for part in self.privacy["other_releases"] for event in part["events"]]
-        self.fact(bounds(everything, delta).high, "composition.account_total", "epsilon_charged")
+        self.fact(compute_bounds(everything, delta).high, "composition.account_total", "epsilon_charged")
         self.fact(
             self.privacy["composition"]["account_total"], "composition.account_total_ex_post", "epsilon_charged_ex_post"
         )
@@ -489,8 +489,8 @@ def test_a_file_that_is_no_part_of_a_release_fails_whatever_its_hash(name, relea
     (release / name).write_text("name,diagnosis\n")
     with (release / "SHA256SUMS").open("a") as sums:
         sums.write(f"{hashlib.sha256((release / name).read_bytes()).hexdigest()}  {name}\n")
-    (check,) = (check for check in verified(release) if not check.holds)
-    assert check.name == "files" and "is no part of a release" in check.found and name in check.found
+    (check,) = (check for check in verify_release(release) if not check.is_ok)
+    assert check.name == "files" and "is no part of a release" in check.message and name in check.message
 
 
 def test_what_is_no_file_is_no_part_of_a_release_and_is_not_opened(release):
@@ -506,7 +506,7 @@ def test_the_curves_are_hashed(release):
 
 
 def test_the_files_that_the_verifier_admits_are_those_that_a_release_says_it_holds():
-    named = {*FILES, *verified_files.FILES, *ANSWERS.values(), "sanitised.json", "SHA256SUMS"}
+    named = {*FILES, *verified_files.RELEASE_FILES, *ANSWER_FILES.values(), "sanitised.json", "SHA256SUMS"}
     assert named | {"encoder/", "tensorboard/"} == set(report.FILES)
 
 
@@ -527,8 +527,8 @@ def test_a_student_of_other_data_is_found(fault, release):
     STUDENTS[fault](facts)
     save_file(tensors, file, metadata={"pate_torch": json.dumps(facts)})
     mend(release)
-    (check,) = (check for check in verified(release) if not check.holds)
-    assert check.name == "student" and fault in check.found
+    (check,) = (check for check in verify_release(release) if not check.is_ok)
+    assert check.name == "student" and fault in check.message
 
 
 def test_a_seeded_run_claims_nothing_and_is_not_passed(tmp_path, capsys):
@@ -549,7 +549,7 @@ def test_a_seeded_run_that_says_it_is_private_is_found_by_the_ledger(release, tm
         for key, value in ids.items():
             text = text.replace(now[key], value)
         (false / name).write_text(text)
-    for name in (*ANSWERS.values(), "README.md", "report.html", "student.safetensors"):
+    for name in (*ANSWER_FILES.values(), "README.md", "report.html", "student.safetensors"):
         if (true / name).exists():
             (false / name).write_bytes((true / name).read_bytes())
     mend(false)

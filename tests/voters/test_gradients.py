@@ -17,7 +17,7 @@ from pate_torch import PATE, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.audit.pairs import worst_pairs
+from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -387,10 +387,10 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
 def test_the_audit_looks_at_records_that_show(adjacency, apart):
     """At the start of a descent a change has length sqrt(1 - 1/C), and two lie sqrt 2 apart."""
     mechanism = GradientDescent(sigma=3.0, adjacency=adjacency, steps=1)
-    (pair,) = worst_pairs(mechanism, 1)
-    start = torch.zeros(pair.votes("left").shape, dtype=torch.float64)
+    (pair,) = make_worst_pairs(mechanism, 1)
+    start = torch.zeros(pair.make_votes("left").shape, dtype=torch.float64)
     moved = (
-        pair.votes("right").compute_gradient_sum(start) - pair.votes("left").compute_gradient_sum(start)
+        pair.make_votes("right").compute_gradient_sum(start) - pair.make_votes("left").compute_gradient_sum(start)
     ).double() / UNIT_NORM
     assert float(moved.norm()) == pytest.approx(apart, abs=0.02)
     pair.check(mechanism)

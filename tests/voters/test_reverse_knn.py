@@ -16,7 +16,7 @@ from pate_torch import PATE, networks, pipeline, release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
-from pate_torch.audit.pairs import Pair
+from pate_torch.audit.pairs import NeighborPair
 from pate_torch.cli import train as command
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.data.partition import AddRemove, ReplaceOne
@@ -143,10 +143,10 @@ def test_pairs_of_histograms_must_be_neighbors():
         ("replace_one", [[1, 0], [1, 0]], False),
     ):
         if fits:
-            Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+            NeighborPair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
         else:
             with pytest.raises(ValueError, match="neighbors"):
-                Pair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+                NeighborPair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_python_takes_them(tmp_path, found):
     assert float((answers.label_Q == torch.tensor(y)[answers.query_Q]).double().mean()) > 0.8
     pate.fit_student("supervised", network="logistic", steps=3)
     found = pate.membership(x + 10, torch.tensor(y), records=40)
-    assert isinstance(found, membership.Membership)
+    assert isinstance(found, membership.MembershipResult)
 
 
 @pytest.fixture
