@@ -21,14 +21,14 @@ from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp, two_thirds_teachers
-from pate_torch.pac.boosting import high_confidence
-from pate_torch.pac.classes import Stump, Stumps, Thresholds, erm, error_counts, representatives
-from pate_torch.pac.exponential import exponential_mechanism, log_law
-from pate_torch.pac.nets import net_size
-from pate_torch.pac.sample import BelowGuarantee, Sample, without_replacement
-from pate_torch.pac.semi_private import sspp
-from pate_torch.pac.stable import flipping_gamma
+from pate_torch.pac.agnostic import compute_two_thirds_teachers, plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
+from pate_torch.pac.boosting import run_high_confidence
+from pate_torch.pac.classes import Stump, Stumps, Thresholds, count_errors, enumerate_representatives, fit_erm
+from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
+from pate_torch.pac.nets import compute_net_size
+from pate_torch.pac.sample import BelowGuaranteeWarning, Sample, draw_without_replacement
+from pate_torch.pac.semi_private import run_sspp
+from pate_torch.pac.stable import compute_flipping_gamma
 from pate_torch.protocols import HypothesisClass
 
 EPSILON = 1.0
@@ -53,7 +53,7 @@ class StudentProblem:
             return abs(min(max(float(h), 0.0), 1.0) - TARGET)
         t = min(max(h.threshold, 0.0), 1.0)
         apart = abs(t - TARGET) if h.feature == 0 else t * (1 - TARGET) + (1 - t) * TARGET
-        return apart if h.above else 1 - apart
+        return apart if h.is_above else 1 - apart
 
     def excess(self, h: Any) -> float:
         return (1 - 2 * self.flip) * self.disagreement(h)
@@ -70,33 +70,35 @@ Run = Callable[[StudentProblem, Sample, np.random.Generator], float]
 
 
 def by_erm(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
-    return problem.excess(erm(problem.hypotheses, sample.x, sample.y))
+    return problem.excess(fit_erm(problem.hypotheses, sample.x, sample.y))
 
 
 def by_grid(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
-    done = exponential_mechanism(problem.hypotheses, problem.grid(), sample, epsilon=EPSILON, noise=NOISE)
+    done = run_exponential_mechanism(problem.hypotheses, problem.grid(), sample, epsilon=EPSILON, noise=NOISE)
     return problem.excess(done.hypothesis)
 
 
 def by_boosting(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     options = {"epsilon": EPSILON, "failure": 0.1, "noise": NOISE}
-    return problem.excess(high_confidence(problem.hypotheses, problem.grid(), sample, **options).hypothesis)
+    return problem.excess(run_high_confidence(problem.hypotheses, problem.grid(), sample, **options).hypothesis)
 
 
 def by_sspp(problem: StudentProblem, sample: Sample, generator: np.random.Generator) -> float:
     public = generator.random((sample.n // 8, problem.features))
-    return problem.excess(sspp(problem.hypotheses, sample, public, epsilon=EPSILON, noise=NOISE).hypothesis)
+    return problem.excess(run_sspp(problem.hypotheses, sample, public, epsilon=EPSILON, noise=NOISE).hypothesis)
 
 
 def _stable_disagreement(problem: StudentProblem, sample: Sample, gamma: float, alpha: float) -> float:
     """E[P(answer != target)] of the stable predictor: its hypothesis's exact law, averaged over a few subsets."""
-    size = min(int(gamma * sample.n), net_size(alpha, alpha, problem.hypotheses.vc_dimension))
+    size = min(int(gamma * sample.n), compute_net_size(alpha, alpha, problem.hypotheses.vc_dimension))
     found = []
     for _ in range(5):
-        index = without_replacement(sample.n, size, NOISE)
-        candidates = representatives(problem.hypotheses, sample.x[index])
-        wrong = error_counts(problem.hypotheses, candidates, sample.x, sample.y)
-        found.append(np.exp(log_law(-wrong, gamma / 2)) @ [problem.disagreement(h) for h in candidates])
+        index = draw_without_replacement(sample.n, size, NOISE)
+        candidates = enumerate_representatives(problem.hypotheses, sample.x[index])
+        wrong = count_errors(problem.hypotheses, candidates, sample.x, sample.y)
+        found.append(
+            np.exp(compute_log_probabilities(-wrong, gamma / 2)) @ [problem.disagreement(h) for h in candidates]
+        )
     return float(np.mean(found))
 
 
@@ -106,7 +108,7 @@ def by_stable(problem: StudentProblem, sample: Sample, _: np.random.Generator) -
 
 def by_flipping(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
     alpha = 5 / np.sqrt(sample.n)
-    apart = _stable_disagreement(problem, sample, flipping_gamma(EPSILON, alpha, "sharp"), alpha)
+    apart = _stable_disagreement(problem, sample, compute_flipping_gamma(EPSILON, alpha, "sharp"), alpha)
     return (1 - 2 * problem.flip) * (alpha + (1 - 2 * alpha) * apart)
 
 
@@ -161,11 +163,11 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
                 truth, best = (q[:, 0] >= TARGET).astype(float), 0.0
             plan = plan_ag_priv_cl(n, 40, 1, **asked, constants="sharp", resample=False)
             mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=plan.mechanism.max_failures)
-            many = min(n, two_thirds_teachers(mechanism, 40, asked["beta"]))
-            plain = sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, noise=NOISE)
+            many = min(n, compute_two_thirds_teachers(mechanism, 40, asked["beta"]))
+            plain = run_sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, noise=NOISE)
             rows = {"plain": plain}
             for label, resample in (("AgPrivCl, no resampling", False), ("AgPrivCl", True)):
-                rows[label] = ag_priv_cl(
+                rows[label] = run_ag_priv_cl(
                     hypotheses, sample, q, **asked, noise=NOISE, constants="sharp", resample=resample
                 )
             for label, answers in rows.items():
@@ -178,7 +180,7 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
                     "unanswered": float((found < 0).mean()),
                     "best": best,
                     "teachers": {"plain": many, "AgPrivCl": None}.get(label, plan.num_teachers),
-                    "subset": n if label == "plain" else plan.subset,
+                    "subset": n if label == "plain" else plan.subset_size,
                 }
 
 
@@ -188,7 +190,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    warnings.simplefilter("ignore", BelowGuarantee)
+    warnings.simplefilter("ignore", BelowGuaranteeWarning)
     sizes = [1000, 2000, 4000] if args.quick else [1000, 2000, 4000, 8000, 16000]
     found = {"curves": list(curves(sizes, args.repeats))}
     found["agnostic"] = list(agnostic([300_000] if args.quick else [300_000, 1_000_000, 3_000_000]))

@@ -32,18 +32,23 @@ from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.agnostic import ag_priv_cl, plan_ag_priv_cl, sub_samp
+from pate_torch.pac.agnostic import plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.exponential import exponential_mechanism, log_law
-from pate_torch.pac.nets import log_sauer_shelah
-from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
+from pate_torch.pac.nets import compute_log_sauer_shelah
+from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.selection import plot_report
-from pate_torch.pac.semi_private import sspp
-from pate_torch.pac.stable import flipping_gamma, private_prediction, private_predictor_size, stability
+from pate_torch.pac.semi_private import run_sspp
+from pate_torch.pac.stable import (
+    compute_flipping_gamma,
+    compute_private_predictor_size,
+    compute_stability,
+    run_private_prediction,
+)
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
-warnings.simplefilter("ignore", BelowGuarantee)  # shown once, on purpose, further down
+warnings.simplefilter("ignore", BelowGuaranteeWarning)  # shown once, on purpose, further down
 generator, budget = np.random.default_rng(0), DryRunNoise(insecure_seed=0)
 
 # %% [markdown]
@@ -62,7 +67,7 @@ for name, hypotheses, features in [
 ]:
     counts = [len(hypotheses.dichotomies(generator.random((n, features)))[0]) for n in sizes]
     (line,) = axes[0].semilogy(sizes, counts, label=name)
-    bound = [np.exp(log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
+    bound = [np.exp(compute_log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
     axes[0].semilogy(sizes, bound, ":", color=line.get_color())
 axes[0].set(xlabel="points", ylabel="dichotomies", title="counted, and the bound (dotted)")
 axes[0].legend(frameon=False, fontsize=8)
@@ -91,17 +96,20 @@ x = generator.random(n)
 sample = Sample(x, (x > 0.6) ^ (generator.random(n) < 0.15))
 public = generator.random(40)
 cuts = Thresholds().enumerate_representatives(public[:, None])
-wrong = Thresholds().errors(cuts, sample.x, sample.y)
+wrong = Thresholds().count_errors(cuts, sample.x, sample.y)
 fig, axis = plt.subplots(figsize=(6, 3), layout="constrained")
 for epsilon in (0.05, 0.2, 1.0):
     axis.plot(
-        np.clip(cuts, 0, 1), np.exp(log_law(-wrong, epsilon / 2)), marker=".", label=rf"$\varepsilon$ = {epsilon}"
+        np.clip(cuts, 0, 1),
+        np.exp(compute_log_probabilities(-wrong, epsilon / 2)),
+        marker=".",
+        label=rf"$\varepsilon$ = {epsilon}",
     )
 axis.axvline(0.6, color="black", linewidth=0.7, linestyle=":")
 axis.set(xlabel="threshold", ylabel="probability of being chosen", title="SSPP on 400 records with 15 % of noise")
 axis.legend(frameon=False)
 plt.show()
-chosen = sspp(Thresholds(), sample, public, epsilon=1.0, budget=budget)
+chosen = run_sspp(Thresholds(), sample, public, epsilon=1.0, budget=budget)
 print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
 
 # %% [markdown]
@@ -110,7 +118,7 @@ print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
 # %%
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    exponential_mechanism(Thresholds(), cuts, sample, epsilon=0.1, budget=budget, alpha=0.05)
+    run_exponential_mechanism(Thresholds(), cuts, sample, epsilon=0.1, budget=budget, alpha=0.05)
 print(caught[0].message)
 
 # %% [markdown]
@@ -138,7 +146,7 @@ grid = np.linspace(0, 1, 101)[:, None]
 def stable_law(subset, gamma):
     """P(answer = 1) on the grid, given the subset of the sample."""
     candidates = Thresholds().enumerate_representatives(sample.x[subset])
-    law = np.exp(log_law(-Thresholds().errors(candidates, sample.x, sample.y), gamma / 2))
+    law = np.exp(compute_log_probabilities(-Thresholds().count_errors(candidates, sample.x, sample.y), gamma / 2))
     return law @ Thresholds().compute_labelings(candidates, grid)
 
 
@@ -147,7 +155,7 @@ for gamma in (0.02, 0.1, 0.3):
     size = int(gamma * n)
     subsets = [generator.choice(n, size, replace=False) for _ in range(200)]
     law = np.mean([stable_law(i, gamma) for i in subsets], axis=0)
-    moved = stability(gamma, size / n, "sharp")
+    moved = compute_stability(gamma, size / n, "sharp")
     axis.plot(grid[:, 0], law, label=rf"$\gamma$ = {gamma}: moved by {moved:.3f} at most")
 axis.axvline(0.6, color="black", linewidth=0.7, linestyle=":")
 axis.set(xlabel="x", ylabel="P(answer = 1)", title="the stable predictor")
@@ -156,13 +164,13 @@ plt.show()
 
 # %%
 points = np.array([0.1, 0.5, 0.7, 0.9])
-done = private_prediction(Thresholds(), sample, points, epsilon=1.0, alpha=0.1, budget=budget, constants="sharp")
-gammas = [flipping_gamma(1.0, 0.1, constants) for constants in ("paper", "sharp")]
+done = run_private_prediction(Thresholds(), sample, points, epsilon=1.0, alpha=0.1, budget=budget, constants="sharp")
+gammas = [compute_flipping_gamma(1.0, 0.1, constants) for constants in ("paper", "sharp")]
 print(f"labels of {points}: {done.label_Q.astype(int)}; price {done.events}")
 print(f"gamma: {gammas[0]:.4f} (paper's constants), {gammas[1]:.4f} (sharp)")
 print(
     f"Theorem 2's predictor has the better rate, but at epsilon = 1, alpha = 0.1 it starts to promise anything at "
-    f"n = {private_predictor_size(1, epsilon=1.0, alpha=0.1, constants='sharp'):,} with the sharp constants"
+    f"n = {compute_private_predictor_size(1, epsilon=1.0, alpha=0.1, constants='sharp'):,} with the sharp constants"
 )
 
 # %% [markdown]
@@ -179,12 +187,12 @@ corners = np.arange(4.0)
 asked = {"epsilon": 1.0, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
 plan = plan_ag_priv_cl(big.n, 4, 1, **asked, constants="sharp", resample=False)
 mechanism = SparseVector(epsilon=1.0, delta=1e-3, max_failures=1)
-plain = sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, budget=budget)
-better = ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp", resample=False)
+plain = run_sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, budget=budget)
+better = run_ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp", resample=False)
 for name, answers in (("sub-sample and aggregate", plain), ("AgPrivCl", better)):
     labels = answers.label_Q.numpy()
     print(f"{name:25s} labels {labels}  error {np.mean(labels != 1):.2f}")
-print(f"{plan.num_teachers:,} teachers share {plan.subset:,} records; proved: epsilon {plan.total[0]:.3f}")
+print(f"{plan.num_teachers:,} teachers share {plan.subset_size:,} records; proved: epsilon {plan.total_price[0]:.3f}")
 
 # %% [markdown]
 # ## How stable is a learner?

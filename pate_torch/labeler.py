@@ -35,9 +35,9 @@ from pate_torch.budget import Budget, Spending
 from pate_torch.core import checks
 from pate_torch.label import journal
 from pate_torch.label.journal import Journal
-from pate_torch.pac.classes import representatives
+from pate_torch.pac.classes import enumerate_representatives
 from pate_torch.pac.sample import Sample
-from pate_torch.pac.semi_private import sspp
+from pate_torch.pac.semi_private import run_sspp
 from pate_torch.planning import feasibility
 from pate_torch.protocols import (
     HypothesisClass,
@@ -308,14 +308,14 @@ class PrivateLabeler:
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
                 points = self._to_rows(self.history.x)
-                chosen = sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
+                chosen = run_sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
                 self._settle()
                 self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
             raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
         points = self._to_rows(self.history.x[: line.facts["answers"]])
-        hypothesis = representatives(hypotheses, points)[line.facts["index"]]
+        hypothesis = enumerate_representatives(hypotheses, points)[line.facts["index"]]
         self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, self._to_rows(x)).astype("int64"))
         return hypothesis
 

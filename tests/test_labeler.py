@@ -392,7 +392,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     assert len(again.history) == 40
 
 
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     labeler = make(num_queries=20)
     labeler.answer(line(*[v - 9.5 for v in range(20)]))

@@ -33,10 +33,10 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote
-from pate_torch.learn.problem import Choices, problems
+from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
+from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
 from pate_torch.protocols import StudentTask
 from pate_torch.sensitive import SoftVotes
 from pate_torch.students.adaboost import AdaBoost
@@ -161,15 +161,15 @@ def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
 def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
     """One of ``pate learn``, below its guarantee."""
     algorithm = ALGORITHMS[name]
-    choices = Choices(epsilon=epsilon, constants="sharp", **asked)
-    parts = problems(split.data, choices, split.delta / 2, split.seed)  # the other half composes
+    choices = LearnOptions(epsilon=epsilon, constants="sharp", **asked)
+    parts = make_problems(split.data, choices, split.delta / 2, split.seed)  # the other half composes
     with warnings.catch_warnings():
-        for category in (BelowGuarantee, MostlyNoise):
+        for category in (BelowGuaranteeWarning, NoisyVotesWarning):
             warnings.simplefilter("ignore", category)
         events = [event for part in parts for event in quote(algorithm, part, "torch")]
         with split.open_budget(events) as budget:
             found = [algorithm.learn(part, budget) for part in parts]
-    make = students.of_parameters if algorithm.linear else students.of_hypotheses
+    make = students.make_logistic_student if algorithm.is_linear else students.make_rule_student
     predicted = make(split.data, found).predict(split.data.evaluation.x)
     return predicted, accounting.compute_guarantee(events, split.delta).epsilon, None
 

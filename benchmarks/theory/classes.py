@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import Enumerable, distinct
+from pate_torch.pac.classes import EnumerableClass, find_distinct
 from pate_torch.pac.sample import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(Enumerable):
+class Listed(EnumerableClass):
     """A listed class of predictors: callables x [n, D] -> 0/1 labels [n].
 
     A hypothesis is an index into the list. The predictors must not have been trained on the sample they are then
@@ -34,7 +34,7 @@ class Listed(Enumerable):
         return len(self.predictors).bit_length() - 1
 
     def representatives(self, x: Floats) -> Sequence[int]:
-        return distinct(self.compute_labelings(range(len(self.predictors)), x)).tolist()
+        return find_distinct(self.compute_labelings(range(len(self.predictors)), x)).tolist()
 
     def predict(self, hypothesis: int, x: Floats) -> Bools:
         label = np.asarray(self.predictors[hypothesis](x))

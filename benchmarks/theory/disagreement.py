@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import Enumerable
-from pate_torch.pac.sample import Floats, points
+from pate_torch.pac.classes import EnumerableClass
+from pate_torch.pac.sample import Floats, check_points
 
 
-def disagreement_coefficient(hypotheses: Enumerable, center: Any, x: Floats, *, radius: float) -> float:
+def disagreement_coefficient(hypotheses: EnumerableClass, center: Any, x: Floats, *, radius: float) -> float:
     """theta(r0) = max over r >= r0 of P(DIS(B(h, r)))/r, and 1 at least; exact for the uniform distribution on x.
 
     B(h, r) are the hypotheses that label a share r of the points or less otherwise than ``center``, DIS(B) the points
@@ -20,7 +20,7 @@ def disagreement_coefficient(hypotheses: Enumerable, center: Any, x: Floats, *, 
     Source: Hanneke 2014, as LZCW21 Theorem 22 takes it.
     """
     checks.between("radius", radius, 0, 1, exclusive=True)
-    x = points("x", x)
+    x = check_points("x", x)
     apart_Mn = hypotheses.compute_labelings(hypotheses.enumerate_representatives(x), x) != hypotheses.predict(center, x)
     share_M = apart_Mn.mean(axis=1)
     order = np.argsort(share_M, kind="stable")

@@ -7,17 +7,26 @@ from typing import Any
 
 from pate_torch.pac import baselines, stable
 from pate_torch.pac.agnostic import plan_ag_priv_cl
-from pate_torch.pac.boosting import high_confidence_size
+from pate_torch.pac.boosting import compute_high_confidence_size
 from pate_torch.pac.exponential import df20_lemma_4
-from pate_torch.pac.logistic import convex_size
-from pate_torch.pac.relabeled import needed_records
-from pate_torch.pac.semi_private import sspp_private_size, sspp_public_size
+from pate_torch.pac.logistic import compute_convex_size
+from pate_torch.pac.relabeled import compute_relabeled_size
+from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size
 
-_MANY = 10**18
+_MANY_RECORDS = 10**18
 
 
-def records_needed(
-    d: int, m: int, *, epsilon: float, delta: float, alpha: float, beta: float, gamma: float, finite: int, radius: float
+def tabulate_sample_sizes(
+    d: int,
+    m: int,
+    *,
+    epsilon: float,
+    delta: float,
+    alpha: float,
+    beta: float,
+    gamma: float,
+    num_hypotheses: int,
+    radius: float,
 ) -> dict[str, tuple[float, str]]:
     """Algorithm -> (records n, what they buy), by explicit constants.
 
@@ -29,43 +38,58 @@ def records_needed(
         alpha: Excess error.
         beta: Probability that it is larger.
         gamma: Of the stable predictor and of averaging.
-        finite: Hypotheses of a finite class.
+        num_hypotheses: Hypotheses of a finite class.
         radius: Of the ball of parameters.
     """
-    each, excess = epsilon / m, f"excess error {alpha:g} with probability {1 - beta:g}"
-    asked: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "beta": beta}
-    flipped = stable.flipping_gamma(each, alpha)
-    printed, sharp = (
-        plan_ag_priv_cl(_MANY, m, d, **asked, constants=constants, resample=constants == "paper")
+    query_epsilon, promise = epsilon / m, f"excess error {alpha:g} with probability {1 - beta:g}"
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "alpha": alpha, "beta": beta}
+    flipping_gamma = stable.compute_flipping_gamma(query_epsilon, alpha)
+    paper_plan, sharp_plan = (
+        plan_ag_priv_cl(_MANY_RECORDS, m, d, **options, constants=constants, resample=constants == "paper")
         for constants in ("paper", "sharp")
     )
-    practical, shard = needed_records(m, d, epsilon=epsilon, delta=delta, alpha=alpha)
+    relabeled_size, shard = compute_relabeled_size(m, d, epsilon=epsilon, delta=delta, alpha=alpha)
     return {
-        "exponential": (df20_lemma_4(finite, epsilon, alpha), f"excess empirical error {alpha:g}, {finite} hypotheses"),
-        "boosted": (high_confidence_size(finite, epsilon=epsilon, alpha=alpha, failure=beta), excess),
-        "convex": (convex_size(d, epsilon=epsilon, alpha=alpha, loss_range=radius), f"excess mean loss {alpha:g}"),
-        "sspp": (
-            sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta),
-            f"{excess}, from {sspp_public_size(d, alpha=alpha, beta=beta):,} public points on",
+        "exponential": (
+            df20_lemma_4(num_hypotheses, epsilon, alpha),
+            f"excess empirical error {alpha:g}, {num_hypotheses} hypotheses",
         ),
-        "representation": (baselines.representation_size(d, epsilon=epsilon, alpha=alpha, beta=beta), excess),
-        "ag-priv-cl": (printed.minimum_n, f"average {excess}, from {printed.minimum_queries:,} queries on"),
-        "ag-priv-cl --constants sharp": (sharp.minimum_n, f"the same, from {sharp.minimum_queries:,} queries on"),
-        "relabeled": (practical, f"the relabeling hypothesis on most points, {shard:,} records a teacher"),
-        "stable": (stable.stable_predictor_size(d, gamma=gamma, alpha=alpha), f"empirical excess error {3 * alpha:g}"),
+        "boosted": (compute_high_confidence_size(num_hypotheses, epsilon=epsilon, alpha=alpha, failure=beta), promise),
+        "convex": (
+            compute_convex_size(d, epsilon=epsilon, alpha=alpha, loss_range=radius),
+            f"excess mean loss {alpha:g}",
+        ),
+        "sspp": (
+            compute_sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta),
+            f"{promise}, from {compute_sspp_public_size(d, alpha=alpha, beta=beta):,} public points on",
+        ),
+        "representation": (baselines.compute_representation_size(d, epsilon=epsilon, alpha=alpha, beta=beta), promise),
+        "ag-priv-cl": (paper_plan.minimum_n, f"average {promise}, from {paper_plan.minimum_queries:,} queries on"),
+        "ag-priv-cl --constants sharp": (
+            sharp_plan.minimum_n,
+            f"the same, from {sharp_plan.minimum_queries:,} queries on",
+        ),
+        "relabeled": (relabeled_size, f"the relabeling hypothesis on most points, {shard:,} records a teacher"),
+        "stable": (
+            stable.compute_stable_predictor_size(d, gamma=gamma, alpha=alpha),
+            f"empirical excess error {3 * alpha:g}",
+        ),
         "private-prediction": (
-            stable.stable_predictor_size(d, gamma=flipped, alpha=alpha),
+            stable.compute_stable_predictor_size(d, gamma=flipping_gamma, alpha=alpha),
             f"empirical excess error {4 * alpha:g}, {m:,} predictions",
         ),
         "private-predictor": (
-            stable.private_predictor_size(d, epsilon=each, alpha=alpha, beta=beta),
+            stable.compute_private_predictor_size(d, epsilon=query_epsilon, alpha=alpha, beta=beta),
             f"error O({alpha:g}), {m:,} predictions",
         ),
         "df18": (
-            baselines.df18_size(d, epsilon=each, alpha=alpha),
+            baselines.compute_df18_size(d, epsilon=query_epsilon, alpha=alpha),
             f"error {2 * alpha:g} where some hypothesis makes none, {m:,} predictions",
         ),
-        "averaging": (baselines.averaging_size(d, gamma=gamma, alpha=alpha, beta=beta), f"excess error {2 * alpha:g}"),
+        "averaging": (
+            baselines.compute_averaging_size(d, gamma=gamma, alpha=alpha, beta=beta),
+            f"excess error {2 * alpha:g}",
+        ),
         "(lower bound, DF20 Theorem 4)": (
             (d - 1) / (8 * gamma * min(alpha, 0.25)),
             f"any {gamma:g}-stable learner of expected error {min(alpha, 0.25):g}",
@@ -73,6 +97,6 @@ def records_needed(
     }
 
 
-def shown(value: float) -> str:
+def format_records(value: float) -> str:
     """A number of records: with its thousands, or by its power of ten."""
     return f"{math.ceil(value):,}" if value < 1e9 else f"{value:.2g}"

@@ -35,14 +35,14 @@ from pate_torch.core import checks, run_folders
 from pate_torch.learn import bounds
 from pate_torch.learn.algorithms import ALGORITHMS
 from pate_torch.learn.audit import audit
-from pate_torch.learn.problem import CLASSES, Choices
-from pate_torch.learn.release import Learning, learn
+from pate_torch.learn.problem import HYPOTHESIS_CLASSES, LearnOptions
+from pate_torch.learn.release import LearningTask, learn
 
-REPLACE_ONE = "partition=replace_one"
+REPLACE_ONE_SETTING = "partition=replace_one"
 _AUDIT_DELTA = 1e-5
 
 
-def composed(name: str, settings: Sequence[str]) -> RunConfig:
+def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
     """The configuration of a run of this algorithm.
 
     Args:
@@ -51,27 +51,31 @@ def composed(name: str, settings: Sequence[str]) -> RunConfig:
     """
     tables = [word for word in settings if "=" not in word]
     keys = [word.partition("=")[0] for word in settings]
-    given = [word for word in settings if "=" in word]
+    overrides = [word for word in settings if "=" in word]
     if len(tables) > 1:
         raise checks.error("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
     if tables:
-        given = ["dataset=csv", f"dataset.path={tables[0]}", *given]
+        overrides = ["dataset=csv", f"dataset.path={tables[0]}", *overrides]
         if "dataset.public_path" not in keys and "dataset.roles" not in keys:
-            given.append("dataset.roles=position")
+            overrides.append("dataset.roles=position")
     elif "dataset" not in keys:
         fix = "pate learn ALGORITHM table.csv dataset.label=..., or dataset=<name>."
         raise checks.error("table", None, "must be given: records to learn from", fix)
-    if "partition" in keys and REPLACE_ONE not in given:
-        what = "these algorithms are private for a record that is replaced, with a public number of records"
-        (said,) = (word for word in given if word.startswith("partition="))
-        raise checks.error("partition", said.partition("=")[2], what, f"Leave it out, or say {REPLACE_ONE}.")
-    cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE, *given])
+    if "partition" in keys and REPLACE_ONE_SETTING not in overrides:
+        reason = "these algorithms are private for a record that is replaced, with a public number of records"
+        (setting,) = (word for word in overrides if word.startswith("partition="))
+        raise checks.error(
+            "partition", setting.partition("=")[2], reason, f"Leave it out, or say {REPLACE_ONE_SETTING}."
+        )
+    cfg = hydra_compose(
+        "config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE_SETTING, *overrides]
+    )
     folder = Path(run_folders.get_run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.get_run_id()
     return hydra_config.run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
 
 
-def _parser() -> argparse.ArgumentParser:
-    names = "\n".join(f"  {name:<20}{algorithm.what}" for name, algorithm in ALGORITHMS.items())
+def _make_parser() -> argparse.ArgumentParser:
+    names = "\n".join(f"  {name:<20}{algorithm.description}" for name, algorithm in ALGORITHMS.items())
     parser = argparse.ArgumentParser(
         prog="pate learn",
         description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs",
@@ -79,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
     parser.add_argument("settings", nargs="*", metavar="TABLE | key=value")
-    parser.add_argument("--hypotheses", default="stumps", choices=CLASSES, help="the class (default: stumps)")
+    parser.add_argument(
+        "--hypotheses", default="stumps", choices=HYPOTHESIS_CLASSES, help="the class (default: stumps)"
+    )
     parser.add_argument("--epsilon", type=float, default=1.0, help="of the whole release (default: 1)")
     parser.add_argument("--delta", type=float, help="of the whole release (default: half of the account's)")
     parser.add_argument("--alpha", type=float, default=0.1, help="excess error of the promise (default: .1)")
@@ -103,29 +109,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _choices(options: argparse.Namespace) -> Choices:
-    return Choices(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Choices)})
+def _make_options(options: argparse.Namespace) -> LearnOptions:
+    return LearnOptions(**{field.name: getattr(options, field.name) for field in dataclasses.fields(LearnOptions)})
 
 
-def _show_bounds(options: argparse.Namespace) -> None:
+def _print_bounds(options: argparse.Namespace) -> None:
     """Print the table, or its numbers."""
-    c, d = _choices(options), checks.integer("dimension", options.dimension, low=1)
+    c, d = _make_options(options), checks.integer("dimension", options.dimension, low=1)
     delta = _AUDIT_DELTA if c.delta is None else c.delta
-    m, asked = c.points or 50, {"epsilon": c.epsilon, "delta": delta}
-    records = bounds.records_needed(
-        d, m, **asked, alpha=c.alpha, beta=c.beta, gamma=c.gamma, finite=2 * c.cuts, radius=c.radius
+    m, price = c.points or 50, {"epsilon": c.epsilon, "delta": delta}
+    records = bounds.tabulate_sample_sizes(
+        d, m, **price, alpha=c.alpha, beta=c.beta, gamma=c.gamma, num_hypotheses=2 * c.cuts, radius=c.radius
     )
     if options.json:
-        needed = {name: {"records": n, "for": what} for name, (n, what) in records.items()}
-        print(json.dumps({"records": needed}, indent=1))
+        sizes = {name: {"records": n, "for": promise} for name, (n, promise) in records.items()}
+        print(json.dumps({"records": sizes}, indent=1))
         return
     terms = f"epsilon {c.epsilon:g}, delta {format_delta(delta)}, replace_one, unit record; dimension {d}, {m} points"
     print(f"Private records that each algorithm asks for ({terms})\n")
-    for name, (n, what) in records.items():
-        print(f"  {name:<30}{bounds.shown(n):>16}  {what}")
+    for name, (n, promise) in records.items():
+        print(f"  {name:<30}{bounds.format_records(n):>16}  {promise}")
 
 
-def _show_audit(result: AuditResult, as_json: bool) -> int:
+def _print_audit(result: AuditResult, as_json: bool) -> int:
     """Print what was proved; the exit code."""
     if as_json:
         print(json.dumps(dataclasses.asdict(result) | {"sound": result.is_sound}, indent=1))
@@ -140,25 +146,29 @@ def _show_audit(result: AuditResult, as_json: bool) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    parser = _parser()
+    parser = _make_parser()
     options = parser.parse_intermixed_args(arguments)
     try:
         if options.algorithm == "bounds":
-            _show_bounds(options)
+            _print_bounds(options)
             return 0
         if options.audit is not None:
             if options.settings:
                 raise checks.error("audit", options.settings[0], "reads no table: it makes a world of its own")
             delta = _AUDIT_DELTA if options.delta is None else options.delta
-            return _show_audit(
-                audit(options.algorithm, _choices(options), runs=options.audit, delta=delta), options.json
+            return _print_audit(
+                audit(options.algorithm, _make_options(options), runs=options.audit, delta=delta), options.json
             )
-        learning = Learning(name=options.algorithm, choices=_choices(options), below_guarantee=options.below_guarantee)
+        task = LearningTask(
+            name=options.algorithm, options=_make_options(options), below_guarantee=options.below_guarantee
+        )
         with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
-            config = composed(options.algorithm, options.settings)
-        learn(config, learning)
+            config = compose_config(options.algorithm, options.settings)
+        learn(config, task)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        ours = isinstance(error, ValueError) and not isinstance(error, HydraException | OmegaConfBaseException)
-        print(f"error: {error if ours else format_error(error)}", file=sys.stderr)
+        is_value_error = isinstance(error, ValueError) and not isinstance(
+            error, HydraException | OmegaConfBaseException
+        )
+        print(f"error: {error if is_value_error else format_error(error)}", file=sys.stderr)
         return 2
     return 0

@@ -10,15 +10,15 @@ import numpy as np
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.pac.classes import Enumerable, HalfPlanes, Intervals, Stump, Stumps, Thresholds, cuts
+from pate_torch.pac.classes import EnumerableClass, HalfPlanes, Intervals, Stump, Stumps, Thresholds, compute_cuts
 from pate_torch.pac.sample import Floats, Sample
 from pate_torch.types import LABEL_UNIT, Dataset
 
-CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
+HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class LearnOptions:
     """What every algorithm may be told; each takes what it knows.
 
     Attributes:
@@ -56,7 +56,7 @@ class Choices:
     cover: bool = False
 
     def __post_init__(self) -> None:
-        checks.one_of("hypotheses", self.hypotheses, CLASSES)
+        checks.one_of("hypotheses", self.hypotheses, HYPOTHESIS_CLASSES)
         checks.one_of("constants", self.constants, ("paper", "sharp"))
         for key in ("epsilon", "radius", "ridge"):
             checks.positive(key, getattr(self, key))
@@ -79,65 +79,72 @@ class Problem:
         hypotheses: The class.
         sample: PRIVATE. The records.
         public_x: Public points, raw, [P, D].
-        scaled: PRIVATE. The records with normalized features and an intercept, at most 1 long, for linear models.
-        choices: What was asked; epsilon and delta are this problem's share.
+        scaled_sample: PRIVATE. The records with normalized features and an intercept, at most 1 long, for linear
+            models.
+        options: What was asked; epsilon and delta are this problem's share.
         delta: Its share of delta.
         seed: Of public draws.
     """
 
-    hypotheses: Enumerable
+    hypotheses: EnumerableClass
     sample: Sample
     public_x: Floats
-    scaled: Sample
-    choices: Choices
+    scaled_sample: Sample
+    options: LearnOptions
     delta: float
     seed: int = 0
 
-    def points(self, default: int) -> Floats:
+    def select_points(self, default: int) -> Floats:
         """The public points that are used: those asked for, or so many by default."""
-        wanted = self.choices.points
-        if wanted is not None and wanted > len(self.public_x):
-            raise checks.error("points", wanted, f"there are {len(self.public_x)} public points only")
-        return self.public_x[: default if wanted is None else wanted]
+        num_points = self.options.points
+        if num_points is not None and num_points > len(self.public_x):
+            raise checks.error("points", num_points, f"there are {len(self.public_x)} public points only")
+        return self.public_x[: default if num_points is None else num_points]
 
-    def finite(self) -> Sequence[Any]:
+    def make_finite_class(self) -> Sequence[Any]:
         """A finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
-        grid = np.quantile(self.public_x, np.linspace(0, 1, self.choices.cuts + 1), axis=0)
+        grid = np.quantile(self.public_x, np.linspace(0, 1, self.options.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):
             return self.hypotheses.enumerate_representatives(np.unique(grid, axis=0))
-        found = [Stump(0, -np.inf, above) for above in (True, False)]
+        stumps = [Stump(0, -np.inf, is_above) for is_above in (True, False)]
         for feature in range(grid.shape[1]):
-            found += [Stump(feature, float(t), above) for t in cuts(grid[:, feature])[1:-1] for above in (True, False)]
-        return found
+            stumps += [
+                Stump(feature, float(t), is_above)
+                for t in compute_cuts(grid[:, feature])[1:-1]
+                for is_above in (True, False)
+            ]
+        return stumps
 
 
-def hypothesis_class(name: str, num_features: int) -> Enumerable:
+def make_hypothesis_class(name: str, num_features: int) -> EnumerableClass:
     """The class of that name.
 
     Raises:
         ValueError: The records have more features than it speaks of.
     """
-    wanted = {"thresholds": 1, "intervals": 1, "half-planes": 2}.get(name, num_features)
-    if num_features != wanted:
+    expected_features = {"thresholds": 1, "intervals": 1, "half-planes": 2}.get(name, num_features)
+    if num_features != expected_features:
         fix = "Choose them by dataset.features=[...], or take --hypotheses stumps."
-        raise checks.error("hypotheses", name, f"takes {wanted} feature(s), and there are {num_features}", fix)
-    made: dict[str, Callable[[], Enumerable]] = {
+        raise checks.error(
+            "hypotheses", name, f"takes {expected_features} feature(s), and there are {num_features}", fix
+        )
+    factories: dict[str, Callable[[], EnumerableClass]] = {
         "thresholds": Thresholds,
         "intervals": Intervals,
         "half-planes": HalfPlanes,
         "stumps": lambda: Stumps(num_features),
     }
-    return made[name]()
+    return factories[name]()
 
 
-def problems(data: Dataset, choices: Choices, delta: float, seed: int) -> list[Problem]:
+def make_problems(data: Dataset, options: LearnOptions, delta: float, seed: int) -> list[Problem]:
     """One problem of two classes, or of more classes each against the rest, at an equal share of epsilon and delta.
 
     Records stand in an order that a permutation of positions decides: folds and shards are blocks of it.
 
     Args:
         data: PRIVATE.
-        choices: What is asked of all of them together.
+        options: What is asked of all of them together.
         delta: The release's share of the account's delta.
         seed: Of the order, and of public draws.
 
@@ -145,43 +152,43 @@ def problems(data: Dataset, choices: Choices, delta: float, seed: int) -> list[P
         ValueError: Images, units of several records, or features that the class does not take.
     """
     if data.private.unit not in ("record", LABEL_UNIT):
-        what = f"protects single records, but the privacy unit is {data.private.unit}"
-        raise checks.error("partition", "replace_one", what, "Leave out dataset.group.")
+        problem = f"protects single records, but the privacy unit is {data.private.unit}"
+        raise checks.error("partition", "replace_one", problem, "Leave out dataset.group.")
     if len(data.spec.input_shape) != 1:
-        what = "holds no rows of features, which these algorithms take"
-        raise checks.error("dataset.name", data.spec.name, what, "Train networks by pate train.")
+        problem = "holds no rows of features, which these algorithms take"
+        raise checks.error("dataset.name", data.spec.name, problem, "Train networks by pate train.")
     order = make_numpy_generator(seed, "learn", "order").permutation(len(data.private))
     private_x = data.private.x.double().numpy()[order]
     label_N = data.private.y.numpy()[order]
     public_x = data.pool.x.double().numpy()
-    hypotheses = hypothesis_class(choices.hypotheses, private_x.shape[1])
-    told = [1] if data.spec.num_classes == 2 else list(range(data.spec.num_classes))
-    share = replace(choices, epsilon=choices.epsilon / len(told))
-    scaled_x = scaled(data, private_x)
+    hypotheses = make_hypothesis_class(options.hypotheses, private_x.shape[1])
+    labels = [1] if data.spec.num_classes == 2 else list(range(data.spec.num_classes))
+    problem_options = replace(options, epsilon=options.epsilon / len(labels))
+    scaled_x = scale_features(data, private_x)
     return [
         Problem(
             hypotheses=hypotheses,
             sample=Sample(private_x, label_N == label),
             public_x=public_x,
-            scaled=Sample(scaled_x, label_N == label),
-            choices=share,
-            delta=delta / len(told),
+            scaled_sample=Sample(scaled_x, label_N == label),
+            options=problem_options,
+            delta=delta / len(labels),
             seed=seed,
         )
-        for label in told
+        for label in labels
     ]
 
 
-def length(data: Dataset) -> float:
+def compute_max_norm(data: Dataset) -> float:
     """Length of the longest public point with its intercept, in normalized features."""
-    return float(np.linalg.norm(_with_one(data, data.pool.x.double().numpy()), axis=1).max())
+    return float(np.linalg.norm(_add_intercept(data, data.pool.x.double().numpy()), axis=1).max())
 
 
-def scaled(data: Dataset, x: Floats) -> Floats:
+def scale_features(data: Dataset, x: Floats) -> Floats:
     """Normalized features and an intercept, in units of the longest public point's length."""
-    return _with_one(data, x) / length(data)
+    return _add_intercept(data, x) / compute_max_norm(data)
 
 
-def _with_one(data: Dataset, x: Floats) -> Floats:
-    normal = (x - np.array(data.spec.mean)) / np.array(data.spec.std)
-    return np.concatenate([normal, np.ones((len(x), 1))], axis=1)
+def _add_intercept(data: Dataset, x: Floats) -> Floats:
+    normalized_x = (x - np.array(data.spec.mean)) / np.array(data.spec.std)
+    return np.concatenate([normalized_x, np.ones((len(x), 1))], axis=1)

@@ -21,11 +21,11 @@ from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.units import drop_unusable
 from pate_torch.learn import student as students
-from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, total_delta
-from pate_torch.learn.problem import Choices, Problem, problems
+from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, sum_deltas
+from pate_torch.learn.problem import LearnOptions, Problem, make_problems
 from pate_torch.ledger import Ledger
 from pate_torch.ledger.accounts import PURPOSE_HYPOTHESIS
-from pate_torch.pac.sample import BelowGuarantee, MostlyNoise
+from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
 from pate_torch.protocols import Progress, Student
 from pate_torch.reporting import owner_file
 from pate_torch.reporting.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
@@ -42,17 +42,17 @@ from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class LearningTask:
     """What is to be learnt.
 
     Attributes:
         name: Of the algorithm.
-        choices: What it is told.
+        options: What it is told.
         below_guarantee: Whether to go on where the theorem promises no accuracy for so few records.
     """
 
     name: str
-    choices: Choices
+    options: LearnOptions
     below_guarantee: bool = False
 
     @property
@@ -61,7 +61,7 @@ class Learning:
         return ALGORITHMS[self.name]
 
 
-def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
+def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
     """Charge the account, learn, and write the files of a release.
 
     Raises:
@@ -73,39 +73,41 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
         with clock("data"):
             data = drop_unusable(config.dataset.load(), config.partition.adjacency)
         check_adjacency(data, config.partition.adjacency)
-        choices, terms = learning.choices, config.privacy
-        delta = terms.delta / 2 if choices.delta is None else choices.delta
-        parts = problems(data, choices, delta, config.seed)
-        planned = _planned(learning, parts, terms.noise, stages)
-        _refuse_dear(config, learning, planned)
+        options, terms = task.options, config.privacy
+        delta = terms.delta / 2 if options.delta is None else options.delta
+        problem_parts = make_problems(data, options, delta, config.seed)
+        planned_events = _quote_parts(task, problem_parts, terms.noise, stages)
+        _check_price(config, task, planned_events)
         store = TeacherStore(config.root)
-        said = {
-            "learning": repr(learning),
+        call_key = {
+            "learning": repr(task),
             "seed": config.seed,
             "pool": compute_tensor_digest(data.pool.x),
             "delta": terms.delta,
         }
-        call = UnfinishedCall(store, data.spec.name, said, lambda: store.compute_fingerprint(data.private))
-        bought = call.find_model(config.ledger_path)
-        config = config if bought is None else replace(config, folder=bought[0])
+        call = UnfinishedCall(store, data.spec.name, call_key, lambda: store.compute_fingerprint(data.private))
+        paid_model = call.find_model(config.ledger_path)
+        config = config if paid_model is None else replace(config, folder=paid_model[0])
         release = config.folder / "release"
         with run_folder_lock(config), Ledger(config.ledger_path) as ledger:
-            budget = open_budget(config, ledger, data, planned, store.compute_content_fingerprint(data.private))
-            if bought is not None:
-                release_id = bought[1]
+            budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(data.private))
+            if paid_model is not None:
+                release_id = paid_model[1]
                 student = load(release / "student.safetensors")
             else:
                 release_store.check_unused_folder(config.folder)
                 call.begin(config.folder)
-                with budget.spend(planned, mechanism=learning.name, purpose=PURPOSE_HYPOTHESIS) as spending:
+                with budget.spend(planned_events, mechanism=task.name, purpose=PURPOSE_HYPOTHESIS) as spending:
                     with clock("learning"), warnings.catch_warnings():
-                        for told in (BelowGuarantee, MostlyNoise):
-                            warnings.simplefilter("ignore", told)
-                        progress = stages(f"Learning by {learning.name}")
-                        student = _learn(learning, data, parts, _OneReservation(budget, spending), progress)
+                        for category in (BelowGuaranteeWarning, NoisyVotesWarning):
+                            warnings.simplefilter("ignore", category)
+                        progress = stages(f"Learning by {task.name}")
+                        student = _learn_parts(
+                            task, data, problem_parts, _SharedReservation(budget, spending), progress
+                        )
                     spending.record_files(save_model(student, release))
                 release_id = spending.id
-            report = _make_report(config, learning, data, student, ledger, [release_id])
+            report = _make_report(config, task, data, student, ledger, [release_id])
             make_private_folder(config.folder / "private")
             owner = OwnerSummary(
                 **private_test_metrics(data, student), records=count_records(data), seconds=clock.seconds
@@ -118,95 +120,103 @@ def learn(config: RunConfig, learning: Learning) -> ReleaseReport:
     return report
 
 
-class _OneReservation:
+class _SharedReservation:
     """The door to noise for all parts of what is learnt, paid for by one reservation."""
 
     def __init__(self, budget: Budget, spending: Spending) -> None:
         self.budget, self.spending = budget, spending
-        self._left = list(spending.reserved_events)
+        self._remaining_events = list(spending.reserved_events)
 
     @property
     def kind(self) -> str:
         """Kind of the noise."""
         return self.budget.kind
 
-    def covers(self, sensitivity: Sensitivity) -> None:
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Refuse a value under another adjacency than the account's."""
         self.budget.check_adjacency(sensitivity)
 
     @contextmanager
     def spend(
-        self, events: Iterable[PrivacyEvent], *, mechanism: str, what: str = PURPOSE_HYPOTHESIS
+        self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_HYPOTHESIS
     ) -> Iterator[Spending]:
         """The reservation's spending; a part that does not say what it incurred has incurred these events."""
         for event in events:
-            self._left.remove(event)  # ValueError, before anything is drawn, for what was not reserved
-        before = self.spending.incurred_events
+            self._remaining_events.remove(event)  # ValueError, before anything is drawn, for what was not reserved
+        previous_events = self.spending.incurred_events
         yield self.spending
-        if self.spending.incurred_events is before:
+        if self.spending.incurred_events is previous_events:
             self.spending.record_cost(events)
 
 
-def _learn(
-    learning: Learning, data: Dataset, parts: Sequence[Problem], door: _OneReservation, progress: Progress
+def _learn_parts(
+    task: LearningTask, data: Dataset, parts: Sequence[Problem], budget: _SharedReservation, progress: Progress
 ) -> Student:
     """Learn every part, and make one student of what was found."""
-    found = []
-    for done, part in enumerate(parts, start=1):
-        found.append(learning.algorithm.learn(part, door))
-        progress(done, len(parts))
-    make = students.of_parameters if learning.algorithm.linear else students.of_hypotheses
-    return make(data, found)
+    hypotheses = []
+    for num_done, part in enumerate(parts, start=1):
+        hypotheses.append(task.algorithm.learn(part, budget))
+        progress(num_done, len(parts))
+    make_student = students.make_logistic_student if task.algorithm.is_linear else students.make_rule_student
+    return make_student(data, hypotheses)
 
 
-def _planned(learning: Learning, parts: list[Problem], kind: str, stages: Stages) -> tuple[PrivacyEvent, ...]:
+def _quote_parts(task: LearningTask, parts: list[Problem], kind: str, stages: Stages) -> tuple[PrivacyEvent, ...]:
     """What all parts will be charged. Says, or refuses, what the theorem does not promise for so few records.
 
     Raises:
         ValueError: Likewise.
     """
     events: list[PrivacyEvent] = []
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         for part in parts:
-            events += quote(learning.algorithm, part, kind)
-    for noisy in dict.fromkeys(str(one.message) for one in said if issubclass(one.category, MostlyNoise)):
-        stages.print_message(noisy)
-    told = list(dict.fromkeys(str(one.message) for one in said if issubclass(one.category, BelowGuarantee)))
-    if told and not learning.below_guarantee:
+            events += quote(task.algorithm, part, kind)
+    for message in dict.fromkeys(
+        str(entry.message) for entry in caught_warnings if issubclass(entry.category, NoisyVotesWarning)
+    ):
+        stages.print_message(message)
+    shortfalls = list(
+        dict.fromkeys(
+            str(entry.message) for entry in caught_warnings if issubclass(entry.category, BelowGuaranteeWarning)
+        )
+    )
+    if shortfalls and not task.below_guarantee:
         fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise (--below-guarantee)."
-        raise ValueError(f"{' '.join(told)} {fix}")
-    for one in told:
-        stages.print_message(one)
+        raise ValueError(f"{' '.join(shortfalls)} {fix}")
+    for entry in shortfalls:
+        stages.print_message(entry)
     return tuple(events)
 
 
-def _refuse_dear(config: RunConfig, learning: Learning, planned: tuple[PrivacyEvent, ...]) -> None:
+def _check_price(config: RunConfig, task: LearningTask, planned_events: tuple[PrivacyEvent, ...]) -> None:
     """Raise ValueError for what no account of this delta can hold, in words that name its own choices."""
     delta = config.privacy.delta
-    if (told := total_delta(planned)) >= delta:
+    if (delta_sum := sum_deltas(planned_events)) >= delta:
         fix = "Take --delta below the account's, or fewer --points."
-        if learning.name in ("stable", "averaging"):
+        if task.name in ("stable", "averaging"):
             fix = (
                 "It is stability without an epsilon: take private-prediction, or fewer --points and a smaller --gamma."
             )
-        what = f"of this release alone is {told:.3g}, and the account's is {format_delta(delta)}"
-        raise checks.error("delta", told, what, fix)
+        problem = f"of this release alone is {delta_sum:.3g}, and the account's is {format_delta(delta)}"
+        raise checks.error("delta", delta_sum, problem, fix)
     if config.privacy.budget_epsilon is not None and not PrivacyFilter.can_admit(
-        planned, epsilon=config.privacy.budget_epsilon, delta=delta
+        planned_events, epsilon=config.privacy.budget_epsilon, delta=delta
     ):
-        alone = accounting.compute_guarantee(planned, delta)
-        what = f"this release alone may cost epsilon {alone.epsilon:.6g} at delta {delta:g} ({alone.route})"
-        raise checks.error("privacy.budget_epsilon", config.privacy.budget_epsilon, what, "Take a smaller --epsilon.")
+        release_epsilon = accounting.compute_guarantee(planned_events, delta)
+        problem = f"this release alone may cost epsilon {release_epsilon.epsilon:.6g} at delta {delta:g} ({release_epsilon.route})"
+        raise checks.error(
+            "privacy.budget_epsilon", config.privacy.budget_epsilon, problem, "Take a smaller --epsilon."
+        )
 
 
 def _make_report(
-    config: RunConfig, learning: Learning, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
+    config: RunConfig, learning: LearningTask, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""
-    spec, choices, owner = data.spec, learning.choices, owner_file.read(config.root, data.spec.name)
+    spec, choices, owner = data.spec, learning.options, owner_file.read(config.root, data.spec.name)
     measured = compute_student_metrics(data, student) if data.evaluation.public else {}
-    kind = "linear" if learning.algorithm.linear else choices.hypotheses
+    kind = "linear" if learning.algorithm.is_linear else choices.hypotheses
     return ReleaseReport(
         dataset=spec.name,
         mechanism=learning.name,

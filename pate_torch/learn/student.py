@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from pate_torch import networks
-from pate_torch.learn.problem import length
+from pate_torch.learn.problem import compute_max_norm
 from pate_torch.pac.classes import HalfPlane, Stump
 from pate_torch.protocols import Student
 from pate_torch.types import Dataset
 
 
-def of_hypotheses(data: Dataset, found: Sequence[Any]) -> Student:
+def make_rule_student(data: Dataset, hypotheses: Sequence[Any]) -> Student:
     """The student that says what the hypotheses say: of two classes the second's, else one for each class.
 
     Of several that say yes the one counts that says so of the fewest public points, of none the one of the most.
@@ -25,41 +25,41 @@ def of_hypotheses(data: Dataset, found: Sequence[Any]) -> Student:
     spec = data.spec
     # Cuts are of raw features: normalized ones would be rounded.
     spec = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
-    half_planes = any(isinstance(one, bool | HalfPlane) for one in found)
+    half_planes = any(isinstance(hypothesis, bool | HalfPlane) for hypothesis in hypotheses)
     network = networks.describe("half_plane_rules" if half_planes else "axis_rules", spec.input_shape, spec.num_classes)
     module = networks.rebuild(network)
-    states = [_half_plane(one) if half_planes else _axis_rule(one) for one in found]
+    states = [_make_half_plane(hypothesis) if half_planes else _make_axis_rule(hypothesis) for hypothesis in hypotheses]
     state = {name: torch.tensor(np.array([state[name] for state in states])) for name in states[0]}
-    module.load_state_dict({**state, "share_R": torch.zeros(len(found))})
-    if len(found) > 1:
+    module.load_state_dict({**state, "share_R": torch.zeros(len(hypotheses))})
+    if len(hypotheses) > 1:
         with torch.no_grad():
             module.get_buffer("share_R").copy_(module.says(data.pool.x).double().mean(0))  # type: ignore[operator]
     return Student(network, module.eval(), spec)
 
 
-def _axis_rule(hypothesis: Any) -> dict[str, Any]:
+def _make_axis_rule(hypothesis: Any) -> dict[str, Any]:
     """A stump, a threshold (a number) or an interval (two)."""
     if isinstance(hypothesis, Stump):
-        feature, low, high, inside = hypothesis.feature, hypothesis.threshold, math.inf, hypothesis.above
+        feature, low, high, is_inside = hypothesis.feature, hypothesis.threshold, math.inf, hypothesis.is_above
     elif isinstance(hypothesis, tuple):
-        feature, (low, high), inside = 0, hypothesis, True
+        feature, (low, high), is_inside = 0, hypothesis, True
     else:
-        feature, low, high, inside = 0, float(hypothesis), math.inf, True
-    return {"feature_R": np.int64(feature), "low_R": float(low), "high_R": float(high), "inside_R": bool(inside)}
+        feature, low, high, is_inside = 0, float(hypothesis), math.inf, True
+    return {"feature_R": np.int64(feature), "low_R": float(low), "high_R": float(high), "inside_R": bool(is_inside)}
 
 
-def _half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
+def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
     if isinstance(hypothesis, HalfPlane):
         return {"tail_RD": hypothesis.tail, "head_RD": hypothesis.head, "always_R": False}
     return {"tail_RD": (0.0, 0.0), "head_RD": (0.0, 0.0), "always_R": bool(hypothesis)}
 
 
-def of_parameters(data: Dataset, found: Sequence[Any]) -> Student:
+def make_logistic_student(data: Dataset, parameters: Sequence[Any]) -> Student:
     """The linear model with these parameters of the scaled features and the intercept."""
     spec = data.spec
     network = networks.describe("logistic", spec.input_shape, spec.num_classes)
     module = networks.rebuild(network)
-    theta_CD = torch.tensor(np.stack(found) / length(data), dtype=torch.float32)
+    theta_CD = torch.tensor(np.stack(parameters) / compute_max_norm(data), dtype=torch.float32)
     if spec.num_classes == 2:
         theta_CD = torch.cat([torch.zeros_like(theta_CD), theta_CD])
     module.load_state_dict({"1.weight": theta_CD[:, :-1].contiguous(), "1.bias": theta_CD[:, -1].contiguous()})

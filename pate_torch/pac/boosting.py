@@ -10,21 +10,21 @@ from typing import Any
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.pac.classes import error_counts
-from pate_torch.pac.exponential import Chosen, gumbel_max
-from pate_torch.pac.nets import smallest
-from pate_torch.pac.sample import Sample, pay, require_replace_one, warn_below
+from pate_torch.pac.classes import count_errors
+from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
+from pate_torch.pac.nets import find_smallest
+from pate_torch.pac.sample import Sample, check_replace_one, pay, warn_below_guarantee
 from pate_torch.protocols import HypothesisClass
 
 
-def folds(n: int, count: int) -> list[slice]:
+def split_folds(n: int, count: int) -> list[slice]:
     """Cut n positions into ``count`` consecutive blocks, as equal as n allows; the longer ones first."""
-    size, longer = divmod(n, count)
-    ends = [size * i + min(i, longer) for i in range(count + 1)]
-    return [slice(a, b) for a, b in itertools.pairwise(ends)]
+    size, remainder = divmod(n, count)
+    bounds = [size * i + min(i, remainder) for i in range(count + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
-def high_confidence_size(num_hypotheses: int, *, epsilon: float, alpha: float, failure: float) -> int:
+def compute_high_confidence_size(num_hypotheses: int, *, epsilon: float, alpha: float, failure: float) -> int:
     """Smallest n for excess error alpha (of the distribution) with probability 1 - failure, M candidates.
 
     With a = ceil(ln(3/failure)) and k records in a fold, each term with probability failure/3 at most:
@@ -36,15 +36,15 @@ def high_confidence_size(num_hypotheses: int, *, epsilon: float, alpha: float, f
     rounds = math.ceil(math.log(3 / failure))
     log_m = math.log(num_hypotheses)
 
-    def excess(k: int) -> float:
-        expected = 2 * log_m / (epsilon * k) + math.sqrt(log_m / (2 * k))
-        strayed = math.sqrt(math.log(6 * rounds / failure) / (2 * k))
-        return math.e * expected + 2 * strayed + 2 * math.log(3 * rounds / failure) / (epsilon * k)
+    def compute_excess(k: int) -> float:
+        expected_excess = 2 * log_m / (epsilon * k) + math.sqrt(log_m / (2 * k))
+        deviation = math.sqrt(math.log(6 * rounds / failure) / (2 * k))
+        return math.e * expected_excess + 2 * deviation + 2 * math.log(3 * rounds / failure) / (epsilon * k)
 
-    return (rounds + 1) * smallest(lambda k: excess(k) <= alpha)
+    return (rounds + 1) * find_smallest(lambda k: compute_excess(k) <= alpha)
 
 
-def high_confidence(
+def run_high_confidence(
     hypotheses: HypothesisClass,
     candidates: Sequence[Any],
     sample: Sample,
@@ -53,11 +53,12 @@ def high_confidence(
     failure: float,
     budget: NoiseProvider,
     alpha: float = 0.5,
-) -> Chosen:
+) -> ChosenHypothesis:
     """The exponential mechanism on a = ceil(ln(3/failure)) disjoint folds, then on the last fold among the winners.
 
     Each fold's winner has excess error at most e times its expectation with probability 1 - 1/e (Markov), so one of
-    them does with probability 1 - failure/3; the last fold finds it. Warns below ``high_confidence_size``. The folds
+    them does with probability 1 - failure/3; the last fold finds it. Warns below ``compute_high_confidence_size``. The
+    folds
     are consecutive positions: the order of the records must not depend on them.
 
     Guarantee: the price of BoundedRange(epsilon), not a sum. A record sits in one fold. In a candidate's fold, all
@@ -66,7 +67,7 @@ def high_confidence(
         and every other divergence that composes are no larger than given the winners (quasi-convexity). Replace-one.
     Source: WLF16 Theorem 18, whose statement prints log(3/n) where its proof has log(3/delta).
     """
-    require_replace_one(sample, "high-confidence boosting")
+    check_replace_one(sample, "high-confidence boosting")
     checks.positive("epsilon", epsilon)
     checks.between("failure", failure, 0, 1, exclusive=True)
     rounds = math.ceil(math.log(3 / failure))
@@ -77,18 +78,18 @@ def high_confidence(
     if len(candidates) == 0:
         raise checks.error("candidates", [], "must hold at least one hypothesis")
     checks.between("alpha", alpha, 0, 1, exclusive=True)
-    needed = high_confidence_size(len(candidates), epsilon=epsilon, alpha=alpha, failure=failure)
-    what = f"excess error {alpha:g} with probability {1 - failure:g}"
-    warn_below("high-confidence boosting", sample.n, [(what, needed)])
-    *training, last = (sample.take(block) for block in folds(sample.n, rounds + 1))
+    min_n = compute_high_confidence_size(len(candidates), epsilon=epsilon, alpha=alpha, failure=failure)
+    condition = f"excess error {alpha:g} with probability {1 - failure:g}"
+    warn_below_guarantee("high-confidence boosting", sample.n, [(condition, min_n)])
+    *training_folds, last_fold = (sample.select(block) for block in split_folds(sample.n, rounds + 1))
     if len(candidates) == 1:
-        return Chosen(candidates[0], 0, ())
+        return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "high-confidence boosting") as spending:
 
-        def fewest(among: Sequence[Any], fold: Sample) -> int:
-            return gumbel_max(-error_counts(hypotheses, among, fold.x, fold.y), epsilon / 2, spending.noise)
+        def draw_fewest_errors(options: Sequence[Any], fold: Sample) -> int:
+            return draw_gumbel_max(-count_errors(hypotheses, options, fold.x, fold.y), epsilon / 2, spending.noise)
 
-        winners = [fewest(candidates, fold) for fold in training]
-        best = winners[fewest([candidates[i] for i in winners], last)]
-    return Chosen(candidates[best], best, events)
+        winners = [draw_fewest_errors(candidates, fold) for fold in training_folds]
+        best_index = winners[draw_fewest_errors([candidates[i] for i in winners], last_fold)]
+    return ChosenHypothesis(candidates[best_index], best_index, events)

@@ -1,7 +1,7 @@
 """Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, none twice.
 
 A class is "what a learner may answer". Its *dichotomies* on points x_1..x_n are the distinct label vectors
-(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number (``nets.log_sauer_shelah``).
+(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number (``nets.compute_log_sauer_shelah``).
 NB20's relabeling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
 waste time, it would change the law that their privacy proofs speak of.
 """
@@ -17,40 +17,40 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.planar import on_positive_side
-from pate_torch.pac.sample import Bools, Floats, Ints, points
+from pate_torch.pac.planar import is_on_positive_side
+from pate_torch.pac.sample import Bools, Floats, Ints, check_points
 from pate_torch.protocols import HypothesisClass
 
 
-def distinct(labelings_Mn: Bools) -> Ints:
+def find_distinct(labelings_Mn: Bools) -> Ints:
     """The first row of each distinct labeling, in their original order."""
-    packed = np.packbits(labelings_Mn, axis=1)
-    if packed.shape[1] == 0:
-        return np.zeros(min(1, len(packed)), dtype=np.int64)
-    rows = np.ascontiguousarray(packed).view(np.dtype((np.void, packed.shape[1]))).ravel()
+    packed_rows = np.packbits(labelings_Mn, axis=1)
+    if packed_rows.shape[1] == 0:
+        return np.zeros(min(1, len(packed_rows)), dtype=np.int64)
+    rows = np.ascontiguousarray(packed_rows).view(np.dtype((np.void, packed_rows.shape[1]))).ravel()
     return np.sort(np.unique(rows, return_index=True)[1]).astype(np.int64)
 
 
-def cuts(value_n: Floats) -> Floats:
+def compute_cuts(value_n: Floats) -> Floats:
     """Thresholds that cut the values in every way.
 
     -inf, one between every two neighboring distinct values (lower < cut <= upper), +inf.
     """
-    v = np.unique(value_n)
-    middle = v[:-1] / 2 + v[1:] / 2
+    distinct_v = np.unique(value_n)
+    middle = distinct_v[:-1] / 2 + distinct_v[1:] / 2
     # Between adjacent floats the midpoint rounds to the lower one, which would put it on the wrong side.
-    middle = np.where((middle > v[:-1]) & (middle <= v[1:]), middle, v[1:])
-    return np.concatenate(([-np.inf], middle, [np.inf])) if len(v) else np.array([np.inf])
+    middle = np.where((middle > distinct_v[:-1]) & (middle <= distinct_v[1:]), middle, distinct_v[1:])
+    return np.concatenate(([-np.inf], middle, [np.inf])) if len(distinct_v) else np.array([np.inf])
 
 
-def _below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
+def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
     """Total weight of {i : value_i < cut}, for every cut; O((n + M) log n)."""
     order = np.argsort(value_n, kind="stable")
     prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
     return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
 
 
-class Enumerable(ABC):
+class EnumerableClass(ABC):
     """A HypothesisClass with what the algorithms need beyond the protocol: representatives and error counts."""
 
     name: str
@@ -68,35 +68,35 @@ class Enumerable(ABC):
         """Labels of x [n, D] by each hypothesis, bool [M, n]."""
         return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
 
-    def errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
+    def count_errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
         """Number of (x, y) each hypothesis gets wrong, int64 [M]; sensitivity 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
     def enumerate_dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
         """Every labeling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
-        x = points("x", x)
+        x = check_points("x", x)
         hypotheses = self.enumerate_representatives(x)
         return self.compute_labelings(hypotheses, x), list(hypotheses)
 
 
-def representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
+def enumerate_representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
     """One hypothesis per dichotomy of x; any HypothesisClass will do."""
-    if isinstance(hypotheses, Enumerable):
+    if isinstance(hypotheses, EnumerableClass):
         return hypotheses.enumerate_representatives(x)
     return hypotheses.enumerate_dichotomies(x)[1]
 
 
-def error_counts(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
+def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
     """Number of (x, y) each candidate gets wrong, int64 [M]; any HypothesisClass will do."""
-    if isinstance(hypotheses, Enumerable):
-        return hypotheses.errors(candidates, x, y)
+    if isinstance(hypotheses, EnumerableClass):
+        return hypotheses.count_errors(candidates, x, y)
     return np.array([np.count_nonzero(hypotheses.predict(h, x) != y) for h in candidates], dtype=np.int64)
 
 
-def erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
+def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
     """Empirical risk minimizer (the first of equals): the non-private learner B_PAC of the papers."""
-    candidates = representatives(hypotheses, x)
-    return candidates[int(np.argmin(error_counts(hypotheses, candidates, x, y)))]
+    candidates = enumerate_representatives(hypotheses, x)
+    return candidates[int(np.argmin(count_errors(hypotheses, candidates, x, y)))]
 
 
 def _format_count_column(x: Floats, name: str) -> Floats:
@@ -106,7 +106,7 @@ def _format_count_column(x: Floats, name: str) -> Floats:
 
 
 @dataclass(frozen=True)
-class Thresholds(Enumerable):
+class Thresholds(EnumerableClass):
     """Thresholds on the line, h_t(x) = 1[x >= t], t in [-inf, inf].
 
     VC dimension 1; n + 1 dichotomies of n distinct points.
@@ -116,20 +116,20 @@ class Thresholds(Enumerable):
     vc_dimension: int = 1
 
     def enumerate_representatives(self, x: Floats) -> Sequence[float]:
-        return cuts(_format_count_column(x, self.name)).tolist()
+        return compute_cuts(_format_count_column(x, self.name)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
         return _format_count_column(x, self.name) >= hypothesis
 
-    def errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
+    def count_errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
         sign = np.where(y, 1, -1)
-        return np.count_nonzero(~y) + _below(
+        return np.count_nonzero(~y) + _sum_below(
             _format_count_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64)
         )
 
 
 @dataclass(frozen=True)
-class Intervals(Enumerable):
+class Intervals(EnumerableClass):
     """Intervals on the line, h_{a,b}(x) = 1[a <= x < b].
 
     VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points.
@@ -139,7 +139,7 @@ class Intervals(Enumerable):
     vc_dimension: int = 2
 
     def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
-        cut = cuts(_format_count_column(x, self.name))
+        cut = compute_cuts(_format_count_column(x, self.name))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
 
@@ -147,23 +147,23 @@ class Intervals(Enumerable):
         value = _format_count_column(x, self.name)
         return (value >= hypothesis[0]) & (value < hypothesis[1])
 
-    def errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
+    def count_errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
         value, sign = _format_count_column(x, self.name), np.where(y, -1, 1)
         low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
-        inside = _below(value, sign, high) - _below(value, sign, low)
-        return np.count_nonzero(y) + inside
+        inside_weight = _sum_below(value, sign, high) - _sum_below(value, sign, low)
+        return np.count_nonzero(y) + inside_weight
 
 
 class Stump(NamedTuple):
-    """Decision stump: 1[x_feature >= threshold] if ``above``, its complement if not."""
+    """Decision stump: 1[x_feature >= threshold] if ``is_above``, its complement if not."""
 
     feature: int
     threshold: float
-    above: bool
+    is_above: bool
 
 
 @dataclass(frozen=True)
-class Stumps(Enumerable):
+class Stumps(EnumerableClass):
     """Decision stumps over ``num_features`` features, both directions.
 
     ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features, an upper bound: each feature cuts out
@@ -184,37 +184,37 @@ class Stumps(Enumerable):
             k += 1
         return k
 
-    def _features(self, x: Floats) -> Floats:
+    def _check_features(self, x: Floats) -> Floats:
         if x.shape[1] != self.num_features:
             raise checks.error("x.shape", x.shape, f"must have {self.num_features} features")
         return x
 
     def enumerate_representatives(self, x: Floats) -> Sequence[Stump]:
-        x = self._features(x)
+        x = self._check_features(x)
         stumps = [Stump(0, -np.inf, True), Stump(0, np.inf, True)]
         rows = [np.packbits(np.stack([np.ones(len(x), bool), np.zeros(len(x), bool)]), axis=1)]
         for feature in range(self.num_features):
-            inner = cuts(x[:, feature])[1:-1]
+            inner = compute_cuts(x[:, feature])[1:-1]
             above = x[None, :, feature] >= inner[:, None]
             for direction in (True, False):
                 stumps += [Stump(feature, float(t), direction) for t in inner]
                 rows.append(np.packbits(above == direction, axis=1))
-        keep = distinct(np.unpackbits(np.concatenate(rows), axis=1, count=len(x)).astype(bool))
+        keep = find_distinct(np.unpackbits(np.concatenate(rows), axis=1, count=len(x)).astype(bool))
         return [stumps[i] for i in keep]
 
     def predict(self, hypothesis: Stump, x: Floats) -> Bools:
-        return (self._features(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.above
+        return (self._check_features(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.is_above
 
-    def errors(self, hypotheses: Sequence[Stump], x: Floats, y: Bools) -> Ints:
-        x = self._features(x)
+    def count_errors(self, hypotheses: Sequence[Stump], x: Floats, y: Bools) -> Ints:
+        x = self._check_features(x)
         feature = np.array([h.feature for h in hypotheses])
         threshold = np.array([h.threshold for h in hypotheses], dtype=np.float64)
-        above = np.array([h.above for h in hypotheses])
-        wrong = np.empty(len(hypotheses), dtype=np.int64)
+        is_above = np.array([h.is_above for h in hypotheses])
+        error_M = np.empty(len(hypotheses), dtype=np.int64)
         for j in np.unique(feature):
-            mine = feature == j
-            wrong[mine] = np.count_nonzero(~y) + _below(x[:, j], np.where(y, 1, -1), threshold[mine])
-        return np.where(above, wrong, len(y) - wrong)
+            mask = feature == j
+            error_M[mask] = np.count_nonzero(~y) + _sum_below(x[:, j], np.where(y, 1, -1), threshold[mask])
+        return np.where(is_above, error_M, len(y) - error_M)
 
 
 class HalfPlane(NamedTuple):
@@ -229,7 +229,7 @@ class HalfPlane(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HalfPlanes(Enumerable):
+class HalfPlanes(EnumerableClass):
     """Half-planes {x : w.x >= b}, all directions.
 
     VC dimension 3; n^2 - n + 2 dichotomies in general position.
@@ -252,10 +252,10 @@ class HalfPlanes(Enumerable):
         for i, tail in enumerate(spots):
             heads = np.delete(spots, i, axis=0)
             found += [HalfPlane(tuple(tail.tolist()), tuple(head.tolist())) for head in heads]
-            rows.append(on_positive_side(tail, heads, spots))
-        return [found[i] for i in distinct(np.concatenate(rows))]
+            rows.append(is_on_positive_side(tail, heads, spots))
+        return [found[i] for i in find_distinct(np.concatenate(rows))]
 
     def predict(self, hypothesis: bool | HalfPlane, x: Floats) -> Bools:
         if isinstance(hypothesis, HalfPlane):
-            return on_positive_side(np.array(hypothesis.tail), np.array([hypothesis.head]), x)[0]
+            return is_on_positive_side(np.array(hypothesis.tail), np.array([hypothesis.head]), x)[0]
         return np.full(len(x), bool(hypothesis))

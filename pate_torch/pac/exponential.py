@@ -14,18 +14,18 @@ from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.pac.classes import error_counts
-from pate_torch.pac.sample import Floats, Ints, Sample, pay, require_replace_one, warn_below
+from pate_torch.pac.classes import count_errors
+from pate_torch.pac.sample import Floats, Ints, Sample, check_replace_one, pay, warn_below_guarantee
 from pate_torch.protocols import HypothesisClass
 
-VACUOUS = 0.5
+VACUOUS_ALPHA = 0.5
 """An excess error that any guess attains: a theorem that promises no less says nothing."""
 
 _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class ChosenHypothesis:
     """A privately chosen hypothesis.
 
     Attributes:
@@ -39,7 +39,7 @@ class Chosen:
     events: tuple[PrivacyEvent, ...]
 
 
-def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
+def compute_log_probabilities(utility_M: Floats | Ints, rate: float) -> Floats:
     """Log-probabilities ln P(i), P(i) proportional to exp(rate utility_i), float64 [M].
 
     Raises:
@@ -52,10 +52,10 @@ def log_law(utility_M: Floats | Ints, rate: float) -> Floats:
     return score - math.log(np.exp(score).sum())
 
 
-def gumbel_max(utility_M: Floats | Ints, rate: float, noise: NoiseSource) -> int:
-    """An index drawn from ``log_law`` without leaving log space: argmax of score plus standard Gumbel noise."""
+def draw_gumbel_max(utility_M: Floats | Ints, rate: float, noise: NoiseSource) -> int:
+    """An index drawn from ``compute_log_probabilities`` without leaving log space: argmax of score plus standard Gumbel noise."""
     gumbel = noise.draw_gumbel((len(utility_M),), _CPU).numpy()
-    return int(np.argmax(log_law(utility_M, rate) + gumbel))
+    return int(np.argmax(compute_log_probabilities(utility_M, rate) + gumbel))
 
 
 def df20_lemma_4(num_hypotheses: int, epsilon: float, alpha: float) -> float:
@@ -63,15 +63,15 @@ def df20_lemma_4(num_hypotheses: int, epsilon: float, alpha: float) -> float:
     return 2 * math.log(num_hypotheses) / (epsilon * alpha)
 
 
-def exponential_mechanism(
+def run_exponential_mechanism(
     hypotheses: HypothesisClass,
     candidates: Sequence[Any],
     sample: Sample,
     *,
     epsilon: float,
     budget: NoiseProvider,
-    alpha: float = VACUOUS,
-) -> Chosen:
+    alpha: float = VACUOUS_ALPHA,
+) -> ChosenHypothesis:
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
     Warns (BelowGuarantee) when n is below DF20 Lemma 4's for the excess empirical error ``alpha``.
@@ -82,17 +82,17 @@ def exponential_mechanism(
         (WLF16 prints 2/n for mean losses in [0, 1], which would only spend half the budget.)
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
-    require_replace_one(sample, "the exponential mechanism")
+    check_replace_one(sample, "the exponential mechanism")
     checks.between("alpha", alpha, 0, 1, exclusive=True)
     checks.positive("epsilon", epsilon)
     if len(candidates) == 0:
         raise checks.error("candidates", [], "must hold at least one hypothesis")
-    needed = df20_lemma_4(len(candidates), epsilon, alpha)
-    warn_below("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", needed)])
-    wrong = error_counts(hypotheses, candidates, sample.x, sample.y)
+    min_n = df20_lemma_4(len(candidates), epsilon, alpha)
+    warn_below_guarantee("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", min_n)])
+    errors = count_errors(hypotheses, candidates, sample.x, sample.y)
     if len(candidates) == 1:
-        return Chosen(candidates[0], 0, ())
+        return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "exponential mechanism") as spending:
-        index = gumbel_max(-(wrong / sample.n), epsilon * sample.n / 2, spending.noise)
-    return Chosen(candidates[index], index, events)
+        index = draw_gumbel_max(-(errors / sample.n), epsilon * sample.n / 2, spending.noise)
+    return ChosenHypothesis(candidates[index], index, events)

@@ -15,16 +15,16 @@ from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.pac.exponential import Chosen
-from pate_torch.pac.sample import Floats, Sample, pay, require_replace_one, warn_below
+from pate_torch.pac.exponential import ChosenHypothesis
+from pate_torch.pac.sample import Floats, Sample, check_replace_one, pay, warn_below_guarantee
 
-LEAST_ACCEPTANCE = 1e-4
+MIN_ACCEPTANCE_RATE = 1e-4
 """A sampler that may accept more seldom is refused beforehand."""
 
 _CPU = torch.device("cpu")
 
 
-def convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: float) -> float:
+def compute_convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: float) -> float:
     """Smallest n with E[mean loss + g] <= min + alpha under the target law: n = 2 D range/(epsilon alpha).
 
     For F >= 0 convex with F(0) = 0 over a convex body, Z(r) = integral of exp(-r F) in D dimensions: shrinking the body
@@ -34,26 +34,26 @@ def convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: flo
     return 2 * dimension * loss_range / (epsilon * alpha)
 
 
-def least_acceptance(radius: float, ridge: float) -> float:
+def compute_min_acceptance(radius: float, ridge: float) -> float:
     """The share of proposals that is accepted at least, but for those outside of the ball: exp(-(1/4 - k)/(2 ridge)).
 
     k = s'(R), s the logistic function: over the ball the loss has a Hessian between k S and S/4, S = X'X/n, whose
     eigenvalues s_i add up to 1 at most. Proposals have the precision of the lower one, so the share is at least
     prod_i sqrt((ridge + k s_i)/(ridge + s_i/4)).
     """
-    return math.exp(-(0.25 - _least_curvature(radius)) / (2 * ridge))
+    return math.exp(-(0.25 - _compute_min_curvature(radius)) / (2 * ridge))
 
 
-def _least_curvature(radius: float) -> float:
+def _compute_min_curvature(radius: float) -> float:
     return float(expit(radius) * expit(-radius))
 
 
-def logistic_exponential(
+def run_logistic_exponential(
     sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = 0.5
-) -> Chosen:
+) -> ChosenHypothesis:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 
-    Records are scaled to length 1 if they are longer. Warns below ``convex_size``.
+    Records are scaled to length 1 if they are longer. Warns below ``compute_convex_size``.
 
     Args:
         sample: PRIVATE. [n, D]; an intercept is a feature of its own.
@@ -61,7 +61,7 @@ def logistic_exponential(
         ridge: Of the penalty; public.
         epsilon: Price of the draw (bounded range).
         budget: Pays, and gives the noise.
-        alpha: Excess mean loss for which ``convex_size`` warns.
+        alpha: Excess mean loss for which ``compute_convex_size`` warns.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. The draw is exact (in real numbers).
         Let P be the least Hessian of J over the ball, g its gradient at some t0 in it, s = t - t0, and l >= 0. For t in
@@ -70,45 +70,45 @@ def logistic_exponential(
         (the minimum and its multiplier) only set how often it is kept, and how often is not released.
     Source: WLF16 Algorithm 1 and Proposition 19, without its Markov chain.
     """
-    require_replace_one(sample, "the exponential mechanism")
+    check_replace_one(sample, "the exponential mechanism")
     checks.positive("epsilon", epsilon)
     checks.positive("radius", radius)
     checks.positive("ridge", ridge)
     checks.positive("alpha", alpha)
-    if (share := least_acceptance(radius, ridge)) < LEAST_ACCEPTANCE:
-        fix = f"Take ridge >= {0.25 / (2 * math.log(1 / LEAST_ACCEPTANCE)):.2g}."
-        raise checks.error("ridge", ridge, f"may accept one proposal in {1 / share:,.0f} only", fix)
+    if (acceptance_rate := compute_min_acceptance(radius, ridge)) < MIN_ACCEPTANCE_RATE:
+        fix = f"Take ridge >= {0.25 / (2 * math.log(1 / MIN_ACCEPTANCE_RATE)):.2g}."
+        raise checks.error("ridge", ridge, f"may accept one proposal in {1 / acceptance_rate:,.0f} only", fix)
     dimension = sample.x.shape[1]
-    if sample.n < (wide := 2 * dimension / (epsilon * ridge * radius)):
-        fix = f"Take n >= {math.ceil(wide):,}, fewer features, or a larger ridge."
+    if sample.n < (law_min_n := 2 * dimension / (epsilon * ridge * radius)):
+        fix = f"Take n >= {math.ceil(law_min_n):,}, fewer features, or a larger ridge."
         raise checks.error("sample.n", sample.n, "makes a law so wide that the ball holds almost nothing of it", fix)
-    needed = convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
-    warn_below("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", needed)])
+    min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
+    warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
     with pay(budget, events, "convex exponential mechanism") as spending:
         theta = _draw(sample, radius, ridge, epsilon * sample.n / (2 * radius), spending.noise)
-    return Chosen(theta, -1, events)
+    return ChosenHypothesis(theta, -1, events)
 
 
-def unit_rows(x: Floats) -> Floats:
+def clip_rows(x: Floats) -> Floats:
     """Rows scaled to length 1 where they are longer, each by itself."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
 
 
 def _draw(sample: Sample, radius: float, ridge: float, rate: float, noise: NoiseSource) -> Floats:
-    signed = np.where(sample.y, 1.0, -1.0)[:, None] * unit_rows(sample.x)
-    n, dimension = signed.shape
+    signed_x = np.where(sample.y, 1.0, -1.0)[:, None] * clip_rows(sample.x)
+    n, dimension = signed_x.shape
 
-    def objective(theta: Floats, extra: float = 0.0) -> tuple[float, Floats]:
-        margin = signed @ theta
-        value = float(np.logaddexp(0, -margin).mean()) + (ridge + extra) / 2 * float(theta @ theta)
-        return value, (ridge + extra) * theta - signed.T @ expit(-margin) / n
+    def compute_objective(theta: Floats, extra_ridge: float = 0.0) -> tuple[float, Floats]:
+        margin = signed_x @ theta
+        value = float(np.logaddexp(0, -margin).mean()) + (ridge + extra_ridge) / 2 * float(theta @ theta)
+        return value, (ridge + extra_ridge) * theta - signed_x.T @ expit(-margin) / n
 
-    start, multiplier = _constrained(objective, dimension, radius)
-    level, gradient = objective(start)
+    start, multiplier = _minimize_in_ball(compute_objective, dimension, radius)
+    level, gradient = compute_objective(start)
     level -= multiplier / 2 * (radius**2 - float(start @ start))
     gradient = gradient + multiplier * start
-    precision = (ridge + multiplier) * np.eye(dimension) + _least_curvature(radius) * (signed.T @ signed) / n
+    precision = (ridge + multiplier) * np.eye(dimension) + _compute_min_curvature(radius) * (signed_x.T @ signed_x) / n
     lower = np.linalg.cholesky(precision)
     center = start - cho_solve((lower, True), gradient)
     while True:
@@ -117,24 +117,24 @@ def _draw(sample: Sample, radius: float, ridge: float, rate: float, noise: Noise
         log_u = math.log(float(noise.draw_uniform((1,), _CPU)[0]))
         step = theta - start
         bound = level + float(gradient @ step) + float(step @ precision @ step) / 2
-        if np.linalg.norm(theta) <= radius and log_u <= -rate * (objective(theta)[0] - bound):
+        if np.linalg.norm(theta) <= radius and log_u <= -rate * (compute_objective(theta)[0] - bound):
             return theta
 
 
-def _constrained(
+def _minimize_in_ball(
     objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
 ) -> tuple[Floats, float]:
     """A point of the ball near the least J there, and the multiplier at which it is the minimum without the ball."""
 
-    def least(extra: float) -> Floats:
-        return minimize(objective, np.zeros(dimension), (extra,), jac=True, method="L-BFGS-B").x
+    def minimize_objective(extra_ridge: float) -> Floats:
+        return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x
 
     low, high = 0.0, 1 / radius  # at |gradient| <= 1 of the loss, the minimum's length is below 1/extra
-    inside = least(low)
-    if np.linalg.norm(inside) <= radius:
-        return inside, 0.0
+    interior = minimize_objective(low)
+    if np.linalg.norm(interior) <= radius:
+        return interior, 0.0
     for _ in range(20):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.linalg.norm(least(middle)) > radius else (low, middle)
-    start = least(high)
+        low, high = (middle, high) if np.linalg.norm(minimize_objective(middle)) > radius else (low, middle)
+    start = minimize_objective(high)
     return start * min(1.0, radius / float(np.linalg.norm(start))), high

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 
-def log_sauer_shelah(n: float, vc_dimension: int) -> float:
+def compute_log_sauer_shelah(n: float, vc_dimension: int) -> float:
     """Log of sum_{i <= d} C(n, i), for n too large to count."""
     # Factor by factor: the difference of two ln n! would lose all its digits from n = 1e15 on.
     j = np.arange(min(int(n), vc_dimension))
@@ -17,7 +17,7 @@ def log_sauer_shelah(n: float, vc_dimension: int) -> float:
     return float(np.logaddexp.reduce(np.concatenate(([0.0], terms))))
 
 
-def smallest(holds: Callable[[int], bool], low: int = 1) -> int:
+def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
     """The smallest integer >= low where ``holds`` (false, then true) is true: doubling, then bisection."""
     high = low
     while not holds(high):
@@ -29,7 +29,7 @@ def smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 
 
 @lru_cache(maxsize=256)
-def net_size(eta: float, beta: float, vc_dimension: int) -> int:
+def compute_net_size(eta: float, beta: float, vc_dimension: int) -> int:
     """Number of points N_net(eta, beta) that are an eta-net for a class with probability at least 1 - beta.
 
     An eta-net meets every symmetric difference of measure above eta. Blumer, Ehrenfeucht, Haussler & Warmuth 1989,
@@ -40,30 +40,30 @@ def net_size(eta: float, beta: float, vc_dimension: int) -> int:
     """
 
     def is_net(m: int) -> bool:
-        log_failure = math.log(2) + 2 * log_sauer_shelah(2 * m, vc_dimension) - eta * m / 2 * math.log(2)
+        log_failure = math.log(2) + 2 * compute_log_sauer_shelah(2 * m, vc_dimension) - eta * m / 2 * math.log(2)
         return log_failure <= math.log(beta)
 
-    return smallest(is_net, low=math.ceil(8 / eta))
+    return find_smallest(is_net, low=math.ceil(8 / eta))
 
 
 @lru_cache(maxsize=256)
-def realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
+def compute_realizable_size(alpha: float, beta: float, vc_dimension: int) -> int:
     """Number of examples that make every consistent hypothesis alpha-accurate with probability 1 - beta.
 
-    For the realizable case. As ``net_size``, with the growth function of the class once: the target is fixed.
+    For the realizable case. As ``compute_net_size``, with the growth function of the class once: the target is fixed.
 
     Source: Blumer et al. 1989, Theorem A2.1.
     """
 
-    def enough(m: int) -> bool:
-        log_failure = math.log(2) + log_sauer_shelah(2 * m, vc_dimension) - alpha * m / 2 * math.log(2)
+    def is_enough(m: int) -> bool:
+        log_failure = math.log(2) + compute_log_sauer_shelah(2 * m, vc_dimension) - alpha * m / 2 * math.log(2)
         return log_failure <= math.log(beta)
 
-    return smallest(enough, low=math.ceil(8 / alpha))
+    return find_smallest(is_enough, low=math.ceil(8 / alpha))
 
 
 @lru_cache(maxsize=256)
-def uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: bool = False) -> int:
+def compute_uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: bool = False) -> int:
     """Number of examples that make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
 
     Vapnik & Chervonenkis 1971: failure at most 4 Pi(2m) exp(-alpha^2 m / 8).
@@ -78,8 +78,8 @@ def uniform_size(alpha: float, beta: float, vc_dimension: int, *, differences: b
     """
     power = 2 if differences else 1
 
-    def enough(m: int) -> bool:
-        log_failure = math.log(4) + power * log_sauer_shelah(2 * m, vc_dimension) - alpha**2 * m / 8
+    def is_enough(m: int) -> bool:
+        log_failure = math.log(4) + power * compute_log_sauer_shelah(2 * m, vc_dimension) - alpha**2 * m / 8
         return log_failure <= math.log(beta)
 
-    return smallest(enough)
+    return find_smallest(is_enough)

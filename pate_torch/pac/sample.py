@@ -25,15 +25,15 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class BelowGuarantee(UserWarning):
+class BelowGuaranteeWarning(UserWarning):
     """The sample is smaller than the theorem needs: privacy holds, the accuracy guarantee says nothing."""
 
 
-class MostlyNoise(UserWarning):
+class NoisyVotesWarning(UserWarning):
     """The noise outweighs the votes: few labels are better than guesses."""
 
 
-def points(name: str, x: Any) -> Floats:
+def check_points(name: str, x: Any) -> Floats:
     """Feature rows as float64 [n, D]; a vector becomes one column.
 
     Raises:
@@ -56,7 +56,7 @@ class Sample:
         x: float64 [n, D].
         y: bool [n].
         adjacency: What a neighbor is. The algorithms here are stated for "replace_one" with a public n (sub-sampling,
-            means and nets all use n); ``require_replace_one`` refuses anything else.
+            means and nets all use n); ``check_replace_one`` refuses anything else.
     """
 
     x: Floats
@@ -65,7 +65,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
-        object.__setattr__(self, "x", points("sample.x", self.x))
+        object.__setattr__(self, "x", check_points("sample.x", self.x))
         y = np.asarray(self.y)
         if y.ndim != 1 or len(y) != len(self.x) or not (y.dtype == np.bool_ or np.isin(y, (0, 1)).all()):
             raise ValueError(f"sample.y: must be {len(self.x)} labels, each 0 or 1 (map -1/+1 to 0/1 first)")
@@ -78,11 +78,11 @@ class Sample:
         """Number of records."""
         return len(self.y)
 
-    def take(self, index: Ints | slice) -> Sample:
+    def select(self, index: Ints | slice) -> Sample:
         """The records of these positions."""
         return Sample(self.x[index], self.y[index], self.adjacency)
 
-    def relabeled(self, y: Bools) -> Sample:
+    def replace_labels(self, y: Bools) -> Sample:
         """The same points with other labels."""
         return Sample(self.x, y, self.adjacency)
 
@@ -90,18 +90,18 @@ class Sample:
         return "Sample(content withheld)"
 
 
-def without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
+def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
     """A uniformly random subset of 0..n-1, from the noise source: amplification by sampling needs it kept secret."""
     key = noise.draw_uniform((n,), torch.device("cpu")).numpy()
     return np.argpartition(key, size - 1)[:size].astype(np.int64) if size < n else np.arange(n, dtype=np.int64)
 
 
-def with_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
+def draw_with_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
     """``size`` independent uniform draws from 0..n-1, from the noise source."""
     return np.floor(noise.draw_uniform((size,), torch.device("cpu")).numpy() * n).astype(np.int64)
 
 
-def require_replace_one(sample: Sample, algorithm: str) -> None:
+def check_replace_one(sample: Sample, algorithm: str) -> None:
     """Refuse a sample whose adjacency the algorithm's proof does not cover."""
     if sample.adjacency != "replace_one":
         raise checks.error(
@@ -112,7 +112,7 @@ def require_replace_one(sample: Sample, algorithm: str) -> None:
         )
 
 
-REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="replace_one")
+REPLACE_ONE_SENSITIVITY = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="replace_one")
 """All of these algorithms are private with regard to a record that is replaced, each by its own argument."""
 
 
@@ -122,12 +122,12 @@ def pay(budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str)
     Raises:
         ValueError: An account of another adjacency.
     """
-    budget.check_adjacency(REPLACE_ONE)
-    refuse_discrete(budget, algorithm)
+    budget.check_adjacency(REPLACE_ONE_SENSITIVITY)
+    check_noise_kind(budget, algorithm)
     return budget.spend(events, mechanism=algorithm, purpose=PURPOSE_HYPOTHESIS)
 
 
-def refuse_discrete(budget: NoiseProvider, algorithm: str) -> None:
+def check_noise_kind(budget: NoiseProvider, algorithm: str) -> None:
     """Refuse, before anything is charged, an account whose noise is discrete: these algorithms draw real numbers.
 
     Raises:
@@ -138,29 +138,33 @@ def refuse_discrete(budget: NoiseProvider, algorithm: str) -> None:
         raise checks.error("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
 
 
-def warn_below(
+def warn_below_guarantee(
     algorithm: str,
     n: int,
-    needed: Iterable[tuple[str, float]],
-    others: Iterable[tuple[str, int, float]] = (),
+    sample_conditions: Iterable[tuple[str, float]],
+    other_conditions: Iterable[tuple[str, int, float]] = (),
     *,
-    within: int = 0,
+    stack_depth: int = 0,
 ) -> None:
     """Warn, by name, of every condition that the sample does not meet.
 
     Args:
         algorithm: Its name.
         n: Records.
-        needed: (What, smallest value of n).
-        others: (What, how many there are, how many it takes) of anything else.
-        within: How many functions stand between this call and the algorithm itself.
+        sample_conditions: (What, smallest value of n).
+        other_conditions: (What, how many there are, how many it takes) of anything else.
+        stack_depth: How many functions stand between this call and the algorithm itself.
     """
-    short = [f"{what}: n >= {low:,.0f}" for what, low in needed if n < low]
-    short += [f"{what} >= {low:,.0f}, here {have:,}" for what, have, low in others if have < low]
-    if short:
+    unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
+    unmet_conditions += [
+        f"{condition} >= {minimum:,.0f}, here {value:,}"
+        for condition, value, minimum in other_conditions
+        if value < minimum
+    ]
+    if unmet_conditions:
         warnings.warn(
-            f"{algorithm}: n = {n:,}: the accuracy guarantee needs more ({'; '.join(short)}). "
+            f"{algorithm}: n = {n:,}: the accuracy guarantee needs more ({'; '.join(unmet_conditions)}). "
             "Privacy holds; accuracy is not promised.",
-            BelowGuarantee,
-            stacklevel=3 + within,
+            BelowGuaranteeWarning,
+            stacklevel=3 + stack_depth,
         )

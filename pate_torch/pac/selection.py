@@ -6,7 +6,7 @@ import numpy as np
 
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
-from pate_torch.pac.exponential import gumbel_max
+from pate_torch.pac.exponential import draw_gumbel_max
 from pate_torch.pac.sample import Ints
 
 
@@ -37,4 +37,4 @@ def plot_report(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
         raise ValueError("errors_M: must be counts of errors (integers, at least 0), not rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
-    return gumbel_max(-errors.astype(np.int64), rate, noise)
+    return draw_gumbel_max(-errors.astype(np.int64), rate, noise)

@@ -13,8 +13,8 @@ from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.theory import sample_sizes as sizes
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.boosting import folds
-from pate_torch.pac.exponential import log_law
+from pate_torch.pac.boosting import split_folds
+from pate_torch.pac.exponential import compute_log_probabilities
 from pate_torch.sensitive import Votes
 from pate_torch.types import MechanismContext
 from tests import ROOT
@@ -164,7 +164,7 @@ def test_lemma_30_takes_log_K():
 def excess_of_two(n, epsilon, zeta):
     """Regularizer -zeta and +zeta, mean loss 2 zeta - .1 and 0: the excess of the exponential mechanism, and rate."""
     loss, g = np.array([2 * zeta - 0.1, 0.0]), np.array([-zeta, zeta])
-    law = np.exp(log_law(-loss - g, epsilon * n / 2))
+    law = np.exp(compute_log_probabilities(-loss - g, epsilon * n / 2))
     rate = 9 * (math.log(2) + 2 * math.log(n)) / (n * epsilon) + 2 * epsilon
     return float(law @ loss), rate
 
@@ -184,7 +184,7 @@ def test_a_regularizer_of_order_one_leaves_an_excess():
 def test_a_fold_is_smaller_than_the_sample():
     """(21) has 2n for the 2n/(a + 1) of a fold: with probability delta_1 it does not hold, exactly."""
     n, a, allowed = 800, 3, 0.1
-    fold = len(range(n)[folds(n, a + 1)[-1]])
+    fold = len(range(n)[split_folds(n, a + 1)[-1]])
     within = stats.binom(fold, 0.5)
 
     def fails(bound):
@@ -199,12 +199,12 @@ def test_the_last_fold_decides_by_minus_its_risk():
     n, a = 40, 3
     wrong = np.zeros((2, n))
     wrong[1] = 1  # the second hypothesis errs always
-    last = folds(n, a + 1)[-1]
+    last = split_folds(n, a + 1)[-1]
     inside, outside = wrong.copy(), wrong.copy()
     inside[0, last.start], outside[0, 0] = 1, 1
     assert (inside[:, last].mean(1) != wrong[:, last].mean(1)).any()
     assert (outside[:, last].mean(1) == wrong[:, last].mean(1)).all()
-    right, printed = (np.exp(log_law(sign * wrong[:, last].sum(1), 0.5)) for sign in (-1, 1))
+    right, printed = (np.exp(compute_log_probabilities(sign * wrong[:, last].sum(1), 0.5)) for sign in (-1, 1))
     assert right[0] > 0.99 and printed[0] < 0.01
     assert math.log(3 / n) + 1 < 0  # records in a fold, as the statement has it
 

@@ -20,7 +20,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.exponential import gumbel_max
+from pate_torch.pac.exponential import draw_gumbel_max
 from pate_torch.sensitive import SoftVotes, Votes
 from pate_torch.types import MechanismContext
 
@@ -190,7 +190,7 @@ def test_the_exponential_mechanism_keeps_its_excess_risk():
     risk_M = np.linspace(0.1, 0.6, 50)
     allowed = sizes.wlf16_theorem_17(n, epsilon=epsilon, rho=0, log_K=math.log(50))
     assert allowed < 0.3
-    chosen = [gumbel_max(-risk_M, epsilon * n / 2, DryRunNoise()) for _ in range(RUNS)]
+    chosen = [draw_gumbel_max(-risk_M, epsilon * n / 2, DryRunNoise()) for _ in range(RUNS)]
     assert np.mean([risk_M[index] - risk_M.min() for index in chosen]) <= allowed
 
 

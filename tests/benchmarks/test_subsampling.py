@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.theory import subsampling
-from pate_torch.pac.exponential import log_law
+from pate_torch.pac.exponential import compute_log_probabilities
 from tests.pac.pac_audit import neighbors
 
 
@@ -57,7 +57,7 @@ def test_every_neighbor_of_a_small_domain_keeps_the_lemmas():
 
     def law(part):
         wrong = [sum((x >= t) != y for x, y in part) for t in (0, 1, 2)]
-        return np.exp(log_law(-np.array(wrong), epsilon / 2))
+        return np.exp(compute_log_probabilities(-np.array(wrong), epsilon / 2))
 
     laws = {records: sampled(law, records, size) for records in itertools.product(kinds, repeat=n)}
     sharp = subsampling.amplified(epsilon, 0.0, size / n)[0]
@@ -87,7 +87,7 @@ def test_privacy_is_stability_and_generalization():
     loss = np.array([[float((x >= t) != y) for x, y in kinds] for t in points])  # [hypotheses, kinds]
 
     def law(records):
-        return np.exp(log_law(-sum(loss[:, kinds.index(z)] for z in records), epsilon / 2))
+        return np.exp(compute_log_probabilities(-sum(loss[:, kinds.index(z)] for z in records), epsilon / 2))
 
     laws = {records: law(records) for records in itertools.product(kinds, repeat=2)}
     moved = max(np.abs((laws[r] - laws[o]) @ loss).max() for r in laws for o in neighbors(r, kinds))

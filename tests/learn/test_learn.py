@@ -13,9 +13,9 @@ from pate_torch.cli import predict
 from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, quote
-from pate_torch.learn.audit import audit, world
+from pate_torch.learn.audit import audit, make_neighbor_problem
 from pate_torch.learn.command import main
-from pate_torch.learn.problem import Choices, problems
+from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.ledger import Ledger
 from pate_torch.pac import exponential, semi_private
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
@@ -218,7 +218,7 @@ def test_a_replaced_record_moves_no_other():
     x, y = generator.random((30, 2)), generator.integers(0, 3, 30)
     other_x, other_y = x.copy(), y.copy()
     other_x[7], other_y[7] = [0.9, 0.1], (y[7] + 1) % 3
-    pairs = [problems(data_of(a, b, 3), Choices(), 1e-5, 0) for a, b in ((x, y), (other_x, other_y))]
+    pairs = [make_problems(data_of(a, b, 3), LearnOptions(), 1e-5, 0) for a, b in ((x, y), (other_x, other_y))]
     assert len(pairs[0]) == 3
     changed = set()
     for left, right in zip(*pairs, strict=True):
@@ -227,7 +227,7 @@ def test_a_replaced_record_moves_no_other():
         assert ((left.scaled.x != right.scaled.x).any(1) == (left.sample.x != right.sample.x).any(1)).all()
         changed.add(int(differ.argmax()))
     assert len(changed) == 1
-    assert sum(p.choices.epsilon for p in pairs[0]) == pytest.approx(1.0)
+    assert sum(p.options.epsilon for p in pairs[0]) == pytest.approx(1.0)
     assert sum(p.delta for p in pairs[0]) == pytest.approx(1e-5)
 
 
@@ -235,20 +235,22 @@ def test_a_finite_class_has_cuts_of_every_feature():
     """Features whose public values have the same quantiles are two features all the same."""
     generator = np.random.default_rng(0)
     data = data_of(generator.random((30, 3)), np.arange(30) % 2)
-    (part,) = problems(data, Choices(cuts=4), 1e-5, 0)
+    (part,) = make_problems(data, LearnOptions(cuts=4), 1e-5, 0)
     part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
-    found = part.finite()
+    found = part.make_finite_class()
     assert {(h.feature, h.above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
     assert len(found) == 2 + 3 * 4 * 2
     assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"private-predictor"}))
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 def test_a_quote_draws_nothing_and_is_what_is_charged(name):
     from tests.pac.pac_audit import Spy
 
-    side = world(1024, True, Choices(constants="sharp", points=4, first=2, alpha=0.3, shard=5), 1e-5)
+    side = make_neighbor_problem(
+        1024, True, LearnOptions(constants="sharp", points=4, first=2, alpha=0.3, shard=5), 1e-5
+    )
     events, spy = quote(ALGORITHMS[name], side, "torch"), Spy()
     assert events
     try:
@@ -271,7 +273,7 @@ def test_a_released_rule_says_what_the_hypothesis_says(hypotheses, width):
     x = x.astype(np.float64)
     data = data_of(x, np.arange(len(x)) % 2)
     for hypothesis in hypotheses.representatives(x):
-        student = students.of_hypotheses(data, [hypothesis])
+        student = students.make_rule_student(data, [hypothesis])
         said = student.compute_probabilities(torch.as_tensor(x, dtype=torch.float32))
         assert (said.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis
         assert (said.max(1).values == 1).all()
@@ -281,13 +283,15 @@ def test_a_released_linear_model_is_the_one_that_was_drawn():
     generator = np.random.default_rng(0)
     x = generator.random((50, 3))
     data = data_of(x, np.arange(50) % 2)
-    (part,) = problems(data, Choices(), 1e-5, 0)
+    (part,) = make_problems(data, LearnOptions(), 1e-5, 0)
     theta = generator.normal(size=4)
-    student = students.of_parameters(data, [theta])
+    student = students.make_logistic_student(data, [theta])
     order = [int(np.flatnonzero((part.sample.x == row).all(1))[0]) for row in data.private.x.double().numpy()]
     logit = student.compute_logits(data.private.x)
-    assert torch.allclose(logit[:, 1] - logit[:, 0], torch.tensor(part.scaled.x[order] @ theta).float(), atol=1e-5)
-    many = students.of_parameters(data_of(x, np.arange(50) % 3, 3), [theta, -theta, 0 * theta])
+    assert torch.allclose(
+        logit[:, 1] - logit[:, 0], torch.tensor(part.scaled_sample.x[order] @ theta).float(), atol=1e-5
+    )
+    many = students.make_logistic_student(data_of(x, np.arange(50) % 3, 3), [theta, -theta, 0 * theta])
     assert many.compute_logits(data.private.x).shape == (50, 3)
 
 
@@ -295,11 +299,11 @@ def test_a_released_linear_model_is_the_one_that_was_drawn():
 
 
 def test_an_audit_keeps_a_sound_claim_and_refutes_six_times_the_rate(monkeypatch, capsys):
-    choices = Choices(hypotheses="thresholds", epsilon=1.0)
+    choices = LearnOptions(hypotheses="thresholds", epsilon=1.0)
     sound = audit("sspp", choices, runs=1500, delta=1e-5)
     assert sound.is_sound and 0.1 < sound.proven <= sound.claimed <= 1.0
-    right = exponential.gumbel_max
-    monkeypatch.setattr(exponential, "gumbel_max", lambda u, rate, noise: right(u, 6 * rate, noise))
+    right = exponential.draw_gumbel_max
+    monkeypatch.setattr(exponential, "draw_gumbel_max", lambda u, rate, noise: right(u, 6 * rate, noise))
     assert not audit("sspp", choices, runs=500, delta=1e-5).is_sound
     assert main(["sspp", "--audit", "500", "--hypotheses", "thresholds"]) == 1
     assert "THE CLAIM IS REFUTED" in capsys.readouterr().out
@@ -313,7 +317,9 @@ def test_an_audit_keeps_a_sound_claim_and_refutes_six_times_the_rate(monkeypatch
 def test_the_bounds_are_the_theorems(capsys):
     assert main(["bounds", "--dimension", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["records"]["sspp"]["records"] == semi_private.sspp_private_size(3, epsilon=1.0, alpha=0.1, beta=0.1)
+    assert found["records"]["sspp"]["records"] == semi_private.compute_sspp_private_size(
+        3, epsilon=1.0, alpha=0.1, beta=0.1
+    )
     lower = found["records"]["(lower bound, DF20 Theorem 4)"]["records"]
     assert lower < found["records"]["stable"]["records"] < found["records"]["averaging"]["records"]
     assert main(["bounds"]) == 0 and "lower bound, DF20 Theorem 4" in capsys.readouterr().out

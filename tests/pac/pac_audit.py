@@ -8,7 +8,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.classes import Enumerable, distinct
+from pate_torch.pac.classes import EnumerableClass, find_distinct
 from pate_torch.pac.sample import Sample
 
 
@@ -75,7 +75,7 @@ def pure_total(events):
     return math.fsum(e.count * getattr(e, "epsilon", getattr(e, "eta", 0.0)) for e in events)
 
 
-class Table(Enumerable):
+class Table(EnumerableClass):
     """A class given by its labels of finitely many points, bool [M, points]; a point is its number.
 
     What it has worked out it remembers: thousands of runs ask about the same few shards.
@@ -91,7 +91,7 @@ class Table(Enumerable):
     def _at(self, x):
         if (key := x.tobytes()) not in self._known:
             block = self.labels_MP[:, x[:, 0].astype(int)]
-            self._known[key] = block, distinct(block).tolist()
+            self._known[key] = block, find_distinct(block).tolist()
         return self._known[key]
 
     def representatives(self, x):

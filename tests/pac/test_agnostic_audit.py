@@ -20,12 +20,12 @@ from scipy import stats
 from pate_torch.audit.command import audit_outcomes
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import agnostic
-from pate_torch.pac.agnostic import RELABEL_FACTOR, ag_priv_cl, plan_ag_priv_cl
+from pate_torch.pac.agnostic import RELABEL_FACTOR, plan_ag_priv_cl, run_ag_priv_cl
 from pate_torch.pac.sample import Sample
 from pate_torch.types import NO_ANSWER
 from tests.pac.pac_audit import Table
 
-pytestmark = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+pytestmark = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 
 COMMON, LEFT, RIGHT, SECOND = 0.0, 1.0, 2.0, 3.0
 """The point of the common records, the odd record's on either side, and a second point of the common teachers."""
@@ -89,7 +89,7 @@ def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):
     for seed, sample in enumerate(samples):
         noise = Less(insecure_seed=seed)
         noise.share = share
-        answers = [ag_priv_cl(hypotheses, sample, x_Q, budget=noise, **options) for _ in range(runs)]
+        answers = [run_ag_priv_cl(hypotheses, sample, x_Q, budget=noise, **options) for _ in range(runs)]
         yield np.stack([a.label_Q.numpy() for a in answers])
 
 
@@ -127,12 +127,12 @@ def test_a_sub_sample_that_is_not_random_is_found(epsilon, delta, inner_epsilon,
     """The first n' records, always, at the price of a random n' of n."""
     options = options_of(epsilon, delta, inner_epsilon, resample, 1, above)
     K = options["num_teachers"]
-    n = math.ceil((K + 0.5) * 10**8 / plan_ag_priv_cl(10**8, 1, 2, **options).subset)
-    assert plan_ag_priv_cl(n, 1, 2, **options).subset == K  # every teacher has one record
+    n = math.ceil((K + 0.5) * 10**8 / plan_ag_priv_cl(10**8, 1, 2, **options).subset_size)
+    assert plan_ag_priv_cl(n, 1, 2, **options).subset_size == K  # every teacher has one record
     first = np.arange(K - 1) < K // 2 - 1  # two more 0s than 1s
     samples = [Sample(np.roll(s.x, 1, axis=0), np.roll(s.y, 1)) for s in sides([*first, *(np.arange(n - K) % 2 == 0)])]
     assert proven(plain(1), samples, 1, runs // 3, **options) <= epsilon
-    monkeypatch.setattr(agnostic, "without_replacement", lambda n, size, noise: np.arange(size))
+    monkeypatch.setattr(agnostic, "draw_without_replacement", lambda n, size, noise: np.arange(size))
     assert proven(plain(1), samples, 1, runs, **options) > epsilon
 
 
@@ -144,7 +144,7 @@ def test_a_tenth_of_the_noise_is_found():
     epsilon = math.log(RELABEL_FACTOR) + 1
     options = options_of(epsilon, 0.03, 1.0, False, 2, 2, even=True)
     samples = sides(np.arange(options["num_teachers"] - 1) < options["num_teachers"] // 2 - 1)
-    assert plan_ag_priv_cl(samples[0].n, 2, 2, **options).subset == samples[0].n
+    assert plan_ag_priv_cl(samples[0].n, 2, 2, **options).subset_size == samples[0].n
     assert proven(plain(2), samples, 2, 300, **options) <= epsilon
     assert proven(plain(2), samples, 2, 700, share=0.1, **options) > epsilon
 

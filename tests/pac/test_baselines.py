@@ -9,20 +9,20 @@ from scipy.special import expit
 
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import baselines
-from pate_torch.pac.boosting import folds
-from pate_torch.pac.classes import Thresholds, erm
-from pate_torch.pac.nets import net_size
-from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.boosting import split_folds
+from pate_torch.pac.classes import Thresholds, fit_erm
+from pate_torch.pac.nets import compute_net_size
+from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from tests.pac.pac_audit import Spy, all_laws, sample_of, worst
 
-quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 POINTS = np.arange(2.0)[:, None]
 
 
 def shares(records, teachers):
     """The share of shards whose ERM says 1 on each point, from the definition."""
     sample = sample_of(records)
-    best = [erm(Thresholds(), sample.x[block], sample.y[block]) for block in folds(len(records), teachers)]
+    best = [fit_erm(Thresholds(), sample.x[block], sample.y[block]) for block in split_folds(len(records), teachers)]
     return np.mean([Thresholds().predict(h, POINTS) for h in best], axis=0)
 
 
@@ -46,7 +46,7 @@ def test_df18s_vote_draws_from_a_law_that_is_private_over_every_pair():
     records, noise, runs = ((0, 0), (1, 1), (0, 1)), DryRunNoise(insecure_seed=0), 1500
     drawn = np.mean(
         [
-            baselines.df18_vote(Thresholds(), sample_of(records), POINTS, epsilon=epsilon, alpha=alpha, budget=noise)
+            baselines.run_df18_vote(Thresholds(), sample_of(records), POINTS, epsilon=epsilon, alpha=alpha, budget=noise)
             .label_Q for _ in range(runs)
         ],
         axis=0,
@@ -62,7 +62,7 @@ def test_averaging_moves_a_prediction_by_one_shard_at_most():
     assert worst(laws, records_U)[2] == pytest.approx(0.25 / teachers)  # met, at a quarter of the law
     records, noise, runs = ((0, 0), (1, 1), (1, 0), (0, 1)), DryRunNoise(insecure_seed=0), 1500
     asked = {"gamma": 1 / teachers, "alpha": 0.4, "beta": 0.4, "budget": noise}
-    found = [baselines.averaging(Thresholds(), sample_of(records), POINTS, **asked) for _ in range(runs)]
+    found = [baselines.run_averaging(Thresholds(), sample_of(records), POINTS, **asked) for _ in range(runs)]
     drawn, expected = np.mean([f.label_Q for f in found], axis=0), shares(records, teachers)
     assert (abs(drawn - expected) <= 5 * np.sqrt(expected * (1 - expected) / runs) + 1e-12).all()
     assert found[0].price == ("stability", 0.5)
@@ -75,30 +75,30 @@ def test_with_the_records_it_asks_for_it_is_as_good_as_it_says(name):
     x_Q = generator.random((400, 1))
     asked = {"alpha": 0.2, "budget": noise}
     if name == "df18":
-        n, allowed = baselines.df18_size(1, epsilon=1.0, alpha=0.2), 0.4
+        n, allowed = baselines.compute_df18_size(1, epsilon=1.0, alpha=0.2), 0.4
     elif name == "averaging":
         asked |= {"beta": 0.2}
-        n, allowed = baselines.averaging_size(1, gamma=0.25, alpha=0.2, beta=0.2), 0.4
+        n, allowed = baselines.compute_averaging_size(1, gamma=0.25, alpha=0.2, beta=0.2), 0.4
     else:
         asked |= {"beta": 0.2}
-        size = net_size(0.05, 0.2 / 3, 1)
-        n, allowed = baselines.representation_size(1, epsilon=1.0, alpha=0.2, beta=0.2, reference=size), 0.2
+        size = compute_net_size(0.05, 0.2 / 3, 1)
+        n, allowed = baselines.compute_representation_size(1, epsilon=1.0, alpha=0.2, beta=0.2, reference=size), 0.2
 
     def run(sample):
         if name == "df18":
-            return baselines.df18_vote(Thresholds(), sample, x_Q, epsilon=1.0, **asked).label_Q
+            return baselines.run_df18_vote(Thresholds(), sample, x_Q, epsilon=1.0, **asked).label_Q
         if name == "averaging":
-            return baselines.averaging(Thresholds(), sample, x_Q, gamma=0.25, **asked).label_Q
-        reference = baselines.uniform_reference(x_Q, size, 0)
-        chosen = baselines.represented(Thresholds(), sample, reference, epsilon=1.0, **asked)
+            return baselines.run_averaging(Thresholds(), sample, x_Q, gamma=0.25, **asked).label_Q
+        reference = baselines.draw_uniform_reference(x_Q, size, 0)
+        chosen = baselines.run_representation(Thresholds(), sample, reference, epsilon=1.0, **asked)
         return Thresholds().predict(chosen.hypothesis, x_Q)
 
     x = generator.random(n)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", BelowGuarantee)
+        warnings.simplefilter("error", BelowGuaranteeWarning)
         label_Q = run(Sample(x, x >= 0.3))
     assert np.mean(label_Q != (x_Q[:, 0] >= 0.3)) <= allowed
-    with pytest.warns(BelowGuarantee, match=f"n >= {n:,}"):
+    with pytest.warns(BelowGuaranteeWarning, match=f"n >= {n:,}"):
         run(Sample(x[1:], x[1:] >= 0.3))
 
 
@@ -106,11 +106,11 @@ def test_with_the_records_it_asks_for_it_is_as_good_as_it_says(name):
 @pytest.mark.parametrize(
     "run",
     [
-        lambda sample, spy: baselines.df18_vote(Thresholds(), sample, POINTS, epsilon=1.0, alpha=0.4, budget=spy),
-        lambda sample, spy: baselines.averaging(
+        lambda sample, spy: baselines.run_df18_vote(Thresholds(), sample, POINTS, epsilon=1.0, alpha=0.4, budget=spy),
+        lambda sample, spy: baselines.run_averaging(
             Thresholds(), sample, POINTS, gamma=0.5, alpha=0.4, beta=0.4, budget=spy
         ),
-        lambda sample, spy: baselines.represented(
+        lambda sample, spy: baselines.run_representation(
             Thresholds(), sample, POINTS, epsilon=1.0, alpha=0.4, beta=0.4, budget=spy
         ),
     ],

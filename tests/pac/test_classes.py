@@ -10,8 +10,8 @@ import pytest
 from benchmarks.theory.classes import Listed
 from pate_torch.pac import classes
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.planar import orientation
-from pate_torch.pac.sample import Sample, points
+from pate_torch.pac.planar import compute_orientation
+from pate_torch.pac.sample import Sample, check_points
 from tests.pac.pac_audit import sauer_shelah
 
 LINE = np.array([0.3, -1.0, 0.3, 2.0, 0.7])[:, None]  # a repeated point
@@ -110,7 +110,7 @@ def test_orientation_is_exact_where_floats_are_not():
     tail, head = np.array([12.0, 12.0]), np.array([[24.0, 24.0]])
     step = 2.0**-53
     grid = np.array([[0.5 + i * step, 0.5 + j * step] for i in range(24) for j in range(24)])
-    sign = orientation(tail, head, grid)[0]
+    sign = compute_orientation(tail, head, grid)[0]
 
     def exact(p):
         x, y = Fraction(float(p[0])), Fraction(float(p[1]))
@@ -141,8 +141,8 @@ def test_any_class_of_the_protocol_will_do():
             return (np.floor(x[:, 0]).astype(int) + h) % 2 == 1
 
     x, y = np.arange(5.0)[:, None], np.array([1, 0, 1, 0, 1], dtype=bool)
-    assert classes.erm(Parity(), x, y) == 1
-    np.testing.assert_array_equal(classes.error_counts(Parity(), [0, 1], x, y), [5, 0])
+    assert classes.fit_erm(Parity(), x, y) == 1
+    np.testing.assert_array_equal(classes.count_errors(Parity(), [0, 1], x, y), [5, 0])
 
 
 @pytest.mark.parametrize("n,d", [(0, 0), (5, 0), (5, 2), (3, 9), (40, 3)])
@@ -153,7 +153,7 @@ def test_sauer_shelah_counts_small_subsets(n, d):
 
 def test_bad_input_is_named():
     with pytest.raises(ValueError, match="NaN"):
-        points("x", [1.0, float("nan")])
+        check_points("x", [1.0, float("nan")])
     with pytest.raises(ValueError, match=r"sample\.y"):
         Sample(np.zeros(2), np.array([-1, 1]))
     with pytest.raises(ValueError, match="at least one record"):

@@ -7,9 +7,9 @@ import pytest
 
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.classes import Intervals, Stumps, Thresholds
-from pate_torch.pac.nets import net_size
+from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import Sample
-from pate_torch.pac.stable import alpha_cover, stable_predictor
+from pate_torch.pac.stable import run_stable_predictor, select_alpha_cover
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2])
@@ -17,7 +17,7 @@ from pate_torch.pac.stable import alpha_cover, stable_predictor
 def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
     x = np.random.default_rng(0).random((40, getattr(hypotheses, "num_features", 1)))
     candidates = hypotheses.representatives(x)
-    kept = alpha_cover(hypotheses, candidates, x, alpha)
+    kept = select_alpha_cover(hypotheses, candidates, x, alpha)
     far = (hypotheses.labelings(candidates, x)[:, None] != hypotheses.labelings(kept, x)[None]).sum(2).min(1)
     assert far.max() <= alpha * len(x) and far.max() > 0
     d = hypotheses.vc_dimension
@@ -30,13 +30,13 @@ def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
 def test_the_cover_stops_growing_with_the_points():
     """log(1/alpha) in the place of log(d/alpha): more points make more dichotomies, and no more of a cover."""
     sizes = [
-        len(alpha_cover(Thresholds(), Thresholds().enumerate_representatives(x), x, 0.1))
+        len(select_alpha_cover(Thresholds(), Thresholds().enumerate_representatives(x), x, 0.1))
         for x in (np.random.default_rng(1).random((n, 1)) for n in (50, 500))
     ]
     assert abs(sizes[0] - sizes[1]) <= 1 and 9 <= max(sizes) <= 11
 
 
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 def test_a_stable_predictor_over_a_cover_is_as_good():
     """DF20 Remark 1: fewer candidates, empirical excess error of the same order, the same price."""
     generator = np.random.default_rng(2)
@@ -45,7 +45,9 @@ def test_a_stable_predictor_over_a_cover_is_as_good():
     asked = {"gamma": 0.2, "alpha": 0.05, "constants": "sharp"}
     errors, events = [], []
     for cover in (False, True):
-        found = stable_predictor(Thresholds(), sample, x_Q, **asked, cover=cover, budget=DryRunNoise(insecure_seed=3))
+        found = run_stable_predictor(
+            Thresholds(), sample, x_Q, **asked, cover=cover, budget=DryRunNoise(insecure_seed=3)
+        )
         errors.append(np.mean(found.label_Q != (x_Q[:, 0] >= 0.3)))
         events.append(found.events)
     assert events[0] == events[1]
@@ -55,7 +57,7 @@ def test_a_stable_predictor_over_a_cover_is_as_good():
 def test_reference_points_cover_what_the_reference_dominates():
     """A distribution twice as dense where it lives: every threshold is within alpha of some candidate there."""
     alpha, beta, domination = 0.1, 0.1, 2.0
-    size = net_size(alpha / domination, beta, 1)
+    size = compute_net_size(alpha / domination, beta, 1)
     few = max(1, round(domination / alpha / 4))
     generator, found = np.random.default_rng(0), {size: 0, few: 0}
     target = np.sort(generator.random(2000) / domination)  # uniform on [0, 1/2]: density 2 against 1

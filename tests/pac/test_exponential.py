@@ -12,16 +12,16 @@ from pate_torch.accounting.accountant import compute_delta as accounting_delta
 from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
-from pate_torch.pac.boosting import folds, high_confidence, high_confidence_size
+from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
 from pate_torch.pac.classes import Thresholds
-from pate_torch.pac.exponential import exponential_mechanism, gumbel_max, log_law
-from pate_torch.pac.logistic import convex_size
-from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.exponential import compute_log_probabilities, draw_gumbel_max, run_exponential_mechanism
+from pate_torch.pac.logistic import compute_convex_size
+from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.selection import plot_report
-from pate_torch.pac.semi_private import sspp, sspp_private_size, sspp_public_size
+from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size, run_sspp
 from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
-quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 DOMAIN = np.arange(3.0)
 
 
@@ -37,7 +37,11 @@ def executed(monkeypatch):
 
     def law_of(run, module=exponential):
         seen = []
-        monkeypatch.setattr(module, "gumbel_max", lambda u, rate, noise: seen.append(np.exp(log_law(u, rate))) or 0)
+        monkeypatch.setattr(
+            module,
+            "draw_gumbel_max",
+            lambda u, rate, noise: seen.append(np.exp(compute_log_probabilities(u, rate))) or 0,
+        )
         run()
         return seen[-1]
 
@@ -51,7 +55,7 @@ def test_sspp_is_private_over_every_pair_of_neighbors(executed):
     cuts = hypotheses.enumerate_representatives(DOMAIN[:, None])
 
     def law(records):
-        run = lambda: sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=DryRunNoise())  # noqa: E731
+        run = lambda: run_sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=DryRunNoise())  # noqa: E731
         found = executed(run)
         np.testing.assert_allclose(found, brute_law(records, cuts, epsilon / 2), rtol=1e-12)
         return found
@@ -76,7 +80,7 @@ def test_sspp_draws_from_its_law(records):
     noise, epsilon = DryRunNoise(insecure_seed=1), 1.0
     counts = np.zeros(4)
     for _ in range(3000):
-        counts[sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, budget=noise).index] += 1
+        counts[run_sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=epsilon, budget=noise).index] += 1
     cuts = Thresholds().enumerate_representatives(DOMAIN[:, None])
     assert fit(counts, brute_law(records, cuts, epsilon / 2)) > 1e-4
     assert fit(counts, brute_law(records, cuts, epsilon)) < 1e-6
@@ -86,12 +90,12 @@ def test_gumbel_max_stays_in_log_space():
     """Utilities whose exponentials over- and underflow; a chi-square test that rejects twice and half the rate."""
     utility, rate = np.array([-1e6, -1e6 - 3, -1e6 - 6, -4e6]), 0.25
     noise = DryRunNoise(insecure_seed=2)
-    counts = np.bincount([gumbel_max(utility, rate, noise) for _ in range(4000)], minlength=4)
+    counts = np.bincount([draw_gumbel_max(utility, rate, noise) for _ in range(4000)], minlength=4)
     assert counts[3] == 0
-    law = np.exp(log_law(utility, rate))[:3]
+    law = np.exp(compute_log_probabilities(utility, rate))[:3]
     assert fit(counts[:3], law) > 1e-4
     for wrong in (rate / 2, rate * 1.5):
-        assert fit(counts[:3], np.exp(log_law(utility, wrong))[:3]) < 1e-6
+        assert fit(counts[:3], np.exp(compute_log_probabilities(utility, wrong))[:3]) < 1e-6
 
 
 @pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
@@ -129,8 +133,8 @@ def test_selection_finds_the_best():
 def test_one_candidate_costs_nothing():
     free = Spy()
     constant = Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
-    big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(sspp_public_size(1, alpha=0.5, beta=0.5))
-    assert sspp(constant, big, public, epsilon=1.0, budget=free).events == ()
+    big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(compute_sspp_public_size(1, alpha=0.5, beta=0.5))
+    assert run_sspp(constant, big, public, epsilon=1.0, budget=free).events == ()
     assert free.log == []
 
 
@@ -139,7 +143,7 @@ def test_one_candidate_costs_nothing():
 
 def boosted_law(records, cuts, epsilon, rounds):
     """The law of the final candidate, by enumerating the folds' winners."""
-    parts = [records[block] for block in folds(len(records), rounds + 1)]
+    parts = [records[block] for block in split_folds(len(records), rounds + 1)]
     law = np.zeros(len(cuts))
     for winners in itertools.product(range(len(cuts)), repeat=rounds):
         reach = math.prod(brute_law(p, cuts, epsilon / 2)[w] for p, w in zip(parts[:-1], winners, strict=True))
@@ -182,7 +186,7 @@ def test_boosting_keeps_the_price_of_a_bounded_range_but_not_the_range():
 def test_boosting_is_as_good_as_it_says_with_the_fewest_records_it_asks_for():
     """Thresholds of error 0, .3 and .5: with the n of the bound, the bad ones are chosen too rarely to break it."""
     asked = {"epsilon": 1.0, "alpha": 0.2, "failure": 0.2}
-    n, cuts, rounds = high_confidence_size(3, **asked), [0.5, 0.8, 1.0], 3
+    n, cuts, rounds = compute_high_confidence_size(3, **asked), [0.5, 0.8, 1.0], 3
 
     def bound(k):
         xi = 2 * math.log(3) / k + math.sqrt(math.log(3) / (2 * k))
@@ -193,10 +197,10 @@ def test_boosting_is_as_good_as_it_says_with_the_fewest_records_it_asks_for():
     generator, noise, bad = np.random.default_rng(0), DryRunNoise(insecure_seed=8), 0
     for _ in range(60):
         x = generator.random(n)
-        bad += high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), budget=noise, **asked).index > 0
+        bad += run_high_confidence(Thresholds(), cuts, Sample(x, x >= 0.5), budget=noise, **asked).index > 0
     assert bad <= 60 * 0.2
-    with pytest.warns(BelowGuarantee, match=rf"excess error 0.2 with probability 0.8: n >= {n:,}"):
-        high_confidence(Thresholds(), cuts, Sample(x[1:], x[1:] >= 0.5), budget=noise, **asked)
+    with pytest.warns(BelowGuaranteeWarning, match=rf"excess error 0.2 with probability 0.8: n >= {n:,}"):
+        run_high_confidence(Thresholds(), cuts, Sample(x[1:], x[1:] >= 0.5), budget=noise, **asked)
 
 
 @quiet
@@ -208,7 +212,7 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     records = ((0, 0), (1, 1), (0, 1), (1, 1), (1, 1))
     noise, counts = DryRunNoise(insecure_seed=4), np.zeros(3)
     for _ in range(2500):
-        done = high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, budget=noise)
+        done = run_high_confidence(Thresholds(), cuts, sample_of(records), epsilon=epsilon, failure=0.5, budget=noise)
         counts[done.index] += 1
     assert done.events == (BoundedRangeEvent(eta=epsilon),)
     assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
@@ -217,10 +221,10 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
 
 def test_boosting_takes_log_three_over_failure_folds():
     with pytest.raises(ValueError, match="6 folds"):
-        high_confidence(
+        run_high_confidence(
             Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, budget=DryRunNoise()
         )
-    assert [b.stop - b.start for b in folds(11, 4)] == [3, 3, 3, 2]
+    assert [b.stop - b.start for b in split_folds(11, 4)] == [3, 3, 3, 2]
 
 
 # --- The continuous case -----------------------------------------------------------------------------------------
@@ -235,7 +239,7 @@ def test_the_convex_excess_is_dimension_over_rate(dimension):
         excess = (weight * r).sum() / weight.sum()
         assert excess <= dimension * (1 + 1e-3)
     assert excess == pytest.approx(dimension, rel=1e-3)
-    assert convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
+    assert compute_convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
 
 
 # --- Bad input ---------------------------------------------------------------------------------------------------
@@ -249,8 +253,8 @@ def test_charge_comes_before_noise_and_can_refuse():
 
     records = ((0, 0), (1, 1), (2, 1)) * 3
     for run in (
-        lambda budget: sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, budget=budget, alpha=0.99),
-        lambda budget: high_confidence(
+        lambda budget: run_sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, budget=budget, alpha=0.99),
+        lambda budget: run_high_confidence(
             Thresholds(), [0.5, 1.5], sample_of(records), epsilon=1.0, failure=0.5, budget=budget
         ),
     ):
@@ -268,15 +272,15 @@ def test_below_the_guarantee_it_warns_and_above_it_does_not():
     cuts = [0.5, 1.5, 2.5]
     for size in (n, n - 1):
         sample = sample_of(((1, 1),) * size)
-        run = lambda s=sample: exponential_mechanism(  # noqa: E731
+        run = lambda s=sample: run_exponential_mechanism(  # noqa: E731
             Thresholds(), cuts, s, epsilon=1.0, budget=DryRunNoise(), alpha=0.2
         )
         if size < n:
-            with pytest.warns(BelowGuarantee, match=r"excess empirical error 0\.2"):
+            with pytest.warns(BelowGuaranteeWarning, match=r"excess empirical error 0\.2"):
                 run()
         else:
             run()
-    assert sspp_private_size(1, epsilon=1.0, alpha=0.1, beta=0.1) > sspp_private_size(
+    assert compute_sspp_private_size(1, epsilon=1.0, alpha=0.1, beta=0.1) > compute_sspp_private_size(
         1, epsilon=1.0, alpha=0.2, beta=0.1
     )
 
@@ -284,42 +288,48 @@ def test_below_the_guarantee_it_warns_and_above_it_does_not():
 def test_sspp_counts_public_points_too():
     """Too few do not cover the class; too many make a cover that takes more records to choose from."""
     asked = {"epsilon": 0.01, "alpha": 0.4, "beta": 0.4}
-    enough = sspp_public_size(1, alpha=0.4, beta=0.4)
-    n = sspp_private_size(1, **asked)
-    assert n == sspp_private_size(1, **asked, public=enough) < sspp_private_size(1, **asked, public=10 * enough)
+    enough = compute_sspp_public_size(1, alpha=0.4, beta=0.4)
+    n = compute_sspp_private_size(1, **asked)
+    assert (
+        n
+        == compute_sspp_private_size(1, **asked, num_public=enough)
+        < compute_sspp_private_size(1, **asked, num_public=10 * enough)
+    )
     run = {**asked, "budget": DryRunNoise()}
     sample = Sample(np.zeros(n), np.ones(n))
-    sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
-    with pytest.warns(BelowGuarantee, match=rf"public points >= {enough}, here {enough - 1}"):
-        sspp(Thresholds(), sample, np.linspace(0, 1, enough - 1), **run)
-    with pytest.warns(BelowGuarantee, match="excess error 0.4 with probability 0.6: n >="):
-        sspp(Thresholds(), sample, np.linspace(0, 1, 10 * enough), **run)
+    run_sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
+    with pytest.warns(BelowGuaranteeWarning, match=rf"public points >= {enough}, here {enough - 1}"):
+        run_sspp(Thresholds(), sample, np.linspace(0, 1, enough - 1), **run)
+    with pytest.warns(BelowGuaranteeWarning, match="excess error 0.4 with probability 0.6: n >="):
+        run_sspp(Thresholds(), sample, np.linspace(0, 1, 10 * enough), **run)
 
 
 def test_bad_input_is_refused():
     far = Sample(np.zeros(3), np.ones(3), adjacency="add_remove")
     with pytest.raises(ValueError, match="replace_one"):
-        sspp(Thresholds(), far, DOMAIN, epsilon=1.0, budget=DryRunNoise())
+        run_sspp(Thresholds(), far, DOMAIN, epsilon=1.0, budget=DryRunNoise())
     near = Sample(np.zeros(3), np.ones(3))
     for epsilon in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epsilon"):
-            sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, budget=DryRunNoise())
+            run_sspp(Thresholds(), near, DOMAIN, epsilon=epsilon, budget=DryRunNoise())
     with pytest.raises(ValueError, match="public_x"):
-        sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, budget=DryRunNoise())
+        run_sspp(Thresholds(), near, np.zeros((0, 1)), epsilon=1.0, budget=DryRunNoise())
     with pytest.raises(ValueError, match="candidates"):
-        exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=DryRunNoise())
+        run_exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=DryRunNoise())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
             plot_report(errors, 1.0, DryRunNoise(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
-        log_law(np.array([0.0, np.nan]), 1.0)
+        compute_log_probabilities(np.array([0.0, np.nan]), 1.0)
 
 
 def test_any_loss_is_private_at_its_sensitivity():
     """Losses in [-1, 1], two records, every neighbor: the range is met exactly at range/n, not at 2 range/n."""
     epsilon, n, loss_range, table = 0.7, 2, 2.0, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
     laws = {
-        records: log_law(-np.mean([table[z] for z in records], axis=0), epsilon / (2 * loss_range / n))
+        records: compute_log_probabilities(
+            -np.mean([table[z] for z in records], axis=0), epsilon / (2 * loss_range / n)
+        )
         for records in itertools.product(table, repeat=n)
     }
     spans = [

@@ -10,11 +10,11 @@ from scipy.stats import kstest
 from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import logistic
-from pate_torch.pac.logistic import least_acceptance, logistic_exponential, unit_rows
-from pate_torch.pac.sample import BelowGuarantee, Sample
+from pate_torch.pac.logistic import clip_rows, compute_min_acceptance, run_logistic_exponential
+from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from tests.pac.pac_audit import Spy
 
-quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 GRID = np.linspace(-1, 1, 4001)
 
 
@@ -33,7 +33,7 @@ def test_draws_follow_the_density(radius, ridge, runs):
     records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
     sample = Sample(np.array([[x] for x, _ in records]), np.array([y for _, y in records]))
     asked = {"radius": radius, "ridge": ridge, "budget": DryRunNoise(insecure_seed=0)}
-    drawn = [float(logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)]
+    drawn = [float(run_logistic_exponential(sample, epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)]
 
     def cdf(epsilon):
         mass = np.cumsum(density(records, epsilon, radius, ridge))
@@ -54,32 +54,32 @@ def test_the_density_has_the_range_that_is_charged():
 @quiet
 def test_proposals_are_kept_as_often_as_bounded_in_many_dimensions():
     generator, radius, ridge = np.random.default_rng(0), 3.0, 0.05
-    x = unit_rows(3 * generator.normal(size=(2000, 40)))
+    x = clip_rows(3 * generator.normal(size=(2000, 40)))
     sample = Sample(x, x[:, 0] > 0.1 * generator.normal(size=2000))
     spy = Spy()
     for _ in range(20):
-        found = logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
+        found = run_logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
         assert np.linalg.norm(found.hypothesis) <= radius and found.events == (BoundedRangeEvent(eta=2.0),)
     proposals = spy.log.count("draw") / 20  # a uniform one for each
-    assert spy.log[0] == "charge" and proposals < 2 / least_acceptance(radius, ridge) + 20
+    assert spy.log[0] == "charge" and proposals < 2 / compute_min_acceptance(radius, ridge) + 20
 
 
 def test_a_longer_record_weighs_no_more():
-    assert np.linalg.norm(unit_rows(np.array([[3.0, 4.0], [0.3, 0.4]])), axis=1) == pytest.approx([1.0, 0.5])
+    assert np.linalg.norm(clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]])), axis=1) == pytest.approx([1.0, 0.5])
 
 
 def test_what_would_take_for_ever_is_refused_before_the_charge(monkeypatch):
     spy, sample = Spy(), Sample(np.zeros((5, 1)), np.zeros(5))
     with pytest.raises(ValueError, match=r"ridge=0\.01.*Take ridge >= 0\.014"):
-        logistic_exponential(sample, radius=20.0, ridge=0.01, epsilon=1.0, budget=spy)
+        run_logistic_exponential(sample, radius=20.0, ridge=0.01, epsilon=1.0, budget=spy)
     assert not spy.log
-    assert least_acceptance(20.0, 0.014) > 0.9 * logistic.LEAST_ACCEPTANCE
+    assert compute_min_acceptance(20.0, 0.014) > 0.9 * logistic.MIN_ACCEPTANCE_RATE
     with pytest.raises(ValueError, match=r"sample\.n=5.*Take n >= 10,"):
-        logistic_exponential(sample, radius=2.0, ridge=0.1, epsilon=1.0, budget=spy)
+        run_logistic_exponential(sample, radius=2.0, ridge=0.1, epsilon=1.0, budget=spy)
     assert not spy.log
-    with pytest.warns(BelowGuarantee, match=r"excess mean loss 0\.5: n >= 8"):
-        logistic_exponential(sample, radius=2.0, ridge=0.5, epsilon=1.0, budget=spy)
+    with pytest.warns(BelowGuaranteeWarning, match=r"excess mean loss 0\.5: n >= 8"):
+        run_logistic_exponential(sample, radius=2.0, ridge=0.5, epsilon=1.0, budget=spy)
     with pytest.raises(ValueError, match="replace_one"):
-        logistic_exponential(Sample(np.zeros(5), np.zeros(5), "add_remove"), radius=2.0, ridge=1.0, epsilon=1.0,
+        run_logistic_exponential(Sample(np.zeros(5), np.zeros(5), "add_remove"), radius=2.0, ridge=1.0, epsilon=1.0,
                              budget=spy)  # fmt: skip
-    assert math.isclose(least_acceptance(1e9, 0.25), math.exp(-0.5))
+    assert math.isclose(compute_min_acceptance(1e9, 0.25), math.exp(-0.5))

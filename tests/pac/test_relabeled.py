@@ -10,14 +10,14 @@ from scipy.stats import norm
 
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import RELABEL_FACTOR
-from pate_torch.pac.boosting import folds
-from pate_torch.pac.classes import Thresholds, erm
-from pate_torch.pac.exponential import log_law
-from pate_torch.pac.relabeled import needed_records, plan_relabeled, relabeled_gnmax
-from pate_torch.pac.sample import BelowGuarantee, MostlyNoise, Sample
+from pate_torch.pac.boosting import split_folds
+from pate_torch.pac.classes import Thresholds, fit_erm
+from pate_torch.pac.exponential import compute_log_probabilities
+from pate_torch.pac.relabeled import compute_relabeled_size, plan_relabeled, run_relabeled_gnmax
+from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning, Sample
 from tests.pac.pac_audit import Spy, neighbors, universe
 
-quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 
 
 @pytest.mark.parametrize("epsilon,delta,m", [(0.5, 1e-5, 50), (1.0, 1e-5, 163), (3.0, 1e-3, 10)])
@@ -26,21 +26,21 @@ def test_the_plan_adds_up_to_what_is_asked(epsilon, delta, m):
     n = 200_000
     plan = plan_relabeled(n, m, epsilon=epsilon, delta=delta)
     mu = math.sqrt(2 * m) / plan.sigma
-    e = plan.inner[0]
+    e = plan.inner_price[0]
     curve = norm.cdf(-e / mu + mu / 2) - math.exp(e) * norm.cdf(-e / mu - mu / 2)
-    assert curve == pytest.approx(plan.inner[1], rel=1e-6)
-    share = plan.subset / n
-    assert math.log1p(share * (RELABEL_FACTOR * math.exp(e) - 1)) == pytest.approx(plan.total[0])
-    assert plan.total[0] <= epsilon and share * plan.inner[1] <= delta * (1 + 1e-9)
-    assert plan.total[0] > 0.999 * epsilon
-    assert plan.num_teachers == plan.subset // 30
+    assert curve == pytest.approx(plan.inner_price[1], rel=1e-6)
+    share = plan.subset_size / n
+    assert math.log1p(share * (RELABEL_FACTOR * math.exp(e) - 1)) == pytest.approx(plan.total_price[0])
+    assert plan.total_price[0] <= epsilon and share * plan.inner_price[1] <= delta * (1 + 1e-9)
+    assert plan.total_price[0] > 0.999 * epsilon
+    assert plan.num_teachers == plan.subset_size // 30
 
 
 def test_no_rounding_puts_the_price_above_what_was_asked():
     """From sub-samples that leave nothing for the votes to those that leave nearly all."""
     for n, epsilon, delta in itertools.product((3000, 6499, 10**6, 10**9), (0.1, 0.5, 1.0, 4.0), (1e-9, 1e-4)):
         plan = plan_relabeled(n, 50, epsilon=epsilon, delta=delta, shard=10)
-        assert 0 < plan.total[0] <= epsilon and 0 < plan.total[1] <= delta
+        assert 0 < plan.total_price[0] <= epsilon and 0 < plan.total_price[1] <= delta
 
 
 def law_of(records, size, teachers, sigma):
@@ -53,10 +53,10 @@ def law_of(records, size, teachers, sigma):
         ones = []
         for h in candidates:
             label = Thresholds().predict(h, x)
-            best = [erm(Thresholds(), x[block], label[block]) for block in folds(size, teachers)]
+            best = [fit_erm(Thresholds(), x[block], label[block]) for block in split_folds(size, teachers)]
             votes = sum(bool(Thresholds().predict(b, np.array([[1.0]]))[0]) for b in best)
             ones.append(norm.cdf((2 * votes - teachers) / (math.sqrt(2) * sigma)))
-        law.append(float(np.exp(log_law(-wrong, 0.5)) @ ones))
+        law.append(float(np.exp(compute_log_probabilities(-wrong, 0.5)) @ ones))
     one = np.mean(law)
     return np.array([one, 1 - one])
 
@@ -91,25 +91,25 @@ def test_it_answers_right_where_plain_voting_fails_and_charges_before_it_draws()
     x = generator.random(n)
     y = np.where(generator.random(n) < 0.35, x < 0.5, x >= 0.5)
     spy, x_Q = Spy(), generator.random((60, 1))
-    answers = relabeled_gnmax(Thresholds(), Sample(x, y), x_Q, epsilon=2.0, delta=1e-5, alpha=0.2, budget=spy)
+    answers = run_relabeled_gnmax(Thresholds(), Sample(x, y), x_Q, epsilon=2.0, delta=1e-5, alpha=0.2, budget=spy)
     assert spy.log[0] == "charge" and spy.log.count("charge") == 1 and spy.charged == answers.events
     assert np.mean(answers.label_Q.numpy() == (x_Q[:, 0] >= 0.5)) > 0.9
 
 
 def test_it_warns_below_what_it_needs_and_says_what_would_do():
-    n, shard = needed_records(20, 1, epsilon=1.0, delta=1e-5, alpha=0.4)
+    n, shard = compute_relabeled_size(20, 1, epsilon=1.0, delta=1e-5, alpha=0.4)
     x = np.random.default_rng(0).random(n)
     x_Q, asked = np.linspace(0, 1, 20), {"epsilon": 1.0, "delta": 1e-5, "alpha": 0.4}
     with warnings.catch_warnings():
-        warnings.simplefilter("error", BelowGuarantee)
-        answers = relabeled_gnmax(
+        warnings.simplefilter("error", BelowGuaranteeWarning)
+        answers = run_relabeled_gnmax(
             Thresholds(), Sample(x, x >= 0.3), x_Q, **asked, shard=shard, budget=DryRunNoise(insecure_seed=0)
         )
     assert np.mean(answers.label_Q.numpy() == (x_Q >= 0.3)) >= 0.6
     with (
-        pytest.warns(BelowGuarantee, match="records of a teacher >= .*teachers >= "),
-        pytest.warns(MostlyNoise, match=r"20.7 of 17 votes"),
+        pytest.warns(BelowGuaranteeWarning, match="records of a teacher >= .*teachers >= "),
+        pytest.warns(NoisyVotesWarning, match=r"20.7 of 17 votes"),
     ):
-        relabeled_gnmax(Thresholds(), Sample(x[:5000], x[:5000] >= 0.3), x_Q, **asked, budget=DryRunNoise())
+        run_relabeled_gnmax(Thresholds(), Sample(x[:5000], x[:5000] >= 0.3), x_Q, **asked, budget=DryRunNoise())
     with pytest.raises(ValueError, match=r"n=100: .* take n >= "):
         plan_relabeled(100, 20, epsilon=0.1, delta=1e-5)

@@ -115,7 +115,7 @@ def watched(watch: Watch) -> Iterator[None]:
     publish, add_noise, errors = (
         private_epsilon.publication.publish_price,
         EntropyOptimizer.add_noise,
-        exponential.error_counts,
+        exponential.count_errors,
     )
     ids = itertools.count(1)
 
@@ -174,7 +174,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(selection, "draw", of_students)
         patch.setattr(private_epsilon.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
-        patch.setattr(exponential, "error_counts", of_hypotheses)
+        patch.setattr(exponential, "count_errors", of_hypotheses)
         for name in ("gaussian", "laplace", "gumbel", "uniform"):
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")

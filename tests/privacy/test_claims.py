@@ -336,7 +336,7 @@ def test_the_python_api(tmp_path, mechanism):
     assert whats(one.folder.parent, "other_releases") == [PURPOSE_LABELS]
 
 
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuarantee")
+@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
 def test_a_published_hypothesis(tmp_path):
     one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), partition=ReplaceOne())
     with one.labeler(num_queries=10) as labeler:
