@@ -69,7 +69,7 @@ class Settled:
         """Pool indices, int64 [at most state.remaining]; the doubtful part last."""
         count, points = compute_round_size(state), shuffle(get_open_points(state), state, self.name)
         if len(state.query_Q) == 0:
-            return Medoids().select(replace(state, remaining=count, rounds_left=1))
+            return Medoids().select(replace(state, num_remaining=count, num_rounds_left=1))
         if len(state.label_Q[state.label_Q != NO_ANSWER].unique()) < 2:
             return points[:count]
         x_PD = append_ones(get_features(state, 128))

@@ -37,7 +37,7 @@ from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
 from pate_torch.pac.nets import compute_log_sauer_shelah
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
-from pate_torch.pac.selection import plot_report
+from pate_torch.pac.selection import draw_model
 from pate_torch.pac.semi_private import run_sspp
 from pate_torch.pac.stable import (
     compute_flipping_gamma,
@@ -129,7 +129,7 @@ print(caught[0].message)
 
 # %%
 errors = np.array([212, 187, 240, 190])
-picks = np.bincount([plot_report(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
+picks = np.bincount([draw_model(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
 print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %% [markdown]

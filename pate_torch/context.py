@@ -29,7 +29,7 @@ from pate_torch.data.units import drop_unusable
 from pate_torch.features.contrastive import learn_encoder
 from pate_torch.features.encoded_dataset import EncodedDataset
 from pate_torch.ledger import Ledger
-from pate_torch.methods.base import FittedVoters
+from pate_torch.methods.base import PreparedMethod
 from pate_torch.planning import feasibility
 from pate_torch.protocols import Student
 from pate_torch.reporting import owner_file
@@ -269,7 +269,7 @@ class LabelRelease:
     labels: Release
     facts: dict[str, Any]
     guide: Student | None = None
-    method: FittedVoters | None = None
+    method: PreparedMethod | None = None
     raw_votes: Votes | CellHistogram | None = None
 
 

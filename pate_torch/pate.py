@@ -380,7 +380,9 @@ class PATE:
             raise checks.error(
                 "options", sorted(options), "go with an algorithm's name only", "Set them on the object."
             )
-        student = _make_student("algorithm", algorithm, {"network": _make_predictor(result.data.spec), **options})
+        student = _make_student(
+            "algorithm", algorithm, {"network": _select_student_network(result.data.spec), **options}
+        )
         config = replace(result.config, student=student)
         config.check_students(result.data)
         with self._open_run(config, result.data, result.release) as run:
@@ -713,7 +715,7 @@ def _select_guide_network(spec: DataSpec) -> str:
     return "lean_cnn" if spec.is_image else "mlp"
 
 
-def _make_predictor(spec: DataSpec) -> str:
+def _select_student_network(spec: DataSpec) -> str:
     """A published student's network for data of this shape."""
     if not spec.is_image:
         return "mlp"

@@ -25,7 +25,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import make_folders
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.encoded_dataset import ENCODER_FOLDER, EncodedDataset
-from pate_torch.methods.base import FittedVoters
+from pate_torch.methods.base import PreparedMethod
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.reporting import private_metrics
 from pate_torch.reporting.builder import build_report
@@ -118,7 +118,7 @@ def release_labels(run: RunContext) -> LabelRelease:
 class _RoundGuide:
     """Fits a student between rounds: it guides the next questions, and the voters who look at it."""
 
-    def __init__(self, run: RunContext, method: FittedVoters) -> None:
+    def __init__(self, run: RunContext, method: PreparedMethod) -> None:
         self.run, self.method = run, method
         self.student: Student | None = None
         self.progress = run.stages("Training the guide student") if run.config.is_guided else None
@@ -141,7 +141,7 @@ class _RoundGuide:
         return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, method.feature_PD)
 
 
-def _build_record(run: RunContext, method: FittedVoters) -> dict[str, Any]:
+def _build_record(run: RunContext, method: PreparedMethod) -> dict[str, Any]:
     """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
     config, data = run.config, run.data
     assert run.budget is not None

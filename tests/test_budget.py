@@ -237,7 +237,7 @@ def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspende
 @pytest.mark.parametrize("incurred,paid", [((), 0), ((4,), 4), ((2, 3), 5), ((9,), 9), (None, 9)])
 def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
     """Nothing said: all of it."""
-    with budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m", what="a thing") as spending:
+    with budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m", purpose="a thing") as spending:
         for count in incurred if incurred is not None else ():
             spending.record_cost([GaussianEvent(mu=0.1, count=count)])
         if incurred == ():

@@ -460,21 +460,27 @@ def test_the_rule_goes_by_public_facts():
     from dataclasses import replace
 
     assert choose_method(ROWS).name == "gradients"
-    assert choose_method(replace(ROWS, records=None)).name == "teachers"
-    assert "the number of public points" in choose_method(replace(ROWS, records=None)).reason
-    assert [choose_method(replace(ROWS, images=images)).features.name for images in (False, True)] == [
+    assert choose_method(replace(ROWS, num_records=None)).name == "teachers"
+    assert "the number of public points" in choose_method(replace(ROWS, num_records=None)).reason
+    assert [choose_method(replace(ROWS, is_image=images)).features.name for images in (False, True)] == [
         "fourier",
         "contrastive",
     ]
-    assert choose_method(replace(ROWS, images=True, records=None)).name == "teachers"
-    assert choose_method(replace(ROWS, encoded=True)).features is None
-    assert [choose_method(replace(ROWS, encoded=True, epsilon=e)).self_training for e in (0.05, 2.0)] == [True, False]
+    assert choose_method(replace(ROWS, is_image=True, num_records=None)).name == "teachers"
+    assert choose_method(replace(ROWS, is_encoded=True)).features is None
+    assert [choose_method(replace(ROWS, is_encoded=True, epsilon=e)).self_training for e in (0.05, 2.0)] == [
+        True,
+        False,
+    ]
     assert not choose_method(replace(ROWS, epsilon=0.05)).self_training
     fewer, more = choose_method(replace(ROWS, epsilon=0.1)), choose_method(ROWS)
     assert 1 < fewer.effective_dim < more.effective_dim == pytest.approx(30_000 / more.mechanism.sigma / 8)
     assert choose_method(ROWS, "dpsgd").name == "dpsgd" and choose_method(ROWS, num_teachers=50).num_teachers == 50
-    assert "Nothing here is expected" in choose_method(replace(ROWS, records=40, epsilon=0.1)).expectation
-    assert "Nothing here is expected" in choose_method(replace(ROWS, records=None, public=50, epsilon=0.1)).expectation
+    assert "Nothing here is expected" in choose_method(replace(ROWS, num_records=40, epsilon=0.1)).expectation
+    assert (
+        "Nothing here is expected"
+        in choose_method(replace(ROWS, num_records=None, num_public=50, epsilon=0.1)).expectation
+    )
 
 
 def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
@@ -482,12 +488,16 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
 
     small = choose_method(ROWS, "teachers")
     assert small.num_teachers == 3000 and small.teacher.network == "logistic" and small.query.name == "medoids"
-    assert small.self_training and choose_method(replace(ROWS, records=1_000_000), "teachers").num_teachers == 4000
-    assert choose_method(replace(ROWS, classes=26), "teachers").num_teachers == 30_000 // 33  # 1.25 records of a class
+    assert small.self_training and choose_method(replace(ROWS, num_records=1_000_000), "teachers").num_teachers == 4000
+    assert (
+        choose_method(replace(ROWS, num_classes=26), "teachers").num_teachers == 30_000 // 33
+    )  # 1.25 records of a class
     for facts in ({"images": True}, {"grouped": True}, {"own_teacher": True}):
         large = choose_method(replace(ROWS, **facts), "teachers")
         assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
-    unsaid = choose_method(replace(ROWS, records=None))  # 3,000 public points tell little of how many records there are
+    unsaid = choose_method(
+        replace(ROWS, num_records=None)
+    )  # 3,000 public points tell little of how many records there are
     assert unsaid.num_teachers == 30 and unsaid.teacher == small.teacher and unsaid.self_training
     given = choose_method(ROWS, num_teachers=50)
     assert given.num_teachers == 50 and given.teacher is None

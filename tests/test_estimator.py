@@ -104,7 +104,7 @@ class Counting(LogisticRegression):
 @pytest.mark.parametrize("teacher", [RECIPE, Counting()], ids=["recipe", "estimator"])
 def test_a_teacher_that_comes_out_different_alone_is_refused_before_anything_is_charged(make, teacher, monkeypatch):
     plain = engine._compute_losses
-    monkeypatch.setattr(engine, "_losses", lambda *given: plain(*given) * (1 + 0.1 * plain(*given).mean()))
+    monkeypatch.setattr(engine, "_compute_losses", lambda *given: plain(*given) * (1 + 0.1 * plain(*given).mean()))
     pate = make(teacher=teacher)
     for _ in range(2):  # a second call does not get by either
         with pytest.raises(ValueError, match=r"1 of 16 teachers.*came out different"):

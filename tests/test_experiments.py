@@ -31,7 +31,7 @@ def configured(home: Path, *overrides: str):
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return hydra_config.run_config(cfg, folder), hydra_config.build_study(cfg)
+    return hydra_config.build_run_config(cfg, folder), hydra_config.build_study(cfg)
 
 
 def run(home: Path, *overrides: str):

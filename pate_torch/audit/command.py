@@ -183,15 +183,15 @@ def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[in
 
 def _make_joint_score(left: Outcomes, right: Outcomes) -> ScoreFunction:
     """The log ratio of the whole row: for queries that depend on each other."""
-    table = _compute_log_ratio(_format_line_name(left), _format_line_name(right))
+    table = _compute_log_ratio(_hash_rows(left), _hash_rows(right))
 
     def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
-        return _look_up(*table, _format_line_name(outcomes))
+        return _look_up(*table, _hash_rows(outcomes))
 
     return compute_score
 
 
-def _format_line_name(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _hash_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """One integer for each row: a random hash."""
     weights = np.random.default_rng(0).integers(1, 1 << 62, rows.shape[1], dtype=np.int64) | 1
     with np.errstate(over="ignore"):
@@ -291,7 +291,7 @@ def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outc
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
-        label_Q = label_Q + _format_line_name(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
+        label_Q = label_Q + _hash_rows(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
     if (
         answers.noisy_counts is not None
     ):  # a pair of votes moves one between the first two classes: their difference tells

@@ -59,7 +59,7 @@ def _train(cfg: DictConfig) -> None:
     from pate_torch.cli import hydra_config
 
     try:
-        config = hydra_config.run_config(cfg, Path(HydraConfig.get().runtime.output_dir))
+        config = hydra_config.build_run_config(cfg, Path(HydraConfig.get().runtime.output_dir))
         study = hydra_config.build_study(cfg)
         pipeline.run(config) if study is None else study.run(config)
     except (ValueError, FloatingPointError, OSError, SafetensorError) as error:

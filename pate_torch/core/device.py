@@ -27,7 +27,7 @@ def float32_precision(*, tf32: bool = False) -> Iterator[None]:
 
     (As it comes, PyTorch rounds in cuDNN's convolutions, whatever is said of matrix products.)
     """
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.apply_conv)  # type: ignore[attr-defined]
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     previous_precisions = [backend.fp32_precision for backend in backends]
     try:
         for backend in backends:

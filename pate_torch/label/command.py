@@ -104,7 +104,7 @@ def compose_config(settings: Sequence[str]) -> RunConfig:
     if not any(setting.startswith("dataset=") for setting in settings):
         return build_config(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
-    return hydra_config.run_config(cfg, Path(cfg.paths.run))
+    return hydra_config.build_run_config(cfg, Path(cfg.paths.run))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

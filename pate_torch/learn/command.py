@@ -71,7 +71,7 @@ def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
         "config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE_SETTING, *overrides]
     )
     folder = Path(run_folders.get_run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.get_run_id()
-    return hydra_config.run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
+    return hydra_config.build_run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
 
 
 def _make_parser() -> argparse.ArgumentParser:

@@ -211,15 +211,15 @@ def _check_price(config: RunConfig, task: LearningTask, planned_events: tuple[Pr
 
 
 def _make_report(
-    config: RunConfig, learning: LearningTask, data: Dataset, student: Student, ledger: Ledger, paid: list[str]
+    config: RunConfig, task: LearningTask, data: Dataset, student: Student, ledger: Ledger, release_ids: list[str]
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""
-    spec, choices, owner = data.spec, learning.options, owner_file.read(config.root, data.spec.name)
-    measured = compute_student_metrics(data, student) if data.evaluation.public else {}
-    kind = "linear" if learning.algorithm.is_linear else choices.hypotheses
+    spec, options, owner = data.spec, task.options, owner_file.read(config.root, data.spec.name)
+    metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
+    kind = "linear" if task.algorithm.is_linear else options.hypotheses
     return ReleaseReport(
         dataset=spec.name,
-        mechanism=learning.name,
+        mechanism=task.name,
         student=kind,
         num_teachers=0,
         queries_asked=0,
@@ -227,13 +227,13 @@ def _make_report(
         delta=config.privacy.delta,
         adjacency=config.partition.adjacency,
         unit=data.private.unit,
-        **compute_claims(ledger, spec.name, paid, current_ids=paid),
-        parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": choices.alpha},
+        **compute_claims(ledger, spec.name, release_ids, current_ids=release_ids),
+        parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": options.alpha},
         noise="torch",
         public_share=data.pool.split,
         reuses_labels=False,
         seconds={},  # the work grows with the records and with what they are
-        **measured,
+        **metrics,
         ledger_head=ledger.get_head(),
         class_names=spec.class_names,
         input_kind=spec.kind,

@@ -40,7 +40,7 @@ class DistanceToInstability(VoteMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         fix = "It is the price of one query."
-        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.LEAST_NOISE, exclusive=True, fix=fix)
+        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.MIN_NOISE_SCALE, exclusive=True, fix=fix)
         checks.delta("mechanism.delta", self.delta)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import FittedVoters, PrivateMethodBase
+from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import Votes
@@ -57,7 +57,7 @@ class PanelMethod(PrivateMethodBase):
     def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def prepare(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. The teachers' votes, recognized by a keyed hash, once one teacher has cast the same votes alone."""
         with run.clock("votes"):
             prediction_KQ = self.panel.predict(run.data.pool.x)
@@ -66,7 +66,7 @@ class PanelMethod(PrivateMethodBase):
                 self.panel.check_retraining(run.data.pool.x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count_votes(prediction_KQ, self.panel.spec.num_classes)
-        return FittedVoters.from_votes(run, votes)
+        return PreparedMethod.from_votes(run, votes)
 
 
 Member = Callable[[Tensor], Tensor]

@@ -15,7 +15,7 @@ from pate_torch.data.units import select_model
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.contrastive import append_mean_shift, embed, encode
 from pate_torch.features.neighbors import to_graph_device
-from pate_torch.methods.base import FittedVoters, PrivateMethodBase
+from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.networks import make_feature_extractor
 from pate_torch.protocols import Progress, Student, do_nothing
 from pate_torch.sensitive import SensitiveRecords
@@ -90,7 +90,7 @@ class RecordMethod(PrivateMethodBase):
         """
         raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
 
-    def prepare(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
 
         def encode_records(encoder: nn.Module | None) -> SensitiveRecords:
@@ -98,7 +98,7 @@ class RecordMethod(PrivateMethodBase):
             progress = run.stages("Encoding every record")
             return self.build_sensitive(run.data, shards, encoder=encoder, device=run.config.device, progress=progress)
 
-        def refit(guide: Student) -> FittedVoters:
+        def refit(guide: Student) -> PreparedMethod:
             records = encode_records(make_feature_extractor(guide.module))
             return replace(
                 first_round, sensitive=records, feature_PD=to_graph_device(records.feature_PD, run.config.device)
@@ -107,7 +107,7 @@ class RecordMethod(PrivateMethodBase):
         with run.clock("records"):
             records = encode_records(run.learn_encoder())
         alias = run.store.create_alias(run.store.compute_fingerprint(run.data.private))
-        first_round = FittedVoters(id=alias, sensitive=records, refit=refit)
+        first_round = PreparedMethod(id=alias, sensitive=records, refit=refit)
         return first_round
 
 

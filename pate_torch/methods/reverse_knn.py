@@ -59,18 +59,18 @@ class ReverseKnn(RecordMethod):
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
-    ) -> SourceRecords:
+    ) -> CellCounter:
         """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
 
         ``encoder``: see ``RecordMethod.build_sensitive``; nearness is that of its features.
         """
         private, encoder, feature_PD = encode_public(data, shards, encoder, device)
         sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
-        return SourceRecords(private, data.spec, encoder, feature_PD, sensitivity, progress)
+        return CellCounter(private, data.spec, encoder, feature_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SourceRecords:
+class CellCounter:
     """PRIVATE. Records as voters.
 
     Attributes:
@@ -99,15 +99,15 @@ class SourceRecords:
         assert self.sensitivity.adjacency is not None
         return self.sensitivity.adjacency
 
-    def take(self, index_Q: Tensor) -> CellHistogram:
+    def select(self, index_Q: Tensor) -> CellHistogram:
         """PRIVATE. The cell counts of these questions: pool indices, int64 [Q]."""
-        asked_QD = self.feature_PD[index_Q.cpu()]
-        nearest = functools.partial(assign_cells, query_QD=asked_QD)
-        row_N = map_records_batch_invariant(nearest, self.encoder, self.private, self.spec, self.progress)
-        counts_QC = torch.zeros(len(asked_QD), self.num_classes, dtype=torch.int64)
+        query_QD = self.feature_PD[index_Q.cpu()]
+        assign_to_queries = functools.partial(assign_cells, query_QD=query_QD)
+        row_N = map_records_batch_invariant(assign_to_queries, self.encoder, self.private, self.spec, self.progress)
+        counts_QC = torch.zeros(len(query_QD), self.num_classes, dtype=torch.int64)
         row_U, class_U = _select_unit_cells(row_N, self.private, self.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
-        return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, asked_QD))
+        return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, query_QD))
 
     def __repr__(self) -> str:
         return f"Records(adjacency={self.adjacency!r}, content withheld)"

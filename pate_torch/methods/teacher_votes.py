@@ -18,7 +18,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import check_id
 from pate_torch.data.partition import assign_shards
 from pate_torch.ledger import Ledger
-from pate_torch.methods.base import FittedVoters, PrivateMethodBase
+from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription, format_each_unit
 from pate_torch.protocols import do_nothing
 from pate_torch.sensitive import SensitiveValue, SoftVotes, Votes
@@ -102,7 +102,7 @@ class TeacherVotes(PrivateMethodBase):
 
     # ---- training -----------------------------------------------------------------------------------------------
 
-    def prepare(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. The ensemble, and its votes on the public pool."""
         stored_teachers, is_new = self.load_or_train(run)
 
@@ -126,7 +126,7 @@ class TeacherVotes(PrivateMethodBase):
             sensitive = SoftVotes.from_probabilities(
                 stored_teachers.ensemble.predict_proba(run.data.pool.x, device=device, progress=progress)
             )
-        return FittedVoters(
+        return PreparedMethod(
             id=alias, sensitive=sensitive, record_ledger_head=record_ledger_head, ensemble=stored_teachers.ensemble
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import FittedVoters, PrivateMethod, PrivateMethodBase
+from pate_torch.methods.base import PreparedMethod, PrivateMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription
 from pate_torch.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
@@ -75,9 +75,9 @@ class VotesFile(PrivateMethodBase):
         """PRIVATE. A keyed hash of the votes, in place of the records."""
         return store.compute_votes_fingerprint(self._loaded_votes)
 
-    def prepare(self, run: RunContext) -> FittedVoters:
+    def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. The votes, as they were read."""
-        return FittedVoters.from_votes(run, self._loaded_votes)
+        return PreparedMethod.from_votes(run, self._loaded_votes)
 
     @property
     def _loaded_votes(self) -> Votes:

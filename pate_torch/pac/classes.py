@@ -99,7 +99,7 @@ def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
     return candidates[int(np.argmin(count_errors(hypotheses, candidates, x, y)))]
 
 
-def _format_count_column(x: Floats, name: str) -> Floats:
+def _select_column(x: Floats, name: str) -> Floats:
     if x.shape[1] != 1:
         raise checks.error("x.shape", x.shape, f"{name} live on the line: one feature per point")
     return x[:, 0]
@@ -116,15 +116,15 @@ class Thresholds(EnumerableClass):
     vc_dimension: int = 1
 
     def enumerate_representatives(self, x: Floats) -> Sequence[float]:
-        return compute_cuts(_format_count_column(x, self.name)).tolist()
+        return compute_cuts(_select_column(x, self.name)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
-        return _format_count_column(x, self.name) >= hypothesis
+        return _select_column(x, self.name) >= hypothesis
 
     def count_errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
         sign = np.where(y, 1, -1)
         return np.count_nonzero(~y) + _sum_below(
-            _format_count_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64)
+            _select_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64)
         )
 
 
@@ -139,16 +139,16 @@ class Intervals(EnumerableClass):
     vc_dimension: int = 2
 
     def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
-        cut = compute_cuts(_format_count_column(x, self.name))
+        cut = compute_cuts(_select_column(x, self.name))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
 
     def predict(self, hypothesis: tuple[float, float], x: Floats) -> Bools:
-        value = _format_count_column(x, self.name)
+        value = _select_column(x, self.name)
         return (value >= hypothesis[0]) & (value < hypothesis[1])
 
     def count_errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
-        value, sign = _format_count_column(x, self.name), np.where(y, -1, 1)
+        value, sign = _select_column(x, self.name), np.where(y, -1, 1)
         low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
         inside_weight = _sum_below(value, sign, high) - _sum_below(value, sign, low)
         return np.count_nonzero(y) + inside_weight

@@ -10,7 +10,7 @@ from pate_torch.pac.exponential import draw_gumbel_max
 from pate_torch.pac.sample import Ints
 
 
-def plot_report(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
+def draw_model(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
     """The index of a model with few errors, drawn with noise that has been paid for.
 
     Args:

@@ -180,7 +180,7 @@ class Composer:
         cfg = copy.deepcopy(self._config_by_groups[groups])
         for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
             OmegaConf.update(cfg, override.get_key_element(), override.value())
-        plan = composer.run_config(cfg, Path("."))
+        plan = composer.build_run_config(cfg, Path("."))
         if not plan.num_teachers and not plan.method.releases_model:
             fix = "Set privacy.target_epsilon in train.py to have its noise found."
             raise checks.error("voters", plan.method.name, "has no teachers to plan", fix)

@@ -88,7 +88,7 @@ class ReleaseWriter:
         assert events is not None, "written after close"
         for tag, points in curves.items():
             for question, value in thin_points(points) if len(points) > 1 else ():
-                events.add_summary(_make_spec(tag, value, report.terms), int(question))
+                events.add_summary(_make_scalar(tag, value, report.terms), int(question))
 
     def _write_figure(self, tag: str, figure: Figure) -> None:
         self.writer.add_figure(self.prefix + tag, figure, close=False)
@@ -165,11 +165,11 @@ def _compute_budget_left(report: ReleaseReport) -> list[float]:
     return [max(0.0, report.budget_epsilon - value) for value in report.account_curve]
 
 
-def _make_spec(tag: str, value: float, terms: str) -> Summary:
+def _make_scalar(tag: str, value: float, terms: str) -> Summary:
     """A scalar in double precision whose card carries the terms: SummaryWriter's own has no place for them."""
-    kind = SummaryMetadata.PluginData(plugin_name="scalars")
+    plugin = SummaryMetadata.PluginData(plugin_name="scalars")
     # The default smoothing trails a rising curve, and so shows a price below the true one.
-    words = f"{terms}. Set Smoothing to 0: the smoothed line is not the price."
-    metadata = SummaryMetadata(plugin_data=kind, summary_description=words)
+    description = f"{terms}. Set Smoothing to 0: the smoothed line is not the price."
+    metadata = SummaryMetadata(plugin_data=plugin, summary_description=description)
     tensor = TensorProto(double_val=[value], dtype="DT_DOUBLE")
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=metadata)])

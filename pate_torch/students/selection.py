@@ -16,7 +16,7 @@ from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.data.units import hold_out, select_one_per_unit
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
-from pate_torch.pac.selection import plot_report
+from pate_torch.pac.selection import draw_model
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.types import Dataset, PrivateData
 
@@ -106,6 +106,6 @@ class Selection:
         with budget.spend(
             self.privacy_events(), mechanism=f"selection:{self.name}", purpose=PURPOSE_STUDENT_CHOICE
         ) as spending:
-            winner = plot_report(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
+            winner = draw_model(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
         winner_name = list(students)[winner]
         return winner_name, students[winner_name], spending.id

@@ -169,7 +169,7 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
             mass = np.diff(_compute_loss_cdf(e, (grid + (1e-9 if rounds_up else -1e-9)) * step, rounds_up))
             transform *= np.fft.rfft(np.roll(mass, size // 2 + rounds_up)) ** e["count"]
         mass = np.roll(np.fft.irfft(transform, size), size // 2)
-        epsilons.append(_get_epsilon(grid[:-1] * step, mass, delta + (-1 if rounds_up else 1) * size * 1e-15))
+        epsilons.append(_compute_epsilon(grid[:-1] * step, mass, delta + (-1 if rounds_up else 1) * size * 1e-15))
     return epsilons[0], epsilons[1]
 
 
@@ -186,13 +186,13 @@ def _compute_loss_cdf(e: Event, threshold: np.ndarray, rounds_up: bool) -> np.nd
     return np.where(threshold < -max_loss, 0, np.where(threshold < max_loss, inner_cdf, 1))
 
 
-def _get_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
+def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
     """The least epsilon of a law: its delta is the most of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
     loss, mass = loss[::-1], mass[::-1]
     loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))
-    more, other = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
-    over = more > delta
-    return float((np.log(more[over] - delta) - other[over]).max(initial=0))
+    tail_mass, log_weighted_tail = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
+    is_above_delta = tail_mass > delta
+    return float((np.log(tail_mass[is_above_delta] - delta) - log_weighted_tail[is_above_delta]).max(initial=0))
 
 
 def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:

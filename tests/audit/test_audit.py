@@ -214,7 +214,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
     pair = printed_pair(mechanism.threshold, 1)
     tried = {"runs": 500_000, "independent": True, "confidence": CERTAIN}
     assert audit(mechanism, [pair], **tried).is_sound
-    monkeypatch.setattr(distance_to_instability, "distance", printed_distance)
+    monkeypatch.setattr(distance_to_instability, "compute_instability_distance", printed_distance)
     result = audit(mechanism, [pair], **tried)
     assert not result.is_sound and result.proven > 1.5 > result.claimed
 
@@ -223,7 +223,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
     mechanism, _ = load_mechanism("stability", (), 1e-5)
-    monkeypatch.setattr(sparse_vector, "distance", printed_distance)
+    monkeypatch.setattr(sparse_vector, "compute_instability_distance", printed_distance)
     pair = printed_pair(mechanism.compute_scales(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).is_sound
 
@@ -279,7 +279,7 @@ def test_a_threshold_charged_once_is_found():
         mechanism = cls(**values)
         pairs = [p for p in make_worst_pairs(mechanism, 30) if p.name == "at the threshold"]
         results.append(audit(mechanism, pairs, runs=30_000, independent=True, confidence=CERTAIN))
-    assert results[0].sound and not results[1].sound
+    assert results[0].is_sound and not results[1].is_sound
     assert results[1].proven > results[1].claimed
 
 

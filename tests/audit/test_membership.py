@@ -216,7 +216,7 @@ def test_members_are_the_records_of_shards_and_others_are_none_of_them():
     x = torch.cat([whole.evaluation.x, whole.private.x[:7]])
     y = torch.cat([whole.evaluation.y, whole.private.y[:7]])
     mixed = dataclasses.replace(whole, evaluation=dataclasses.replace(whole.evaluation, x=x, y=y))
-    shards = AddRemove(capacity=8).shards(whole.private, 12, seed=0)
+    shards = AddRemove(capacity=8).make_shards(whole.private, 12, seed=0)
     used = whole.private.x[shards.index_KS[shards.mask_KS]]
     assert len(used) < len(whole.private)
     found = MembershipTest().select_records(mixed, shards, None, seed=0)
@@ -230,7 +230,7 @@ def test_a_unit_is_counted_once():
     whole = blobs(n=400).load()
     unit = np.array([f"patient{i // 4}" for i in range(len(whole.private))])
     private = PrivateData(whole.private.x, whole.private.y, unit, "group:patient")
-    shards = AddRemove().shards(private, 5, seed=0)
+    shards = AddRemove().make_shards(private, 5, seed=0)
     found = MembershipTest().select_records(dataclasses.replace(whole, private=private), shards, None, seed=0)
     assert len(found.member_x) == len(set(unit.tolist())) == 50
 

@@ -12,7 +12,7 @@ def switches():
     cudnn = torch.backends.cudnn
     return (
         torch.backends.cuda.matmul.fp32_precision,
-        cudnn.apply_conv.fp32_precision,
+        cudnn.conv.fp32_precision,
         cudnn.deterministic,
         cudnn.benchmark,
     )

@@ -18,7 +18,7 @@ def refuse(holder):
 
 
 def hold_for_ever(path, ready):
-    with locks.hold(path, "place", busy=refuse):
+    with locks.hold(path, "place", on_wait=refuse):
         ready.set()
         time.sleep(600)
 
@@ -39,9 +39,9 @@ def holder(tmp_path):
 def test_a_place_is_held_by_one_and_free_afterwards(tmp_path):
     place = tmp_path / "place"
     for _ in range(2):
-        with locks.hold(place, "place", busy=refuse):
+        with locks.hold(place, "place", on_wait=refuse):
             with pytest.raises(ValueError, match=rf"process {os.getpid()} on .* since 2"):
-                locks.hold(place, "place", busy=refuse).__enter__()
+                locks.hold(place, "place", on_wait=refuse).__enter__()
             with locks.try_hold(place, "place") as mine:
                 assert not mine
         assert not place.exists()
@@ -50,10 +50,10 @@ def test_a_place_is_held_by_one_and_free_afterwards(tmp_path):
 def test_a_place_is_held_by_one_process_until_it_is_killed(tmp_path, holder):
     place = tmp_path / "place"
     with pytest.raises(ValueError, match=f"process {holder.pid} "):
-        locks.hold(place, "place", busy=refuse).__enter__()
+        locks.hold(place, "place", on_wait=refuse).__enter__()
     heard, killer = [], threading.Timer(0.3, holder.kill)
     killer.start()
-    with locks.hold(place, "place", busy=heard.append):
+    with locks.hold(place, "place", on_wait=heard.append):
         holder.join(60)
         assert holder.exitcode == -signal.SIGKILL
     assert len(heard) == 1 and str(holder.pid) in heard[0]
@@ -64,7 +64,7 @@ def test_those_who_wait_come_one_at_a_time(tmp_path):
 
     def enter():
         for _ in range(20):
-            with locks.hold(place, "place", busy=lambda _: None):
+            with locks.hold(place, "place", on_wait=lambda _: None):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
@@ -81,11 +81,11 @@ def test_a_forked_child_holds_nothing(tmp_path):
     """Else workers that outlive a killed run would keep the next one waiting."""
     place = tmp_path / "place"
     context = multiprocessing.get_context("fork")
-    with locks.hold(place, "place", busy=refuse):
+    with locks.hold(place, "place", on_wait=refuse):
         child = context.Process(target=time.sleep, args=(600,))
         child.start()
     try:
-        with locks.hold(place, "place", busy=refuse):
+        with locks.hold(place, "place", on_wait=refuse):
             pass
     finally:
         child.kill()
@@ -94,7 +94,7 @@ def test_a_forked_child_holds_nothing(tmp_path):
 
 def test_what_a_fork_leaves_behind_does_not_free_the_place(tmp_path):
     place = tmp_path / "place"
-    with locks.hold(place, "place", busy=refuse):
+    with locks.hold(place, "place", on_wait=refuse):
         child = os.fork()
         if child == 0:
             try:
@@ -113,7 +113,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, code):
 
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(ValueError, match=rf"place=.*cannot be locked \({os.strerror(code)}\).*local disk"):
-        locks.hold(tmp_path / "place", "place", busy=refuse).__enter__()
+        locks.hold(tmp_path / "place", "place", on_wait=refuse).__enter__()
 
 
 def test_a_system_without_locks_is_refused(tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_abandoned_checkpoints_are_swept_and_those_of_the_living_are_not(tmp_pat
         partial(store, "c" * 16, 1e8),
     )
     (store.folder / f".partial-{'d' * 16}.lock").write_text("")
-    with locks.hold(living.with_name(f"{living.name}.lock"), "place", busy=refuse):
+    with locks.hold(living.with_name(f"{living.name}.lock"), "place", on_wait=refuse):
         store.sweep()
         assert len(list(living.iterdir())) == 3
     assert [path.name for path in fresh.iterdir()] == ["chunk_00000.safetensors"]
@@ -186,7 +186,9 @@ def test_half_written_files_of_the_store_are_swept(tmp_path):
     key = store.compute_keyed_digest(b"x")
     (store.folder / ".fingerprint_key.0123456789ab").write_text("")
     with store.lock(), pytest.raises(ValueError):
-        locks.hold(store.folder / ".lock", "place", busy=refuse).__enter__()  # a sweep would wait for what is written
+        locks.hold(
+            store.folder / ".lock", "place", on_wait=refuse
+        ).__enter__()  # a sweep would wait for what is written
     store.sweep()
     names = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.name != "README"}
     assert names == {".fingerprint_key", "accounts", "accounts/digits.json", "a" * 16, f"{'a' * 16}/votes"}

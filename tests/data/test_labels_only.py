@@ -93,7 +93,7 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
 
 def test_labels_are_replaced_not_removed_and_groups_are_refused():
     with pytest.raises(ValueError, match="replace_one"):
-        AddRemove().shards(SOURCE.load().private, 10, seed=0)
+        AddRemove().make_shards(SOURCE.load().private, 10, seed=0)
     with pytest.raises(ValueError, match="group:patient"):
         LabelsOnly(source=own_data(unit="group:patient")).load()
 

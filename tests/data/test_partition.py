@@ -35,7 +35,7 @@ ids = st.lists(st.text("abcxyz0189:é", min_size=1, max_size=6), min_size=1, max
 def test_hash_shards_equal_the_slow_rule_record_by_record(ids, seed, teachers):
     data = private(ids)
     teachers = min(teachers, len(set(ids)))
-    shards = AddRemove().shards(data, teachers, seed)
+    shards = AddRemove().make_shards(data, teachers, seed)
 
     key = rng.derive_seed(seed, "partition", "add_remove").to_bytes(8, "big")
     rows = [[] for _ in range(teachers)]
@@ -62,7 +62,7 @@ def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capac
     kept = np.flatnonzero(data.unit_id != gone)
     less = PrivateData(data.x[kept], data.y[kept], data.unit_id[kept], data.unit)
     partition = AddRemove(capacity=capacity)
-    before, after = (named(d, partition.shards(d, 2, seed)) for d in (data, less))
+    before, after = (named(d, partition.make_shards(d, 2, seed)) for d in (data, less))
     changed = [k for k in range(2) if before[k] != after[k]]
     home = int(compute_keyed_hash([gone], seed, "partition", "add_remove")[0, 0] % np.uint64(2))
     assert set(changed) <= {home}
@@ -76,7 +76,7 @@ def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capac
 def test_a_group_stays_together_and_the_unit_is_carried():
     users = [f"user{i % 40}" for i in range(400)]
     data = private(users, "group:user")
-    shards = AddRemove().shards(data, 7, 3)
+    shards = AddRemove().make_shards(data, 7, 3)
     homes = {}
     for k, row in enumerate(named(data, shards)):
         for user, _ in row:
@@ -87,27 +87,27 @@ def test_a_group_stays_together_and_the_unit_is_carried():
 
 def test_capacity_fixes_the_shape_and_keeps_the_first_by_hash():
     data = private([str(i) for i in range(300)])
-    full = AddRemove().shards(data, 10, 0)
-    cut = AddRemove(capacity=20).shards(data, 10, 0)
+    full = AddRemove().make_shards(data, 10, 0)
+    cut = AddRemove(capacity=20).make_shards(data, 10, 0)
     assert cut.index_KS.shape == (10, 20)
     assert int(full.mask_KS.sum(1).max()) > 20
     assert all(cut.get_indices(k).tolist() == full.get_indices(k).tolist()[:20] for k in range(10))
-    assert AddRemove(capacity=1000).shards(data, 10, 0).index_KS.shape == (10, 1000)
+    assert AddRemove(capacity=1000).make_shards(data, 10, 0).index_KS.shape == (10, 1000)
 
 
 def test_an_empty_shard_is_fine():
     data = private(["a", "b", "c"])
-    sizes = [AddRemove().shards(data, 3, seed).mask_KS.sum(1).min().item() for seed in range(20)]
+    sizes = [AddRemove().make_shards(data, 3, seed).mask_KS.sum(1).min().item() for seed in range(20)]
     assert 0 in sizes
 
 
 def test_hash_shards_are_binomially_even_and_depend_on_the_seed():
     data = private([str(i) for i in range(20_000)])
-    shards = AddRemove().shards(data, 50, 1)
+    shards = AddRemove().make_shards(data, 50, 1)
     sizes = shards.mask_KS.sum(1).double()
     chi2 = float(((sizes - 400) ** 2 / 400).sum())
     assert 23 < chi2 < 86  # chi-square(49), 0.1 % on either side: neither lumpy nor suspiciously equal
-    other = AddRemove().shards(data, 50, 2)
+    other = AddRemove().make_shards(data, 50, 2)
     overlap = len(set(shards.get_indices(0).tolist()) & set(other.get_indices(0).tolist()))
     assert overlap < 40  # 8 expected by chance, 400 if the seed had no say
 
@@ -155,10 +155,10 @@ def test_too_many_teachers_are_refused_with_the_numbers(partition, data, teacher
 def test_how_many_units_there_are_refuses_no_number_of_teachers(unit):
     """It is private; the teachers that get none have empty shards."""
     data = private(list("aabb"), unit)
-    shards = AddRemove().shards(data, 5, 0)
+    shards = AddRemove().make_shards(data, 5, 0)
     assert shards.num_teachers == 5 and int(shards.mask_KS.sum()) == 4 and int(shards.mask_KS.any(1).sum()) <= 2
     with pytest.raises(ValueError) as error:
-        AddRemove().shards(data, 0, 0)
+        AddRemove().make_shards(data, 0, 0)
     assert "2" not in str(error.value) and "4" not in str(error.value)
 
 
@@ -168,9 +168,9 @@ def test_capacity_is_checked():
 
 
 def test_nothing_private_shows():
-    text = repr(AddRemove().shards(private(["secret1", "secret2"]), 2, 0))
+    text = repr(AddRemove().make_shards(private(["secret1", "secret2"]), 2, 0))
     assert "secret" not in text and "tensor" not in text
-    assert isinstance(AddRemove().shards(private(["a"]), 1, 0), Shards)
+    assert isinstance(AddRemove().make_shards(private(["a"]), 1, 0), Shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -295,7 +295,7 @@ def _check_placement(gpu: SimulatedGpu, func: Any, name: str, args: Any, tensors
 
 def _round_to_tf32(name: str, operands: Any) -> Any:
     """Round float32 operands of a product to ten bits of mantissa if TF32 is switched on."""
-    backend: Any = torch.backends.cudnn.apply_conv if name in _CONVOLUTIONS else torch.backends.cuda.matmul
+    backend: Any = torch.backends.cudnn.conv if name in _CONVOLUTIONS else torch.backends.cuda.matmul
     if name not in _PRODUCTS | _CONVOLUTIONS or backend.fp32_precision != "tf32":
         return operands
 

@@ -337,7 +337,7 @@ def test_net_sizes_are_large_enough_in_simulation_and_smallest():
     assert np.mean([gap(10) > eta for _ in range(200)]) > beta
     holds = lambda k: (
         math.log(2) + 2 * nets.compute_log_sauer_shelah(2 * k, 2) - eta * k / 2 * math.log(2) <= math.log(beta)
-    )  # noqa: E731
+    )
     assert holds(m) and not holds(m - 1)
     assert Intervals().vc_dimension == 2
 

@@ -551,7 +551,7 @@ def encoded(tmp_path):
 def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path, monkeypatch):
     """Through the same encoder, as features."""
     seen = []
-    monkeypatch.setattr(command, "trained", lambda *given: seen.append(given[2]) or train_vote_model(*given))
+    monkeypatch.setattr(command, "train_vote_model", lambda *given: seen.append(given[2]) or train_vote_model(*given))
     asked = (*encoded, f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.on=old")
     report = plan(*asked, *BRIEF, "mechanism.sigma=2", "num_queries=20")
     texts = [row.split(",")[0] for row in (tmp_path / "old.csv").read_text().split()[1:]]

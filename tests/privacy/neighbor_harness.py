@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.plot_report
+    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model
     publish, add_noise, errors = (
         private_epsilon.publication.publish_price,
         EntropyOptimizer.add_noise,
@@ -171,7 +171,7 @@ def watched(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
-        patch.setattr(selection, "draw", of_students)
+        patch.setattr(selection, "draw_model", of_students)
         patch.setattr(private_epsilon.publication, "release", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)

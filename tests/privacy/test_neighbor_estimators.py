@@ -124,13 +124,13 @@ def no_retraining(monkeypatch):
 
 def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
     no_retraining(monkeypatch)
-    monkeypatch.setattr(rng, "seeded", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     np.random.seed(0)
     assert "where it says" in faults(case(door="Pate", voters="drawing", ids="strings"))
 
 
 def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
-    monkeypatch.setattr(rng, "seeded", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     tally = Tally()
     assert not calls.attempt(case(door="Pate", voters="drawing"), tally)
     assert "was trained again" in str(tally.reasons)

@@ -62,5 +62,5 @@ def test_settled_leaves_the_doubtful_half_for_last():
     assert len(set(ask)) == 79 and sorted(abs(place - 40) for place in ask[:4]) == [20, 20, 21, 21]
     assert all(abs(place - 40) < 20 for place in ask[-39:]) and ask[-1] == 40
     # A refusal at 60 draws the boundary to it.
-    refused = dataclasses.replace(answered, asked_Q=torch.tensor([0, 80, 60]), label_Q=torch.tensor([0, 1, NO_ANSWER]))
+    refused = dataclasses.replace(answered, query_Q=torch.tensor([0, 80, 60]), label_Q=torch.tensor([0, 1, NO_ANSWER]))
     assert Settled().select(refused)[-1] >= 45

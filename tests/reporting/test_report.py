@@ -251,7 +251,7 @@ VOTERS = {
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace_one"])
 def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, unit, adjacency):
     voters = VOTERS[who](unit)
-    assert voters is None or MethodDescription.from_dict(json.loads(json.dumps(voters.facts()))) == voters
+    assert voters is None or MethodDescription.from_dict(json.loads(json.dumps(voters.to_dict()))) == voters
     number = {"num_teachers": 250, "rounds": 1} if who.startswith("teachers") else {"num_teachers": 0, "rounds": 2}
     report = demo(unit=unit, adjacency=adjacency, voters=voters, **number)
     shown = html.unescape(render_page(report)).replace("\u00a0", " ")

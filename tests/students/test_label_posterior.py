@@ -76,7 +76,7 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
         def release(self, votes, noise, context):
             hidden = super().release(votes, noise, context)
             shown = GNMax(sigma=self.sigma / 3, counts=True, noise=self.noise).release(votes, noise, context)
-            return dataclasses.replace(hidden, noisy=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
+            return dataclasses.replace(hidden, noisy_counts=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
 
     mechanism = GNMax(sigma=3.0, noise=kind)
     pairs = make_worst_pairs(mechanism, 2)

@@ -80,7 +80,7 @@ def test_without_torchrun_there_is_one_rank(monkeypatch):
 
 def test_ranks_of_different_kinds_refuse_to_mix(monkeypatch):
     """Launches are of other sizes on a GPU, so that one rank's teachers would have other bits than another's."""
-    monkeypatch.setattr(distributed, "world", lambda: distributed.World(rank=1, size=3, local_rank=1, local_size=3))
+    monkeypatch.setattr(distributed, "get_world", lambda: distributed.World(rank=1, size=3, local_rank=1, local_size=3))
     kinds = ["cpu", "cuda", "cuda"]
     monkeypatch.setattr(distributed.dist, "all_gather_object", lambda out, mine: out.__setitem__(slice(None), kinds))
     with pytest.raises(ValueError, match=r"device='cuda': must be of one kind on all ranks \(rank 0 cpu, rank 1 cuda"):

@@ -15,7 +15,7 @@ OPTIONS = {"lean_cnn": {"channels": [4, 8], "hidden": 16}}
 def trial_of(teacher, monkeypatch, rows=ROWS, **changes):
     """The trial of this teacher of a new ensemble."""
     tried = []
-    monkeypatch.setattr(independence, "choose", lambda candidates: next(c for c in candidates if c[1] == teacher))
+    monkeypatch.setattr(independence, "draw_index", lambda candidates: next(c for c in candidates if c[1] == teacher))
     train(records(90), spec(), shards_of(rows), recipe(steps=8, **changes), seed=0, on_trial=tried.append)
     (trial,) = tried
     return trial
@@ -42,7 +42,7 @@ def test_a_leak_between_the_slots_of_a_launch_is_refused(teacher, monkeypatch):
         own = plain(logits, y, smoothing)
         return own * (1 + 1e-3 * own.mean())
 
-    monkeypatch.setattr(engine, "_losses", mixed)
+    monkeypatch.setattr(engine, "_compute_losses", mixed)
     trial = trial_of(teacher, monkeypatch)
     with pytest.raises(ValueError, match=r"1 of 9 teachers.*came out different"):
         trial.run(records(20, seed=1).x, CPU)
@@ -65,7 +65,7 @@ def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch)
 def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
     """What is planted in this process alone is not there."""
     plain = engine._compute_losses
-    monkeypatch.setattr(engine, "_losses", lambda *given: 2 * plain(*given))
+    monkeypatch.setattr(engine, "_compute_losses", lambda *given: 2 * plain(*given))
     trial = trial_of(2, monkeypatch, chunk=1)
     with pytest.raises(ValueError, match="came out different"):
         trial.run(records(20, seed=1).x, CPU)
@@ -73,7 +73,7 @@ def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
 
 def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monkeypatch):
     drawn = []
-    monkeypatch.setattr(independence, "choose", lambda candidates: drawn.append(list(candidates)) or candidates[3])
+    monkeypatch.setattr(independence, "draw_index", lambda candidates: drawn.append(list(candidates)) or candidates[3])
     trials = []
     private = records(90)
     train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, on_trial=trials.append)

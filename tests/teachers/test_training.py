@@ -55,9 +55,9 @@ def test_replacing_one_record_changes_one_teacher_and_no_bit_of_the_others(backe
 def test_removing_or_adding_one_record_changes_one_teacher_and_no_bit_of_the_others(backend):
     private, partition = records(70), AddRemove()
     fewer = removed(private, 23)
-    owner = int((partition.shards(private, 7, seed=1).index_KS == 23).any(1).nonzero())
+    owner = int((partition.make_shards(private, 7, seed=1).index_KS == 23).any(1).nonzero())
     before, after = (
-        train(data, spec(), partition.shards(data, 7, seed=1), recipe(backend=backend), seed=3)
+        train(data, spec(), partition.make_shards(data, 7, seed=1), recipe(backend=backend), seed=3)
         for data in (private, fewer)
     )
     assert differing(before.params, after.params) == {owner}
@@ -177,7 +177,7 @@ def test_an_unknown_layer_goes_through_vmap():
 
 def test_teachers_learn_and_agree_on_easy_data():
     private, fresh = records(400), records(100, seed=1)
-    shards = AddRemove().shards(private, 8, seed=0)
+    shards = AddRemove().make_shards(private, 8, seed=0)
     ensemble = train(private, spec(), shards, recipe(steps=60, chunk=None), seed=0)
     prediction = ensemble.predict(fresh.x)
     assert (prediction == fresh.y).float().mean() > 0.95
@@ -186,7 +186,7 @@ def test_teachers_learn_and_agree_on_easy_data():
 
 def test_the_loop_and_the_stacked_engine_cast_the_same_votes_after_a_full_float32_run():
     private, fresh = records(400), records(500, seed=1)
-    shards = AddRemove().shards(private, 8, seed=0)
+    shards = AddRemove().make_shards(private, 8, seed=0)
     settings = recipe(steps=100)
     batched = train(private, spec(), shards, settings, seed=0)
     loop = train_loop(gather_chunk(private, shards, range(8)), spec(), settings, 0, CPU).params
@@ -451,7 +451,9 @@ def test_an_ensemble_checks_its_parameters():
 
 def test_bf16_trains():
     private = records(200)
-    ensemble = train(private, spec(), AddRemove().shards(private, 4, seed=0), recipe(steps=60, dtype="bf16"), seed=0)
+    ensemble = train(
+        private, spec(), AddRemove().make_shards(private, 4, seed=0), recipe(steps=60, dtype="bf16"), seed=0
+    )
     assert (ensemble.predict(private.x) == private.y).float().mean() > 0.95
 
 

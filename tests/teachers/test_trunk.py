@@ -60,7 +60,7 @@ def test_a_record_removed_reaches_one_teacher_although_it_shifts_all_positions(d
 
 
 def test_copies_stay_in_the_shard_of_their_record(data, trunk):
-    shards = AddRemove().shards(data.private, 8, seed=0)
+    shards = AddRemove().make_shards(data.private, 8, seed=0)
     encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     assert encoded.x.shape == (3 * 240, 24) and encoded.x.dtype == torch.float32
     for k in range(8):

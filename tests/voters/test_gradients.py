@@ -263,7 +263,7 @@ def test_classes_need_not_be_equally_common(rare):
     private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
-    records = GradientMethod(size=4000).build_sensitive(data, AddRemove().shards(private, 1, 0), encoder=encoder)
+    records = GradientMethod(size=4000).build_sensitive(data, AddRemove().make_shards(private, 1, 0), encoder=encoder)
     descent = GradientDescent(sigma=10.0, adjacency="add_remove")
     answers = descent.draw(records, DryRunNoise(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
@@ -595,7 +595,7 @@ def test_a_model_that_was_not_released_is_not_published():
     with pytest.raises(ValueError, match=r"student\.last='model'.*other features.*released"):
         dataclasses.replace(student, features=small).fit(other, seed=0, device=torch.device("cpu"))
     with pytest.raises(ValueError, match=r"student\.last='teacher'"):
-        dataclasses.replace(student, last="teacher")
+        dataclasses.replace(student, publish="teacher")
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "garbage", "gone"])

@@ -26,7 +26,7 @@ from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.records import map_records_batch_invariant
-from pate_torch.methods.reverse_knn import ReverseKnn, SourceRecords, assign_cells, describe
+from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
 from pate_torch.networks import make_feature_extractor, remove_head
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism, StudentTask, do_nothing
@@ -152,7 +152,7 @@ def test_pairs_of_histograms_must_be_neighbors():
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> SourceRecords:
+def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
     """Records that lie among 60 public images."""
     ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
     private = PrivateData(x, y, ids, "record" if unit_id is None else "group:who")
@@ -168,7 +168,7 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
     asked = torch.tensor([3, 50, 7, 21])
     body = encoder() if learnt else torch.nn.Flatten()
     voters = records(x, y, encoder=body if learnt else None)
-    histogram = voters.take(asked)
+    histogram = voters.select(asked)
     expected = torch.zeros(4, 3, dtype=torch.int64)
     with torch.no_grad():
         place = lambda one: torch.nn.functional.normalize(body(IMAGES.normalize(one[None])).flatten(), dim=0)  # noqa: E731
@@ -186,15 +186,15 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
 def test_one_record_moves_one_cell_and_nothing_else_bit_for_bit():
     x, y = images(40, seed=1)
     asked, body = torch.arange(0, 60, 6), encoder()
-    whole = records(x, y, encoder=body).take(asked).counts_QC
+    whole = records(x, y, encoder=body).select(asked).counts_QC
     for gone in (0, 17, 39):
         kept = torch.arange(40) != gone
-        change = whole - records(x[kept], y[kept], encoder=body).take(asked).counts_QC
+        change = whole - records(x[kept], y[kept], encoder=body).select(asked).counts_QC
         assert sorted(change.flatten().tolist())[-2:] == [0, 1] and int(change.sum()) == 1
     other_x, other_y = x.clone(), y.clone()
     other_x[5], other_y[5] = 255 - x[5], (y[5] + 1) % 3
-    assert records(x, y, encoder=body).take(asked).sensitivity.adjacency == "add_remove"
-    replaced = records(other_x, other_y, encoder=body, adjacency="replace_one").take(asked)
+    assert records(x, y, encoder=body).select(asked).sensitivity.adjacency == "add_remove"
+    replaced = records(other_x, other_y, encoder=body, adjacency="replace_one").select(asked)
     assert replaced.sensitivity.adjacency == "replace_one"
     change = whole - replaced.counts_QC
     assert int(change.sum()) == 0 and int(change.abs().sum()) == 2
@@ -208,7 +208,7 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     def histogram(x, y, names):
         data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         return (
-            ReverseKnn().build_sensitive(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).take(asked)
+            ReverseKnn().build_sensitive(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).select(asked)
         )
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
@@ -236,7 +236,7 @@ def test_batches_have_one_shape_and_progress_is_in_per_cent():
 
     voters = records(x, torch.zeros(41, dtype=torch.int64), encoder=Watched())
     seen.clear()
-    dataclasses.replace(voters, progress=lambda *step: shown.append(step)).take(torch.tensor([1, 2]))
+    dataclasses.replace(voters, progress=lambda *step: shown.append(step)).select(torch.tensor([1, 2]))
     assert set(seen) == {8} and 41 / 8 <= len(seen) <= 41
     assert {total for _, total in shown} == {100} and shown[-1][0] == 100  # not how many records there are
 
@@ -288,7 +288,7 @@ def test_a_group_votes_once_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
     y = torch.tensor([0, 0, 1, 1, 2, 0])
-    counts = records(x, y, unit_id=["a", "a", "a", "b", "b", "b"]).take(torch.tensor([3, 2, 1])).counts_QC
+    counts = records(x, y, unit_id=["a", "a", "a", "b", "b", "b"]).select(torch.tensor([3, 2, 1])).counts_QC
     # a: twice (question 1, class 0). b: three places once each, of which the first by row and class.
     assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
 

@@ -122,7 +122,7 @@ RECIPE = TeacherRecipe(network="mlp", steps=60, batch_size=8, augment=None, labe
 @pytest.fixture(scope="module")
 def glyphs():
     data = SOURCE.load()
-    shards = AddRemove().shards(data.private, 40, seed=0)
+    shards = AddRemove().make_shards(data.private, 40, seed=0)
     return data, train(data.private, data.spec, shards, RECIPE, seed=0)
 
 

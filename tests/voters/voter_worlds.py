@@ -38,4 +38,4 @@ def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return hydra_config.run_config(hydra_compose("config", overrides=[*overrides, *places]), folder)
+        return hydra_config.build_run_config(hydra_compose("config", overrides=[*overrides, *places]), folder)
