@@ -3,7 +3,7 @@
     PYTHONPATH=.:keel python benchmarks/directions.py --cache features packages-wordllama sst2-wordllama pneumonia-lite0
     PYTHONPATH=.:keel python benchmarks/directions.py --cache features spambase satimage magic
 
-Noisy descent of a linear model as ``voters.gradients`` has it, in floats: eight steps, clipping norm .5, with a step's
+Noisy descent of a linear model as ``method.gradients`` has it, in floats: eight steps, clipping norm .5, with a step's
 size where a whitened point is of length 1, and one direction for so many records for each unit of noise. The mean
 accuracy over the stand-ins, two splits and two noises each; over random Fourier features where a name has no encoder.
 """

@@ -78,7 +78,7 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
         run(config)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "voters": voters,
+        "method": voters,
         "records": records,
         "features": features,
         "seconds": round(time.process_time() - began, 1),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "PATEClassifier": "pate_torch.classifier",
-    "Pate": "pate_torch.pate",
+    "PATE": "pate_torch.pate",
     "PrivateLabeler": "pate_torch.labeler",
     "load_student": "pate_torch.students.export",
 }

@@ -9,7 +9,7 @@
 Left by an error, the reservation stays spent. Noise is had nowhere else (but in a ``DryRunNoise``, which releases
 nothing), and the ledger is charged nowhere else. What outlives a ``with`` is suspended in it and resumed later:
 
-    with budget.spend(events, mechanism="stability") as spending:
+    with budget.spend(events, mechanism="sparse_vector") as spending:
         ...
         spending.suspend(state)             # a hash of all that is needed to go on
     with budget.resume(spending.id, state) as spending: ...

@@ -74,7 +74,7 @@ class PrivacyConfig:
         check_noise(self.noise, self.insecure_noise_seed)
         check_delta(self.noise, self.delta)
         checks.boolean("privacy.allow_duplicate_account", self.allow_duplicate_account)
-        checks.boolean("privacy.allow_chance", self.allow_uninformative_labels)
+        checks.boolean("privacy.allow_uninformative_labels", self.allow_uninformative_labels)
         if self.chosen_by is not None:
             checks.one_of("privacy.chosen_by", self.chosen_by, SELECTION_BASES)
 
@@ -163,11 +163,11 @@ class RunConfig:
     def _check_released_model(self) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not self.method.releases_model:
-            fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-            raise checks.error("student.last", "model", "is the model trained on gradients, and here is none", fix)
+            fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
+            raise checks.error("student.publish", "model", "is the model trained on gradients, and here is none", fix)
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
-            raise checks.error("student.last", "model", "lies in the features of its own guide", fix)
+            raise checks.error("student.publish", "model", "lies in the features of its own guide", fix)
         student_features: Any = getattr(self.student, "features", None)
         if not self.is_guided and student_features != self.features:
             features_name = "none" if self.features is None else self.features.name

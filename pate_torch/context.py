@@ -302,7 +302,7 @@ def _make_unfinished_call(config: RunConfig, splits: DataSplits) -> UnfinishedCa
     ):
         return None
     store, name = TeacherStore(config.root), splits.data.spec.name
-    keys = ("voters", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
+    keys = ("method", "mechanism", "query", "features", "guide_student", "partition", "teacher", "seed")
     facts: dict[str, Any] = {key: repr(getattr(config, key)) for key in (*keys, "num_queries", "num_rounds")}
     facts |= {
         "pool": compute_tensor_digest(splits.data.pool.x),

@@ -151,7 +151,7 @@ class PrivateLabeler:
         self.ledger, self.account = budget.ledger, budget.account
         self.num_queries = checks.integer("num_queries", num_queries, low=1)
         self.calls = checks.integer("calls", self.num_queries if calls is None else calls, low=1)
-        self.allow_uninformative_labels = checks.boolean("allow_chance", allow_uninformative_labels)
+        self.allow_uninformative_labels = checks.boolean("allow_uninformative_labels", allow_uninformative_labels)
         self._owns_ledger = owns_ledger
         budget.check_events(())  # raises where there is no such account, or it is on other terms
         self._journal = Journal(journal, account=self.account, spec=self.spec)
@@ -387,7 +387,7 @@ class PrivateLabeler:
             num_teachers=votes.num_teachers,
             num_classes=votes.num_classes,
             allow_uninformative=self.allow_uninformative_labels,
-            override_hint="allow_chance=True",
+            override_hint="allow_uninformative_labels=True",
         )
         warning = feasibility.format_low_signal_warning(self.mechanism, votes.num_teachers, votes.num_classes, size)
         if warning is not None:

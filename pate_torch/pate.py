@@ -1,6 +1,6 @@
 """PATE in a notebook: the stages of a run on one's own tensors, with the same ledger, folders and refusals.
 
-    pate = Pate("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
+    pate = PATE("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
     pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
     pate.label(pool_x, num_queries=100)           # charged, then drawn
     student = pate.fit_student("fixmatch")        # free, as often as you like
@@ -208,7 +208,7 @@ class PATE:
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
         self.first_charge_only = checks.boolean("only_first", first_charge_only)
-        self.allow_uninformative_labels = checks.boolean("allow_chance", allow_uninformative_labels)
+        self.allow_uninformative_labels = checks.boolean("allow_uninformative_labels", allow_uninformative_labels)
         self.chosen_by = chosen_by
         default_provenance = {
             CLASSES: FROM_OWNER,
@@ -230,7 +230,7 @@ class PATE:
         self._clock = StageTimer()
 
     def __repr__(self) -> str:
-        return f"Pate({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism.name!r})"
+        return f"PATE({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism.name!r})"
 
     # ---- the stages ---------------------------------------------------------------------------------------------
 
@@ -578,7 +578,7 @@ class PATE:
     def _build_method(self, method: str | TransductiveTeacherVotes | None) -> PrivateMethod:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
         if isinstance(method, str):
-            checks.one_of("voters", method, ("teachers_transductive",))
+            checks.one_of("method", method, ("teachers_transductive",))
             method = TransductiveTeacherVotes(num_teachers=max(1, self.num_teachers))
         if self._stored_teachers is not None:
             stored_method = TeacherVotes(num_teachers=self.num_teachers) if method is None else method
@@ -589,8 +589,8 @@ class PATE:
                 stored_method, num_teachers=self.num_teachers, teachers_id=self._stored_teachers.id, alias=alias
             )
         if method is not None:
-            fix = "Leave out voters, or give Pate(teacher=TeacherRecipe(...))."
-            raise checks.error("voters", type(method).__name__, "needs the probabilities of a recipe's teachers", fix)
+            fix = "Leave out voters, or give PATE(teacher=TeacherRecipe(...))."
+            raise checks.error("method", type(method).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, PrivateMethod):
             return self.teacher
         assert self._panel is not None
@@ -686,7 +686,7 @@ def _format_alternative(config: RunConfig, data: Dataset, descent: GradientBudge
         size, dim_argument = str(descent.num_records), f", directions={descent.effective_dim:.3g}"
         step = f"{descent_mechanism.step_size:.3g}"
         mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}, first_step_size={step}, step_size={step}"
-    return f"Pate(teacher=Gradients(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
+    return f"PATE(teacher=Gradients(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
 
 
 def empty_evaluation(spec: DataSpec, points: Tensor) -> Evaluation:

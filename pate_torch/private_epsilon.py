@@ -45,11 +45,11 @@ class PrivateEpsilon:
 
     def __post_init__(self) -> None:
         if not self.agreement:
-            raise checks.error("sanitiser.agreement", self.agreement, "must hold at least one share")
+            raise checks.error("private_epsilon.agreement", self.agreement, "must hold at least one share")
         for share in self.agreement:
-            checks.between("sanitiser.agreement", share, 0, 1)
-        checks.between("sanitiser.confidence", self.confidence, 0.5, 0.999999)
-        checks.boolean("sanitiser.at_a_loss", self.allow_net_loss)
+            checks.between("private_epsilon.agreement", share, 0, 1)
+        checks.between("private_epsilon.confidence", self.confidence, 0.5, 0.999999)
+        checks.boolean("private_epsilon.allow_net_loss", self.allow_net_loss)
 
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
@@ -68,12 +68,12 @@ class PrivateEpsilon:
             ValueError: The price cannot be sanitised; the message says why.
         """
         model = mechanism.make_outcome_model()
-        fix = "Set sanitiser=none: the data-independent price is published in any case."
+        fix = "Set private_epsilon=none: the data-independent price is published in any case."
         if model is None:
-            raise checks.error("sanitiser", "set", f"{mechanism.name} has no data-dependent price", fix)
+            raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
             raise checks.error(
-                "sanitiser",
+                "private_epsilon",
                 "set",
                 f"questions in {rounds} rounds depend on answers, and their prices do not add",
                 fix,
@@ -86,19 +86,24 @@ class PrivateEpsilon:
                     model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
                 )
             except ValueError as error:
-                raise ValueError(f"sanitiser: {mechanism.name} cannot be sanitised here ({error}) {fix}") from error
+                raise ValueError(
+                    f"private_epsilon: {mechanism.name} cannot be sanitised here ({error}) {fix}"
+                ) from error
             expected_epsilon = publication.forecast_epsilon(
                 new_plan, model, guesses, num_queries=num_queries, delta=delta
             )
             labels_epsilon = accounting.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
             if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
                 message = (
-                    f"would cost more than it saves: for votes like sanitiser.agreement epsilon "
+                    f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
                     f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
                     f"cost {format_epsilon(labels_epsilon)} whatever the votes"
                 )
                 raise checks.error(
-                    "sanitiser", "set", message, f"{fix} To publish all the same: sanitiser.at_a_loss=true."
+                    "private_epsilon",
+                    "set",
+                    message,
+                    f"{fix} To publish all the same: private_epsilon.allow_net_loss=true.",
                 )
             self._plans[key] = new_plan
         return self._plans[key]

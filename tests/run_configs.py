@@ -13,7 +13,7 @@ def run_config(**given) -> RunConfig:
     """``num_teachers`` makes teachers, where no ``voters`` are given."""
     terms = {key: given.pop(key) for key in PRIVACY & given.keys()}
     if "num_teachers" in given:
-        given["voters"] = TeacherVotes(num_teachers=given.pop("num_teachers"))
+        given["method"] = TeacherVotes(num_teachers=given.pop("num_teachers"))
     return RunConfig(**{"baseline": True, **given}, privacy=PrivacyConfig(**terms))
 
 
@@ -24,9 +24,9 @@ def changed(config: RunConfig, **changes) -> RunConfig:
     if "teachers" in voters:
         voters["stored"] = voters.pop("teachers")
     if voters:
-        changes["voters"] = dataclasses.replace(changes.get("voters", config.method), **voters)
+        changes["method"] = dataclasses.replace(changes.get("method", config.method), **voters)
     if "votes" in changes:
         path = changes.pop("votes")
-        changes["voters"] = VotesFile(path=path)
+        changes["method"] = VotesFile(path=path)
         changes.setdefault("baseline", False)
     return dataclasses.replace(config, **changes, privacy=dataclasses.replace(config.privacy, **terms))

@@ -27,7 +27,7 @@ from pate_torch.queries.random import Random
 from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.types import Answers, DataSpec, MechanismContext, PublicPool
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
-from tests.voters.voter_worlds import gradient_sums
+from tests.methods.voter_worlds import gradient_sums
 
 PACKAGE = Path(pate_torch.__file__).parent
 CPU = torch.device("cpu")

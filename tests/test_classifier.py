@@ -546,7 +546,7 @@ def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(make):
     assert fitted.privacy_ == json.loads((fitted.release_ / "privacy.json").read_text())
 
 
-# ---- what Pate says of the same mistakes -------------------------------------------------------------------------
+# ---- what PATE says of the same mistakes -------------------------------------------------------------------------
 
 
 def test_wrong_types_are_named(tmp_path):

@@ -110,10 +110,10 @@ MECHANISM = [
     ("mechanism=interactive mechanism.student_confidence=2", "mechanism.student_confidence=2", "[0, 1]"),
 ]
 STABLE = [  # these mechanisms have no sigma
-    ("mechanism=stability", "num_teachers", "teachers"),
-    ("mechanism=soft_stability", "num_teachers", "teachers"),
-    ("mechanism=stability mechanism.epsilon=0", "mechanism.epsilon=0", "greater than 0"),
-    ("mechanism=stability mechanism.max_failures=0", "mechanism.max_failures=0", "[1,"),
+    ("mechanism=sparse_vector", "num_teachers", "teachers"),
+    ("mechanism=soft_sparse_vector", "num_teachers", "teachers"),
+    ("mechanism=sparse_vector mechanism.epsilon=0", "mechanism.epsilon=0", "greater than 0"),
+    ("mechanism=sparse_vector mechanism.max_failures=0", "mechanism.max_failures=0", "[1,"),
     ("mechanism=single_stable mechanism.delta=1", "mechanism.delta=1", "(0, 1)"),
 ]
 PARTS = [
@@ -141,9 +141,9 @@ PARTS = [
     ("teacher.options=5", "teacher.options=5", "keys and values"),
     ("teacher=mlp +teacher.options.hidden=-1", "network.hidden=-1", "[1,"),
     ("teacher=convnet +teacher.options.foo=1", "option='foo'", "channels"),
-    ("voters=teachers_transductive voters.neighbors=0", "voters.neighbors=0", "[1,"),
-    ("voters=teachers_transductive voters.alpha=1", "voters.alpha=1", "[0, 0.999]"),
-    ("voters=teachers_transductive voters.balance=much", "voters.balance='much'", "true or false"),
+    ("method=teachers_transductive method.neighbors=0", "method.neighbors=0", "[1,"),
+    ("method=teachers_transductive method.alpha=1", "method.alpha=1", "[0, 0.999]"),
+    ("method=teachers_transductive method.balance=much", "method.balance='much'", "true or false"),
     ("query.rounds=0", "query.rounds=0", "[1,"),
     ("query.rounds=1.5", "query.rounds=1.5", "integer"),
     ("student.network=foo", "student.network='foo'", "logistic"),
@@ -183,7 +183,7 @@ COMPOSITION = [
     ("partition=nosuch", "partition='nosuch'", "add_remove"),
     ("teacher=nosuch", "teacher='nosuch'", "standard"),
     ("query=nosuch", "query='nosuch'", "random"),
-    ("voters=nosuch", "voters='nosuch'", "transductive"),
+    ("method=nosuch", "method='nosuch'", "transductive"),
     ("student=nosuch", "student='nosuch'", "fixmatch"),
     ("selection=nosuch", "selection='nosuch'", "none"),
     ("privacy=nosuch", "privacy='nosuch'", "privacy.delta"),

@@ -68,17 +68,17 @@ def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_pa
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "wards", raising=False)
     found = (f"hydra.searchpath=[file://{tmp_path}/mine]", "partition=by_ward")
-    for asked in (("voters=reverse_knn", "mechanism=histogram"), ("voters=gradients", "mechanism=gradient_descent")):
+    for asked in (("method=reverse_knn", "mechanism=histogram"), ("method=gradients", "mechanism=gradient_descent")):
         plan, _ = configured(tmp_path, *found, *asked)
         assert plan.partition.name == "by_ward" and plan.mechanism.adjacency == adjacency == plan.partition.adjacency
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
     assert configured(tmp_path)[0].method.neighbors == 6
-    assert configured(tmp_path, "voters=teachers")[0].method.name == "teachers"
+    assert configured(tmp_path, "method=teachers")[0].method.name == "teachers"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
         assert configured(tmp_path, *f"dataset={name}".split())[0].method.name == "teachers"
-    assert configured(tmp_path, "dataset=mnist", "voters=teachers_transductive")[0].method.neighbors == 6
+    assert configured(tmp_path, "dataset=mnist", "method=teachers_transductive")[0].method.neighbors == 6
     for name in ("mnist_pate", "mnist_prototypes"):
         assert configured(tmp_path, f"experiment={name}")[0].method.neighbors == 6
 

@@ -29,9 +29,9 @@ ALLOWED = {
         *("accounting.events", "accounting.outcomes", "accounting.calibration"),
     },
     "teachers": {"teachers", "types", "sensitive", "core", "protocols", "networks", "features", "data"},
-    "voters": {
+    "method": {
         *(
-            "voters",
+            "method",
             "types",
             "sensitive",
             "core",
@@ -56,7 +56,7 @@ ALLOWED = {
         *("students.store", "teachers.ensemble"),
     },
     "reporting": {  # what lays out a release knows the report of it, not the owner's part
-        *("types", "core", "accounting.shown", "voters.description"),
+        *("types", "core", "accounting.shown", "method.description"),
         *(
             "reporting.report",
             "reporting.statement",
@@ -83,7 +83,7 @@ EXCEPTIONS = {
         *("sensitive", "reporting.build", "reporting.private", "protocols", "accounting", "audit.membership"),
         *("teachers", "data.partition", "context"),
     },
-    "voters.dpsgd": {  # it trains, charges and writes a release of its own
+    "method.dpsgd": {  # it trains, charges and writes a release of its own
         *("accounting", "noise.source", "release_store", "reporting", "students.store", "unfinished"),
     },
     "audit.membership": {"types", "core", "data.units", "reporting.intervals"},

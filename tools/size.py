@@ -47,12 +47,12 @@ KERNEL = (
     # values and their sensitivity, budget, mechanisms, noise
     *("sensitive.py", "types.py", "protocols.py", "aggregation.py", "budget.py", "mechanisms/", "noise/"),
     # prices, and the ledger with its locks and files
-    *("accounting/", "published_price.py", "ledger/accounts.py", "ledger/chain.py"),
+    *("accounting/", "private_epsilon.py", "ledger/accounts.py", "ledger/chain.py"),
     *("ledger/ledger.py", "core/files.py", "core/locks.py"),
     # from records to units, shards and numbers; votes and other contributions, where no record sees another
-    *("data/", "core/rng.py", "core/texts.py", "voters/", "teachers/", "networks/", "features/"),
+    *("data/", "core/rng.py", "core/texts.py", "methods/", "teachers/", "networks/", "features/"),
     # the ways to a release
-    *("classifier.py", "config.py", "context.py", "estimator.py", "labeler.py", "pipeline.py", "unfinished.py"),
+    *("classifier.py", "config.py", "context.py", "pate.py", "labeler.py", "pipeline.py", "unfinished_calls.py"),
     *("cli/", "label/", "students/selection.py"),
     # what is written
     *("release_store.py", "students/export.py", "reporting/build.py", "reporting/private.py", "reporting/render.py"),
@@ -65,7 +65,7 @@ OUTSIDE = (
     *("core/progress.py", "core/run_folders.py"),
     *("reporting/__init__.py", "reporting/console.py", "reporting/curves.py", "reporting/figures.py"),
     *("reporting/intervals.py", "reporting/owner.py", "reporting/owner_file.py"),
-    *("audit/", "plan/", "queries/", "students/", "verify/"),
+    *("audit/", "planning/", "queries/", "students/", "verify/"),
 )
 
 FOREIGN_ATTRIBUTES = {

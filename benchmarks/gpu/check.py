@@ -36,10 +36,15 @@ from pate_torch.core.device import deterministic_mode
 
 PASSED, FAILED, NOT_RUN = "passed", "failed", "not run here"
 SMALL_RUN = (
-    *("dataset.private=480", "dataset.public=200", "dataset.test=200", "voters=teachers", "num_teachers=8"),
+    *("dataset.private=480", "dataset.public=200", "dataset.test=200", "method=teachers", "num_teachers=8"),
     *("teacher=mlp", "teacher.steps=60", "query=random", "num_queries=60", "mechanism.sigma=.5"),
     *("student=supervised", "student.network=mlp", "student.steps=60", "student.augment=null", "membership=none"),
-    *("guide_student=supervised", "baseline=false", "privacy.opening_budget=1e5", "privacy.allow_chance=true"),
+    *(
+        "guide_student=supervised",
+        "baseline=false",
+        "privacy.opening_budget=1e5",
+        "privacy.allow_uninformative_labels=true",
+    ),
 )
 
 

@@ -162,8 +162,8 @@ class AuditSetting:
         # threshold and the failing test both to the ends of their noise; over many failures it would drown.
         sparse = {"epsilon": 2.0, "max_failures": 1}
         return {
-            "stability": cls(queries=8, runs=20_000, overrides=sparse),
-            "soft_stability": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
+            "sparse_vector": cls(queries=8, runs=20_000, overrides=sparse),
+            "soft_sparse_vector": cls(queries=8, runs=20_000, overrides={**sparse, "bins": 4}),
             "single_stable": cls(overrides={"epsilon": 1.0, "delta": 1e-7}),
             # Later steps start where noise has led, and there a gradient is shorter.
             "gradient_descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),

@@ -70,8 +70,8 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         else None,
         privacy=build_privacy_config(resolved),
         selection=instantiate_component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
-        private_epsilon=instantiate_component(cfg, "sanitiser", PrivateEpsilon)
-        if "_target_" in resolved["sanitiser"]
+        private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon)
+        if "_target_" in resolved["private_epsilon"]
         else None,
         membership=instantiate_component(cfg, "membership", MembershipTest)
         if "_target_" in resolved["membership"]
@@ -97,14 +97,14 @@ def build_privacy_config(resolved: dict[str, Any]) -> PrivacyConfig:
 
 def _build_method(cfg: DictConfig, resolved: dict[str, Any]) -> PrivateMethod:
     """Who answers; teachers give way to a file of votes."""
-    method: PrivateMethod = instantiate_component(cfg, "voters", PrivateMethod)
+    method: PrivateMethod = instantiate_component(cfg, "method", PrivateMethod)
     if resolved["teachers"] is not None and not method.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
-        raise checks.error("voters", method.name, "cannot be combined with teachers", fix)
+        raise checks.error("method", method.name, "cannot be combined with teachers", fix)
     if resolved["votes"] is None:
         return method
     path = Path(checks.nonempty_string("votes", resolved["votes"]))
-    for key, value in (("teachers", resolved["teachers"]), ("voters", None if method.num_teachers else method.name)):
+    for key, value in (("teachers", resolved["teachers"]), ("method", None if method.num_teachers else method.name)):
         if value is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
             raise checks.error("votes", str(path), f"cannot be combined with {key}", fix)

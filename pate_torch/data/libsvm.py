@@ -56,7 +56,7 @@ class Libsvm(FileSource):
         if self.num_features is not None:
             checks.integer("dataset.num_features", self.num_features, low=1, high=_MAX_FEATURES)
         checks.integer("dataset.feature_limit", self.feature_limit, low=1)
-        checks.integer("dataset.project", self.projected_dim, low=1)
+        checks.integer("dataset.projected_dim", self.projected_dim, low=1)
 
     @property
     def _way(self) -> str:

@@ -2,7 +2,7 @@
 
 A point x stands beside sqrt(2) cos(x W + b), with normal W and uniform b: inner products of these approach the Gaussian
 kernel, exp(-|x - x'|^2 / 2 s^2). The kernel's width s is the median distance of the public points. For rows of numbers
-with ``voters=gradients``, whose public model is linear in features.
+with ``method=gradients``, whose public model is linear in features.
 
 Source: Rahimi and Recht 2007, "Random features for large-scale kernel machines".
 """

@@ -4,7 +4,7 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
         privacy.delta=1e-6
     pate label dataset=svhn                     # by voters of one's own, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``voters.votes_file``); the owner vouches that every privacy unit
+The votes may come from teachers trained anywhere (``method.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
 conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
 closed.

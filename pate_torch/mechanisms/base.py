@@ -64,7 +64,7 @@ class VoteMechanism:
         """
         if num_teachers == 0:
             raise checks.error("mechanism", self.name, "counts votes of teachers, and here are none",
-                              "Use mechanism=histogram with voters=reverse_knn.")  # fmt: skip
+                              "Use mechanism=histogram with method=reverse_knn.")  # fmt: skip
         checks.integer("num_teachers", num_teachers, low=1)
         _check_queries(num_queries, num_classes, rounds)
 
@@ -101,12 +101,12 @@ class VoteMechanism:
             )
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
-            raise checks.error("voters", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
+            raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 
     def _format_fix(self) -> str:
-        return "Use voters=teachers."
+        return "Use method=teachers."
 
     def _cast_counts(self, votes: Votes | CellHistogram) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
@@ -159,12 +159,12 @@ class RecordMechanism(VoteMechanism):
         """
         if num_teachers:
             message = f"{self.output_description} of records, not votes of {num_teachers} teachers"
-            fix = f"Use voters={self.method}, or mechanism=gaussian for teachers."
+            fix = f"Use method={self.method}, or mechanism=gaussian for teachers."
             raise checks.error("mechanism", self.name, message, fix)
         _check_queries(num_queries, num_classes, rounds)
 
     def _format_fix(self) -> str:
-        return f"Use voters={self.method}."
+        return f"Use method={self.method}."
 
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Of so many tables with ``noise_factor`` sigma of noise."""

@@ -25,7 +25,7 @@ class SoftSparseVector(SparseVectorMechanism):
     """Class probabilities by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then none.
 
     Of two classes one score is asked about, the second's; of more, the score of each, one after the other. The first
-    histogram is tested as in ``stability``; on failure (one counted, the threshold redrawn) the shifted one; on a
+    histogram is tested as in ``sparse_vector``; on failure (one counted, the threshold redrawn) the shifted one; on a
     second failure (another counted) there is no score. Released as ``score_QC``: the center (2v-1)g/2 of the fullest
     bin, or v g of the shifted ones; ``label_Q`` is the class of the largest, where all of a query's scores are there.
     At most T failures in all, then it stops and the answers are those of a *prefix*.
@@ -35,7 +35,7 @@ class SoftSparseVector(SparseVectorMechanism):
     Attributes:
         bins: Number of bins, 1/g.
 
-    Guarantee: (epsilon, delta) for the whole release, as ``stability`` with up to l S + T tests, S scores a query (a
+    Guarantee: (epsilon, delta) for the whole release, as ``sparse_vector`` with up to l S + T tests, S scores a query (a
     score may be tested twice), under the shards' adjacency: one teacher moves its scores, and both distances have
     sensitivity 1.
     Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
@@ -43,7 +43,7 @@ class SoftSparseVector(SparseVectorMechanism):
 
     soft: ClassVar[bool] = True
     input_type: ClassVar[Any] = Votes | SoftVotes
-    name: str = "soft_stability"
+    name: str = "soft_sparse_vector"
     bins: int
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class SparseVector(SparseVectorMechanism):
     Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (see ``sparse_vector`` for the errors put right).
     """
 
-    name: str = "stability"
+    name: str = "sparse_vector"
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer until the T-th failure."""

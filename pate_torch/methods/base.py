@@ -1,6 +1,6 @@
 """Who answers questions about public points: the protocol, and what its members share.
 
-A member is one file here and one YAML in conf/voters. It checks what goes with it, is fitted to be asked about a public
+A member is one file here and one YAML in conf/method. It checks what goes with it, is fitted to be asked about a public
 pool, answers with sensitive values, which carry how far one privacy unit moves them, and describes itself in the words
 of the privacy statement.
 """
@@ -125,7 +125,7 @@ class PrivateMethodBase:
     name: str = ""
 
     def __post_init__(self) -> None:
-        checks.one_of("voters.name", self.name, (type(self).name,))
+        checks.one_of("method.name", self.name, (type(self).name,))
 
     @property
     def uses_guide(self) -> bool:

@@ -65,12 +65,12 @@ class GradientMethod(RecordMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.positive("voters.ridge", self.ridge)
+        checks.positive("method.ridge", self.ridge)
         if self.effective_dim is not None:
-            checks.positive("voters.directions", self.effective_dim)
-        checks.integer("voters.neighbors", self.neighbors, low=0)
+            checks.positive("method.effective_dim", self.effective_dim)
+        checks.integer("method.neighbors", self.neighbors, low=0)
         if self.size is not None:
-            checks.integer("voters.size", self.size, low=1, high=_MAX_RECORDS - 1)
+            checks.integer("method.size", self.size, low=1, high=_MAX_RECORDS - 1)
 
     @property
     def releases_model(self) -> bool:
@@ -88,10 +88,10 @@ class GradientMethod(RecordMethod):
         """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
         if self.get_nominal_size(data) is None:
             fix = "Declare about how many records there are, where that is public knowledge."
-            raise checks.error("voters.size", None, "must be given: the data set declares no nominal_size", fix)
+            raise checks.error("method.size", None, "must be given: the data set declares no nominal_size", fix)
         if len(data.private) >= _MAX_RECORDS:  # not how many: that is private
             raise checks.error(
-                "voters", self.name, f"takes fewer than {_MAX_RECORDS} records", "Use voters=reverse_knn."
+                "method", self.name, f"takes fewer than {_MAX_RECORDS} records", "Use method=reverse_knn."
             )
 
     def get_nominal_size(self, data: Dataset) -> int | None:

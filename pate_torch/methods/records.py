@@ -50,15 +50,15 @@ class RecordMethod(PrivateMethodBase):
     def check(self, config: RunConfig) -> None:
         """Raise ValueError for options of teachers, and where one record's answer is not its own."""
         if config.private_epsilon is not None:
-            fix = "Leave out sanitiser: every record answers for itself."
-            raise checks.error("voters", self.name, "cannot be combined with sanitiser", fix)
+            fix = "Leave out private_epsilon: every record answers for itself."
+            raise checks.error("method", self.name, "cannot be combined with sanitiser", fix)
         value = config.mechanism.name
         if value != self.mechanism_name:
             problem, fix = f"cannot be combined with mechanism={value}", f"Use mechanism={self.mechanism_name}."
-            raise checks.error("voters", self.name, problem, fix)
+            raise checks.error("method", self.name, problem, fix)
         capacity = getattr(config.partition, "capacity", None)
         if capacity is not None:
-            problem = f"cannot be combined with voters={self.name}: a record more would displace another's answer"
+            problem = f"cannot be combined with method={self.name}: a record more would displace another's answer"
             raise checks.error("partition.capacity", capacity, problem, "Leave out partition.capacity.")
         adjacency = config.partition.adjacency
         value = getattr(config.mechanism, "adjacency", adjacency)

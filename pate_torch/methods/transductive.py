@@ -64,14 +64,14 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("voters.neighbors", self.neighbors, low=1)
-        checks.between("voters.alpha", self.alpha, 0, 0.999)
-        checks.boolean("voters.balance", self.balance)
+        checks.integer("method.neighbors", self.neighbors, low=1)
+        checks.between("method.alpha", self.alpha, 0, 0.999)
+        checks.boolean("method.balance", self.balance)
 
     def check_data(self, data: Dataset, config: RunConfig) -> None:
         """Raise ValueError where there are no two points to vote on together."""
         if len(data.pool) < 2:
-            raise checks.error("voters", self.name, "needs at least two public points", "Use voters=teachers.")
+            raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
         super().check_data(data, config)
 
     def is_soft(self, config: RunConfig) -> bool:

@@ -107,7 +107,7 @@ def run_averaging(
     with pay(budget, events, "averaging") as spending:
         counts_QC = compute_shard_votes(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         label_Q = spending.noise.uniform((len(x_Q),), _CPU).numpy() < counts_QC[:, 1] / teachers
-    return Predictions(label_Q, events, ("stability", 1 / teachers))
+    return Predictions(label_Q, events, ("sparse_vector", 1 / teachers))
 
 
 def compute_representation_size(

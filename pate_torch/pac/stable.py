@@ -221,7 +221,7 @@ def run_stable_predictor(
     events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=stability, count=len(x_Q)),)
     with pay(budget, events, "stable predictor") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, size, spending.noise, alpha if cover else 0.0)
-    return Predictions(label_Q, events, ("stability", stability))
+    return Predictions(label_Q, events, ("sparse_vector", stability))
 
 
 # --- Corollary 1: private prediction by flipping -------------------------------------------------------------------

@@ -79,7 +79,7 @@ class MethodConfig:
         teacher: How teachers are trained; None: a small network, or the user's own.
         query: Which points are asked about; None: at random.
         features: Of the public points, in which a linear model is fitted; None: none are needed.
-        effective_dim: Of ``voters.gradients``.
+        effective_dim: Of ``method.gradients``.
         self_training: Whether a student propagates the answers over the public points first.
         reason: Why this one, in a line.
         expectation: What to expect, in a line.

@@ -32,7 +32,7 @@ VERDICTS = {
     "over": "the budget does not hold so many questions",
     "random": "labels little better than guesses",
     "poor": "labels nearer to guesses than to the truth",
-    "unknown": "no forecast: imagined votes know no features (pilot.on does)",
+    "unknown": "no forecast: imagined votes know no features (pilot.dataset does)",
     "few": "fewer than one question in ten is answered",
     "cannot": "refused",
 }
@@ -244,7 +244,7 @@ class PlanEvaluator:
                 fix = f"The public pool holds {self.facts.num_public} points."
                 checks.integer("num_queries", plan.num_queries, high=self.facts.num_public, fix=fix)
             if not plan.num_teachers and self._get_num_records(plan) is None:
-                fix = "Set voters.size, where about how many records there are is public."
+                fix = "Set method.size, where about how many records there are is public."
                 raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
             if self.facts.num_records is not None:
                 fix = f"{self.facts.num_records} private records are declared, and every teacher needs one."

@@ -2,14 +2,14 @@
 
     pate plan dataset=svhn privacy.budget_epsilon=2
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
-    pate plan dataset=csv dataset.nominal_size=2000 pilot.on=digits pilot.num_classes=10 --json
+    pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits pilot.num_classes=10 --json
 
 The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
 doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``plan/pilot.py``.
 
 Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
 ``load()`` is never called. The pilot's votes are simulated, or those of a small ensemble on public data. With
-``pilot.on``, and neither mechanism nor voters given, per-record gradients are tried at the price of the best choice of
+``pilot.dataset``, and neither mechanism nor voters given, per-record gradients are tried at the price of the best choice of
 teachers, and recommended where more of their answers are right. The ledger is read only to say what is left. Exit code
 0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
@@ -63,7 +63,7 @@ SWEEP_KEYS = (
     "mechanism.threshold",
 )
 """Keys that may list several values: those the table shows."""
-GROUP_KEYS = {"mechanism", "voters", "query", "student", "features", "sanitiser"}
+GROUP_KEYS = {"mechanism", "method", "query", "student", "features", "private_epsilon"}
 """Keys of which a row may name another component."""
 
 MAX_ROWS = 60
@@ -131,7 +131,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     votes_by_num_teachers = _make_votes_by_num_teachers(pilot, base, facts, num_classes, proxy_dataset)
     evaluate = PlanEvaluator(facts, pilot, votes_by_num_teachers, proxy_dataset, num_classes, account)
     plan_by_choice = {evaluate(config, settings): config for settings, config in plans.items()}
-    if pilot.dataset is not None and not explicit_keys & {"voters", "mechanism", "experiment"}:
+    if pilot.dataset is not None and not explicit_keys & {"method", "mechanism", "experiment"}:
         plan_by_choice |= _evaluate_gradients(evaluate, plan_by_choice, fixed_settings, compose_plan)
     choices = tuple(plan_by_choice)
     return PlanReport(
@@ -183,7 +183,7 @@ class Composer:
         plan = composer.build_run_config(cfg, Path("."))
         if not plan.num_teachers and not plan.method.releases_model:
             fix = "Set privacy.target_epsilon in train.py to have its noise found."
-            raise checks.error("voters", plan.method.name, "has no teachers to plan", fix)
+            raise checks.error("method", plan.method.name, "has no teachers to plan", fix)
         return plan
 
     @property
@@ -333,7 +333,9 @@ def _make_votes_by_num_teachers(
             return simulate_votes(accuracy, num_classes, pilot.num_queries, base.seed, pilot.error_correlation)
         shard_size = facts.compute_shard_size(num_teachers)
         if shard_size is None:
-            raise checks.error("dataset.nominal_size", None, "must be declared for pilot.on", "About how many records?")
+            raise checks.error(
+                "dataset.nominal_size", None, "must be declared for pilot.dataset", "About how many records?"
+            )
         return train_vote_model(pilot, base.teacher, proxy_dataset(), shard_size, base.seed)
 
     return make_votes
@@ -355,24 +357,28 @@ def _load_proxy_dataset(pilot: Pilot, base: RunConfig, num_classes: int, search_
             cfg = compose("config", overrides=settings)
         except MissingConfigException as error:
             fix = f"Name one of {', '.join(PUBLIC_DATASETS)}, or a file of your own in a hydra.searchpath."
-            raise checks.error("pilot.on", pilot.dataset, "is no data set here", fix) from error
+            raise checks.error("pilot.dataset", pilot.dataset, "is no data set here", fix) from error
         source: DatasetSource = composer.instantiate_component(cfg, "dataset", DatasetSource)
     planned_source = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
     if source.name == planned_source.name or not _is_distinct_source(source, planned_source):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."
-        raise checks.error("pilot.on", pilot.dataset, "holds the very records that this plan must not look at", fix)
+        raise checks.error(
+            "pilot.dataset", pilot.dataset, "holds the very records that this plan must not look at", fix
+        )
     if getattr(source, "benchmark", pilot.dataset in PUBLIC_DATASETS) is not True:
         fix = f"Use {', '.join(PUBLIC_DATASETS)}, or say dataset.benchmark=true in its file."
         raise checks.error(
-            "pilot.on", pilot.dataset, "is not declared as public, and a plan looks at no private record", fix
+            "pilot.dataset", pilot.dataset, "is not declared as public, and a plan looks at no private record", fix
         )
     data = source.load()
     if data.spec.num_classes != num_classes:
         problem = f"has {data.spec.num_classes} classes, the data set {num_classes}"
-        raise checks.error("pilot.on", pilot.dataset, problem, "Use public data of as many classes.")
+        raise checks.error("pilot.dataset", pilot.dataset, problem, "Use public data of as many classes.")
     if data.evaluation.pool_y is None:
         fix = "Give its public points a label each."
-        raise checks.error("pilot.on", pilot.dataset, "has public points of unknown classes, and judges no plan", fix)
+        raise checks.error(
+            "pilot.dataset", pilot.dataset, "has public points of unknown classes, and judges no plan", fix
+        )
     if isinstance(base.dataset, EncodedDataset):
         return replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return data
@@ -408,7 +414,7 @@ def _describe(pilot: Pilot, facts: DeclaredFacts, num_classes: int) -> str:
         f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
         "mistakes teachers share is "
         + (
-            "not known (pilot.shared): so the wide intervals."
+            "not known (pilot.error_correlation): so the wide intervals."
             if pilot.error_correlation is None
             else f"{pilot.error_correlation:g}."
         )
@@ -448,13 +454,13 @@ def _make_notes(
         notes.append("Per-record gradients cost the same for any num_queries: ask about all public points.")
     elif select_best(list(choices)) is None and pilot.dataset is None and facts.num_records is not None:
         notes.append(
-            "Per-record gradients bear more noise than votes (voters=gradients mechanism=gradient_descent). A guess of "
-            "votes cannot forecast them; pilot.on=<public data like yours> does, and chooses them if they are better."
+            "Per-record gradients bear more noise than votes (method=gradients mechanism=gradient_descent). A guess of "
+            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are better."
         )
     if soft and pilot.dataset is None:
         notes.append(
             "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones "
-            "spread over more bins, and as a rule fewer questions are answered; pilot.on=<public data like yours> "
+            "spread over more bins, and as a rule fewer questions are answered; pilot.dataset=<public data like yours> "
             "tries them."
         )
     elif soft:

@@ -50,7 +50,7 @@ def check_informative(
     num_teachers: int,
     num_classes: int,
     allow_uninformative: bool,
-    override_hint: str = "privacy.allow_chance=true",
+    override_hint: str = "privacy.allow_uninformative_labels=true",
 ) -> None:
     """Refuse a plan whose labels would be no better than chance even if all teachers agreed on the truth.
 
@@ -244,12 +244,12 @@ def gradient_overrides(
         num_queries: How many to ask; None: as the plan has it.
     """
     mechanism = gradients.mechanism
-    overrides = ["voters=gradients", "mechanism=gradient_descent", "query=random"]
+    overrides = ["method=gradients", "mechanism=gradient_descent", "query=random"]
     overrides += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
     if gradients.effective_dim is None:
-        overrides += ["voters.size=<about how many>"]
+        overrides += ["method.size=<about how many>"]
     else:
-        overrides += [f"voters.directions={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
+        overrides += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
         overrides += [
             f"mechanism.clip_norm={mechanism.clip_norm:g}",
             f"mechanism.first_step_size={mechanism.first_step_size:.3g}",
@@ -258,7 +258,7 @@ def gradient_overrides(
     overrides += [] if num_queries is None else [f"num_queries={num_queries}"]
     overrides += ["features=contrastive"] if is_image and plan.features is None else []
     overrides += _select_student(is_image, gradients.needs_self_training(is_encoded))
-    overrides += [] if plan.private_epsilon is None else ["sanitiser=none"]
+    overrides += [] if plan.private_epsilon is None else ["private_epsilon=none"]
     overrides += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
     return tuple(overrides)
 

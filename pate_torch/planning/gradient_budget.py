@@ -1,4 +1,4 @@
-"""What a price buys of noisy gradients (``voters=gradients``), and the steps that this noise bears.
+"""What a price buys of noisy gradients (``method=gradients``), and the steps that this noise bears.
 
 The rule, for a declared number of records: eight short steps, in as many directions of the public points as there are
 records for eight units of noise, and no more than the public points tell apart.
@@ -53,7 +53,7 @@ class GradientBudget:
 
     @property
     def effective_dim(self) -> float | None:
-        """``voters.effective_dim``; None: its ridge, which needs no number of records."""
+        """``method.effective_dim``; None: its ridge, which needs no number of records."""
         if self.signal_to_noise is None:
             return None
         max_dim = math.inf if self.num_public is None else self.num_public / _POINTS_PER_DIM

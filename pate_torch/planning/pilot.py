@@ -1,7 +1,7 @@
 """Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
 Teachers share mistakes: some questions are hard for all. Whether one teacher is right on a question and whether another
-is have a correlation rho (``pilot.shared``); rho = 1/(a + b + 1) where the share of teachers that are right is Beta(a,
+is have a correlation rho (``pilot.error_correlation``); rho = 1/(a + b + 1) where the share of teachers that are right is Beta(a,
 b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes (``fit_vote_model``).
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured on small ensembles as a
@@ -87,19 +87,22 @@ class Pilot:
 
     def __post_init__(self) -> None:
         if self.dataset is not None:
-            checks.nonempty_string("pilot.on", self.dataset)
+            checks.nonempty_string("pilot.dataset", self.dataset)
         checks.between("pilot.teacher_accuracy", self.teacher_accuracy, 0, 1, exclusive=True)
         checks.between("pilot.exponent", self.exponent, 0, 2)
         if self.error_correlation is not None:
-            checks.between("pilot.shared", self.error_correlation, 0, 1, exclusive=True)
+            checks.between("pilot.error_correlation", self.error_correlation, 0, 1, exclusive=True)
             if self.dataset is not None:
                 raise checks.error(
-                    "pilot.shared", self.error_correlation, "is of a guess; pilot.on measures it", "Omit one."
+                    "pilot.error_correlation",
+                    self.error_correlation,
+                    "is of a guess; pilot.dataset measures it",
+                    "Omit one.",
                 )
         for key, low in (("at_teachers", 1), ("num_classes", 2)):
             if getattr(self, key) is not None:
                 checks.integer(f"pilot.{key}", getattr(self, key), low=low)
-        checks.integer("pilot.questions", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
+        checks.integer("pilot.num_queries", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
         checks.integer("pilot.teachers", self.teachers, low=MIN_PILOT_TEACHERS)
         checks.integer("pilot.steps", self.steps, low=1)
 
@@ -260,7 +263,7 @@ def train_vote_model(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard_s
     num_teachers = min(pilot.teachers, len(data.private) // max(shard_size, 1))
     if shard_size < 1 or num_teachers < MIN_PILOT_TEACHERS:
         raise checks.error(
-            "pilot.on",
+            "pilot.dataset",
             pilot.dataset,
             f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each",
             "Use larger public data, or more teachers.",

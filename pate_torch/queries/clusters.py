@@ -188,7 +188,7 @@ class PrototypesThenMargin(Prototypes):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.integer("query.rounds", self.rounds, low=2)
-        checks.integer("query.first", self.num_prototypes, low=1)
+        checks.integer("query.num_prototypes", self.num_prototypes, low=1)
 
     def select(self, state: QueryState) -> Tensor:
         """Pool indices, int64 [at most state.remaining]."""

@@ -58,7 +58,7 @@ class Disagreement:
 
     def __post_init__(self) -> None:
         checks.integer("query.rounds", self.rounds, low=1)
-        checks.one_of("query.fit", self.criterion, ("loss", "error"))
+        checks.one_of("query.criterion", self.criterion, ("loss", "error"))
         checks.non_negative("query.slack", self.slack)
         checks.between("query.confidence", self.confidence, 0, 1, exclusive=True)
         checks.positive("query.ridge", self.ridge)

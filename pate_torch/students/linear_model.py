@@ -16,7 +16,7 @@ from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentT
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel:
-    """The model that gradients were fitted to (``voters=gradients``), as it was released. Nothing is trained.
+    """The model that gradients were fitted to (``method=gradients``), as it was released. Nothing is trained.
 
     Attributes:
         features: Those of the run; None: the points themselves.
@@ -81,8 +81,8 @@ def make_linear_student(
     """
     model = task.model
     if model is None:
-        fix = "Use voters=gradients mechanism=gradient_descent, or student.last=student."
-        raise checks.error("student.last", "model", "is the model trained on gradients, and none was released", fix)
+        fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
+        raise checks.error("student.publish", "model", "is the model trained on gradients, and none was released", fix)
     trunk, network = _build_trunk(task, guide, recipe, seed, device)
     trunk = append_mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
@@ -116,9 +116,9 @@ def _compute_logit_deviation(student: Student, task: StudentTask) -> float:
 
 
 def _foreign_model_error(reason: str) -> ValueError:
-    fix = "Use the student of the run that asked, with student@guide_student=same; or student.last=student."
+    fix = "Use the student of the run that asked, with student@guide_student=same; or student.publish=student."
     return checks.error(
-        "student.last", "model", f"is a model of other features than those of the students: {reason}", fix
+        "student.publish", "model", f"is a model of other features than those of the students: {reason}", fix
     )
 
 
@@ -136,6 +136,6 @@ def _build_trunk(
         return nn.Flatten(), {"name": "logistic", "options": {}}
     design = getattr(recipe, "design", None)
     if design is None:
-        fix = "Give the recipe a design (name and options of its network), or use student.last=student."
+        fix = "Give the recipe a design (name and options of its network), or use student.publish=student."
         raise checks.error("features", recipe.name, "does not say of which network the encoder is a part", fix)
     return recipe.learn(task.pool_x, task.spec, seed=seed, device=device), design

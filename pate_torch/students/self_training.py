@@ -49,7 +49,7 @@ class SelfTraining:
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
             the features of all of them, concatenated.
         publish: What is returned. ``student``: one that learnt from the last round's answers. ``model``: the released
-            linear model itself (``voters=gradients``), in the features of the students before: it was fitted to private
+            linear model itself (``method=gradients``), in the features of the students before: it was fitted to private
             records, which those students never saw, so that it does not repeat their mistakes.
     """
 
@@ -77,7 +77,7 @@ class SelfTraining:
         checks.between("student.alpha_later", self.alpha_later, 0, 1, exclusive=True)
         checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
-        checks.one_of("student.last", self.publish, ("student", "model"))
+        checks.one_of("student.publish", self.publish, ("student", "model"))
 
     @property
     def guide(self) -> SelfTraining:

@@ -53,7 +53,7 @@ class Vat(GradientStudent):
         checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.positive("student.radius", self.radius)
         checks.positive("student.probe", self.probe)
-        checks.non_negative("student.smooth", self.smoothness)
+        checks.non_negative("student.smoothness", self.smoothness)
         checks.non_negative("student.entropy", self.entropy)
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:

@@ -25,7 +25,7 @@ RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "st
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 CURVE_FILE_PATTERN = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
-STABILITY_MECHANISMS = ("stability", "soft_stability")
+STABILITY_MECHANISMS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = (
     "gaussian",
     "confident",
@@ -362,7 +362,7 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
                 make_pure(parameters["epsilon"], num_queries),
                 make_event("delta", num_queries, delta=parameters["delta"]),
             ]
-        case "stability" | "soft_stability":
+        case "sparse_vector" | "soft_sparse_vector":
             return [make_event("delta", 1, delta=parameters["delta"] / 2)]
         case "histogram":
             return [make_gaussian(SQRT2 if is_replace_one else 1, parameters["sigma"], rounds)]

@@ -118,10 +118,10 @@ DECISIVE = {
     "histogram": ("one more", 600_000, 1, ()),
     "gradient_descent": ("one record", 10_000, 1, ()),
     "single_stable": ("all moved one way", 100_000, 2, ()),
-    "stability": ("the last", 6_000, 8, ()),
-    "soft_stability": ("soft, the last", 20_000, 8, ()),
+    "sparse_vector": ("the last", 6_000, 8, ()),
+    "soft_sparse_vector": ("soft, the last", 20_000, 8, ()),
 }
-ONE_BY_ONE = {"stability", "soft_stability", "gradient_descent"}
+ONE_BY_ONE = {"sparse_vector", "soft_sparse_vector", "gradient_descent"}
 """Whose runs are made one by one: half a minute each. Their noise is held to its law with every mechanism's."""
 SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name in ONE_BY_ONE else name for name in NAMES]
 
@@ -153,8 +153,8 @@ class Quartered(Halved):
 @pytest.mark.parametrize(
     "name,runs,keep,queries",
     [
-        ("stability", 60_000, "the last", 8),
-        ("soft_stability", 40_000, "soft, the last", 3),
+        ("sparse_vector", 60_000, "the last", 8),
+        ("soft_sparse_vector", 40_000, "soft, the last", 3),
         ("gradient_descent", 200_000, "one", 1),
     ],
 )
@@ -172,7 +172,7 @@ def test_too_little_noise_is_found_and_all_of_it_passes(name, monkeypatch):
     honest = run(name, runs=max(runs // 2, 5_000), keep=keep, queries=queries, overrides=overrides)
     assert honest.is_sound and honest.proven > 0  # something is seen; how much power there is, the fault shows
     monkeypatch.setattr(
-        audit_module, "DryRunNoise", Quartered if "stability" in name or name == "gradient_descent" else Halved
+        audit_module, "DryRunNoise", Quartered if "sparse_vector" in name or name == "gradient_descent" else Halved
     )
     faulty = run(name, runs=runs, keep=keep, queries=queries, overrides=overrides)
     assert not faulty.is_sound and faulty.proven > faulty.claimed == honest.claimed and not faulty.faults
@@ -222,7 +222,7 @@ def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
 @pytest.mark.slow
 def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
     """With the least lambda, which has none of the slack of BTT18's."""
-    mechanism, _ = load_mechanism("stability", (), 1e-5)
+    mechanism, _ = load_mechanism("sparse_vector", (), 1e-5)
     monkeypatch.setattr(sparse_vector, "compute_instability_distance", printed_distance)
     pair = printed_pair(mechanism.compute_scales(8).threshold, 8)
     assert not audit(mechanism, [pair], runs=20_000).is_sound
@@ -245,7 +245,7 @@ class RightForTwoClasses(SoftSparseVector):
 
 
 def test_too_little_noise_on_scores_of_several_classes_is_found_by_pairs_of_several():
-    honest, _ = load_mechanism("soft_stability", (), 1e-5)
+    honest, _ = load_mechanism("soft_sparse_vector", (), 1e-5)
     faulty = RightForTwoClasses(epsilon=honest.epsilon, delta=honest.delta, max_failures=1, bins=honest.bins)
     hard, soft = (pair for pair in make_worst_pairs(honest, 3) if "the last" in pair.name)
     assert (hard.make_votes("left").num_classes, soft.make_votes("left").num_classes) == (2, 3)

@@ -26,7 +26,7 @@ def test_help_names_every_command_without_loading_torch():
 
 
 def test_the_package_is_light_and_names_what_it_has():
-    code = "import sys, pate_torch; assert 'torch' not in sys.modules; assert 'Pate' in dir(pate_torch)"
+    code = "import sys, pate_torch; assert 'torch' not in sys.modules; assert 'PATE' in dir(pate_torch)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     with pytest.raises(AttributeError, match="nothing_here"):
         pate_torch.nothing_here  # noqa: B018

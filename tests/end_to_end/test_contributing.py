@@ -13,7 +13,7 @@ PAGE = ROOT / "CONTRIBUTING.md"
 EXAMPLES = [line for block in blocks(PAGE) if block.language == "bash" for line in block.commands if "myconf" in line]
 QUICK = ["num_teachers=6", "num_queries=8", "teacher=logistic", "teacher.steps=3", "guide_student.steps=3",
          "recommended.student_steps=10", "baseline=false", "privacy.opening_budget=100", "mechanism.sigma=1",
-         "privacy.allow_chance=true", "quiet=true"]  # fmt: skip
+         "privacy.allow_uninformative_labels=true", "quiet=true"]  # fmt: skip
 DIGITS = ["dataset.private=120", "dataset.public=40", "dataset.test=40"]
 
 

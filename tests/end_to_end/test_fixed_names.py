@@ -15,7 +15,7 @@ from pate_torch.cli.train import find_config_folder
 from tests import ROOT
 from tests.command_runs import QUIET_LOG, TINY, train
 
-IMPORTS = ["Pate", "PrivateLabeler", "load_student"]
+IMPORTS = ["PATE", "PrivateLabeler", "load_student"]
 MAKE = ["install", "demo", "test", "test-all"]
 KEYS = """
     seed data_root num_teachers num_queries teachers labels votes noise insecure_noise_seed baseline quiet paths.root
@@ -24,7 +24,7 @@ KEYS = """
 """
 CHOICES = """
     dataset=digits dataset=svhn mechanism=gaussian student=vat student=fixmatch noise=torch noise=discrete query=passive
-    selection=none selection=exponential membership=none membership=standard sanitiser=none sanitiser=smooth
+    selection=none selection=exponential membership=none membership=standard private_epsilon=none private_epsilon=smooth
     experiment=mnist_pate experiment=mnist_low_epsilon experiment=dpsgd_baseline
 """
 COMMANDS = [

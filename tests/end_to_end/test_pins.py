@@ -42,15 +42,15 @@ SPELLED = {
     "linear teachers": "teacher=logistic",
     "small batches": "recommended.student_batch=8 recommended.unlabeled_batch=16",
     "quick guide": "guide_student.steps=3",
-    "room": "privacy.opening_budget=500 privacy.allow_chance=true baseline=false quiet=true",
+    "room": "privacy.opening_budget=500 privacy.allow_uninformative_labels=true baseline=false quiet=true",
     "seeded noise": "insecure_noise_seed=0",
     "integer noise": "noise=discrete",
-    "inductive": "voters=teachers",
-    "transductive": "voters=teachers_transductive",
+    "inductive": "method=teachers",
+    "transductive": "method=teachers_transductive",
     "two rounds": "query=margin query.rounds=2",
     "choice of a student": "mechanism.sigma=8 selection=exponential selection.epsilon=0.5"
     " selection.candidates.supervised.steps=3",
-    "published price": "sanitiser=smooth sanitiser.at_a_loss=true",
+    "published price": "private_epsilon=smooth private_epsilon.allow_net_loss=true",
     "supervised": "student=supervised student.steps=3",
     "screened": "mechanism=confident mechanism.screen_sigma=2 mechanism.threshold=3",
     "rate": "teacher.steps=20 teacher.learning_rate={rate}",
@@ -61,8 +61,8 @@ SPELLED = {
     "reverse k-NN": "experiment=mnist_reverse_knn",
     "gradients": "experiment=mnist_low_epsilon",
     "prototypes": "experiment=mnist_prototypes",
-    "small clusters": "num_queries=12 mechanism.sigma=1 student.first.batch_size=8 student.first.unlabeled_batch=16",
-    "few steps": "mechanism.steps=2 mechanism.sigma=.2 voters.ridge=10"
+    "small clusters": "num_queries=12 mechanism.sigma=1 student.first_student.batch_size=8 student.first_student.unlabeled_batch=16",
+    "few steps": "mechanism.steps=2 mechanism.sigma=.2 method.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",
     "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
     "table": "--config-dir={conf} experiment=liu2021_table4 study.tables.mushroom.dataset.path={file}"

@@ -34,7 +34,7 @@ from tests.worlds import IMAGES, images
 
 PRICED_BY = {"reverse_knn": "histogram", "gradients": "gradient_descent"}
 """Voters that name the mechanism that prices them."""
-FIELDS = ("voters", "teacher", "features", "query", "student", "selection", "membership")
+FIELDS = ("method", "teacher", "features", "query", "student", "selection", "membership")
 """What decides what a run computes where."""
 
 
@@ -45,13 +45,13 @@ def options(field: str) -> list[str]:
 def config(home, **chosen: str):
     """The toy run on images, with these options of some fields."""
     if chosen.get("student") == "released_model":
-        chosen = {"voters": "gradients"} | chosen
+        chosen = {"method": "gradients"} | chosen
     x, y = images(160, 0)
     squares = Tensors(
         name="squares", class_names=3, x=x[:80], y=y[:80], pool_x=x[80:130], pool_y=y[80:130],
         test_x=x[130:], test_y=y[130:], nominal_size=80,
     )  # fmt: skip
-    mechanism = PRICED_BY.get(chosen.get("voters", "").split(" ")[0])
+    mechanism = PRICED_BY.get(chosen.get("method", "").split(" ")[0])
     short = {"guide_student": "supervised", "student": "supervised"}
     named = short | chosen | ({"mechanism": mechanism} if mechanism else {})
     made = {field: choices.values()[field][name](True, "torch", "add_remove") for field, name in named.items()}

@@ -112,7 +112,7 @@ def test_seeded_noise_claims_nothing(home):
         (("num_points=31",), (), "50 x 30"),
         (("num_queries=31",), (), "num_queries=31"),
         (("privacy.budget_epsilon=1",), (), "privacy.budget_epsilon=1"),
-        (("mechanism=stability",), ["mechanism.sigma"], "num_teachers=50"),
+        (("mechanism=sparse_vector",), ["mechanism.sigma"], "num_teachers=50"),
         (("nonsense=1",), (), "nonsense"),
         (("mechanism=nonsense",), (), "nonsense"),
         (("votes=missing.npy",), (), "no such file"),

@@ -11,7 +11,7 @@ from pate_torch.sensitive import Votes
 from tests import ROOT
 
 CONF = ROOT / "conf" / "mechanism"
-# A histogram counts records in cells, gradient descent sums gradients: see tests/voters.
+# A histogram counts records in cells, gradient descent sums gradients: see tests/methods.
 NAMES = sorted({file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent"})
 SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
 
@@ -39,7 +39,7 @@ def made(name: str, noise: str):
 
 
 def num_classes(name: str) -> int:
-    return 2 if name == "soft_stability" else 3
+    return 2 if name == "soft_sparse_vector" else 3
 
 
 def num_teachers(mechanism, queries: int, rounds: int) -> int:

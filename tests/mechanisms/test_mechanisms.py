@@ -224,7 +224,7 @@ def fit(x: np.ndarray, kind: str, scale: float, discrete: bool) -> float:
 def test_executed_noise_has_the_accounted_scale_and_no_other(name, noise):
     size = 12_000
     # Enough failures that the sparse vector draws thousands of thresholds, and few enough queries that all fail.
-    extra = {"max_failures": size + 1, "epsilon": 100.0} if "stability" in name else {}
+    extra = {"max_failures": size + 1, "epsilon": 100.0} if "sparse_vector" in name else {}
     mechanism = build(name, noise, **extra)
     votes = Votes(torch.tensor([[19, 1]]).repeat(size, 1), 20)
     source = Recorder(noise)
@@ -286,7 +286,7 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
 
 @pytest.mark.parametrize("noise", ["torch", pytest.param("discrete", marks=pytest.mark.slow)])
 def test_stability_follows_the_exact_law_and_no_other(noise):
-    mechanism = build("stability", noise, epsilon=12.0, max_failures=2)
+    mechanism = build("sparse_vector", noise, epsilon=12.0, max_failures=2)
     plan = mechanism.compute_scales(4)
     distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
     counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])

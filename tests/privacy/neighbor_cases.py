@@ -42,10 +42,10 @@ Case = dict[str, str]
 ROWS = worlds.rows()
 QUERIES, TEACHERS, DELTA = 6, 4, 1e-4
 
-RECORDS = ("form", "unit", "partition", "noise", "voters", "features", "encoder")
+RECORDS = ("form", "unit", "partition", "noise", "method", "features", "encoder")
 """What touches records."""
 
-PLAIN = {"encoder": "none", "selection": "none", "sanitiser": "none", "membership": "none", "teacher": "logistic",
+PLAIN = {"encoder": "none", "selection": "none", "private_epsilon": "none", "membership": "none", "teacher": "logistic",
          "query": "random", "student": "logistic", "guide_student": "logistic", "target": "none", "baseline": "False",
          "route": "train", "classes": "3"}  # fmt: skip
 
@@ -95,7 +95,7 @@ def plan(case: Case, rows: list[worlds.Row], home: Path) -> RunConfig:
 
 # ---- ways to run ---------------------------------------------------------------------------------------------------
 
-ONLY_IN_RUNS = ("selection", "sanitiser")
+ONLY_IN_RUNS = ("selection", "private_epsilon")
 WITHOUT = {"dpsgd": ONLY_IN_RUNS, "votes": ("selection",), "python": ONLY_IN_RUNS, "labeler": ONLY_IN_RUNS}
 """What a way to run has no place for."""
 
@@ -328,7 +328,7 @@ def world(form: str, unit: str, classes: str) -> Dataset:
 
 def mechanism_for(case: Case, discrete: bool = True) -> str:
     """One that takes what these voters say."""
-    return getattr(choices.values()["voters"][case["voters"]](True, "torch", "add_remove"), "mechanism", "gaussian")
+    return getattr(choices.values()["method"][case["method"]](True, "torch", "add_remove"), "mechanism", "gaussian")
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:
@@ -355,7 +355,7 @@ def at_random(draw: np.random.Generator, fixed: Case, plain: float = 0.6) -> Cas
         case["unit"] = str(draw.choice([unit for unit in worlds.UNITS if worlds.fits(case["form"], unit)]))
     if "mechanism" not in fixed and draw.random() < 0.7:
         case["mechanism"] = mechanism_for(case)
-    takers = [name for name in known["voters"] if mechanism_for({"voters": name}) == case["mechanism"].split()[0]]
-    if "voters" not in fixed and takers and case["voters"] not in takers:
-        case["voters"] = str(draw.choice(takers))
+    takers = [name for name in known["method"] if mechanism_for({"method": name}) == case["mechanism"].split()[0]]
+    if "method" not in fixed and takers and case["method"] not in takers:
+        case["method"] = str(draw.choice(takers))
     return case

@@ -60,7 +60,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SingleStable": {"epsilon": 100.0},
     "PrototypesThenMargin": {"first": 3},
     "Selection": {"validation": 0.3},
-    "Sanitiser": {"at_a_loss": True},  # as toy plans are
+    "Sanitiser": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "TeacherRecipe": {"chunk": 2},
     "Logistic": {"ridge": 1.0},  # no cross-validation

@@ -162,7 +162,7 @@ def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
         return [" ".join(f"{v:.1f}" for v in row.x) for row in rows]
     numbers = np.array([row.x for row in rows])
     column = [row.column for row in rows]
-    if case["door"] == "Pate":  # takes numbers: what is none is missing
+    if case["door"] == "PATE":  # takes numbers: what is none is missing
         third = pd.to_numeric(pd.Series(column, dtype=object), errors="coerce").astype(float)
         return np.column_stack([numbers, third]).astype(np.float32)
     held = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
@@ -240,7 +240,7 @@ class Calls:
         return frame(self.case, records(self.case, POINTS, 50, seed=1))
 
     def _classifier(self, rows: list[Record], first: bool) -> None:
-        voters, more = self.case["voters"], {}
+        voters, more = self.case["method"], {}
         method = voters if VOTERS[voters] is None else "teachers"
         if method == "teachers":
             more = {"num_teachers": TEACHERS, "num_queries": QUERIES}
@@ -253,9 +253,9 @@ class Calls:
               groups=ids(self.case, rows))  # fmt: skip
 
     def _pate(self, rows: list[Record]) -> None:
-        voters, kind = self.case["voters"], VOTERS[self.case["voters"]]
+        voters, kind = self.case["method"], VOTERS[self.case["method"]]
         if voters == "dpsgd" or self.case["column"] == "texts":
-            raise ValueError("Pate has no such thing")
+            raise ValueError("PATE has no such thing")
         of_records = voters == "gradients"
         names = ids(self.case, rows)
         code = {name: number for number, name in enumerate(CLASSES)}
@@ -277,11 +277,11 @@ class Calls:
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
 
-PLAIN = {"door": "PATEClassifier", "voters": "estimator", "ids": "none", "column": "floats", "adjacency": "add_remove",
+PLAIN = {"door": "PATEClassifier", "method": "estimator", "ids": "none", "column": "floats", "adjacency": "add_remove",
          "releases": "one"}  # fmt: skip
 SPACE: dict[str, Sequence[str]] = {
-    "door": ["PATEClassifier", "Pate"],
-    "voters": list(VOTERS),
+    "door": ["PATEClassifier", "PATE"],
+    "method": list(VOTERS),
     "ids": list(IDS)[:-2],
     "column": list(COLUMNS),
     "adjacency": ["add_remove", "replace_one"],

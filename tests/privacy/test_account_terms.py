@@ -155,7 +155,7 @@ every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["revers
 
 @every_answer
 def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism):
-    settings = (f"voters={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
+    settings = (f"method={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
     outcome = train(tmp_path, *settings, monkeypatch=monkeypatch)
     assert "partition.capacity=50" in outcome.error and "Leave out partition.capacity" in outcome.error
     assert ledger_entries(tmp_path) == []
@@ -217,11 +217,11 @@ ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
     "gradients": (
-        {"voters": GradientMethod(size=100), "mechanism": DESCENT},
-        {"voters": GradientMethod(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+        {"method": GradientMethod(size=100), "mechanism": DESCENT},
+        {"method": GradientMethod(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
-    "teachers, then reverse k-NN": ({}, {"voters": ReverseKnn(), "mechanism": HISTOGRAM}),
-    "reverse k-NN, then teachers": ({"voters": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
+    "teachers, then reverse k-NN": ({}, {"method": ReverseKnn(), "mechanism": HISTOGRAM}),
+    "reverse k-NN, then teachers": ({"method": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -288,8 +288,8 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
-    "reverse k-NN": {"voters": ReverseKnn(), "mechanism": HISTOGRAM},
-    "gradients": {"voters": GradientMethod(size=100), "mechanism": DESCENT},
+    "reverse k-NN": {"method": ReverseKnn(), "mechanism": HISTOGRAM},
+    "gradients": {"method": GradientMethod(size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -503,7 +503,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"voters": ReverseKnn(), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else {"method": ReverseKnn(), "mechanism": HISTOGRAM}
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())

@@ -195,17 +195,21 @@ RUNS = {
     "confident": {"mechanism": ConfidentGNMax(screen_sigma=0.8, threshold=6.0, sigma=2.0)},
     "rounds": {"query": Random(rounds=3), "num_queries": QUERIES},
     "selection": {"selection": selection()},
-    "sanitiser": {"mechanism": GNMax(sigma=8.0), "sanitiser": PrivateEpsilon(allow_net_loss=True)},
-    "both": {"mechanism": GNMax(sigma=8.0), "sanitiser": PrivateEpsilon(allow_net_loss=True), "selection": selection()},
-    "reverse k-NN": {"voters": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "private_epsilon": {"mechanism": GNMax(sigma=8.0), "private_epsilon": PrivateEpsilon(allow_net_loss=True)},
+    "both": {
+        "mechanism": GNMax(sigma=8.0),
+        "private_epsilon": PrivateEpsilon(allow_net_loss=True),
+        "selection": selection(),
+    },
+    "reverse k-NN": {"method": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "reverse k-NN in rounds": {
-        "voters": ReverseKnn(),
+        "method": ReverseKnn(),
         "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
         "noise": "discrete",
     },
     "gradients": {
-        "voters": GradientMethod(size=100),
+        "method": GradientMethod(size=100),
         "query": Random(rounds=2),
         "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
         "partition": ReplaceOne(),
@@ -244,7 +248,7 @@ def test_confident_claims_what_it_reserved(tmp_path):
 
 def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     """Of twenty failures two or three come, as the teachers vote: what is left of its price is no claim."""
-    mechanism = made("stability", "torch")
+    mechanism = made("sparse_vector", "torch")
     votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
     found = check(tmp_path, one.folder)

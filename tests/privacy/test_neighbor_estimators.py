@@ -40,8 +40,8 @@ def test_calls_that_reach_every_value_hold(record_property):
                 break
             made = {n: str(draw.choice(known)) if draw.random() < 0.5 else calls.PLAIN[n]
                     for n, known in calls.SPACE.items()} | {name: value}  # fmt: skip
-            if made["voters"] in SLOW:
-                made |= {"door": "Pate"}
+            if made["method"] in SLOW:
+                made |= {"door": "PATE"}
             calls.attempt(made, tally, most=1, seed=SEED)
     judged(tally, record_property, f"; seed {SEED}")
     assert not unreached(tally, calls.SPACE), "values that no accepted call reached"
@@ -79,7 +79,7 @@ def faults(made: dict[str, str], times: int = 6, most: int | None = 6) -> str:
 
 @pytest.mark.parametrize(
     "door,ids,voters",
-    [("PATEClassifier", "integers", "drawing"), ("Pate", "64-bit integers", "gradients"), ("Pate", "dates", "drawing")],
+    [("PATEClassifier", "integers", "drawing"), ("PATE", "64-bit integers", "gradients"), ("PATE", "dates", "drawing")],
 )
 def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, door, ids, voters):
     def by_column(key, column, count):
@@ -96,12 +96,12 @@ def test_a_column_spelled_through_its_type_is_found(monkeypatch):
 
 
 def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(monkeypatch):
-    made = case(door="Pate", voters="estimator", releases="one and fewer", ids="strings")
+    made = case(door="PATE", voters="estimator", releases="one and fewer", ids="strings")
     monkeypatch.setattr(TeacherStore, "create_alias", lambda self, fingerprint, ensemble=None: fingerprint[:16])
     assert "differs" in faults(made, most=None, times=1)
 
 
-@pytest.mark.parametrize("door", ["PATEClassifier", pytest.param("Pate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("door", ["PATEClassifier", pytest.param("PATE", marks=pytest.mark.slow)])
 def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypatch, door):
     label, seen = PATE.label, set()
 
@@ -126,18 +126,18 @@ def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
     no_retraining(monkeypatch)
     monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     np.random.seed(0)
-    assert "where it says" in faults(case(door="Pate", voters="drawing", ids="strings"))
+    assert "where it says" in faults(case(door="PATE", voters="drawing", ids="strings"))
 
 
 def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
     monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     tally = Tally()
-    assert not calls.attempt(case(door="Pate", voters="drawing"), tally)
+    assert not calls.attempt(case(door="PATE", voters="drawing"), tally)
     assert "was trained again" in str(tally.reasons)
 
 
 def test_teachers_that_share_a_backbone_are_refused_and_found(monkeypatch):
-    made = case(door="Pate", voters="backbone", ids="strings")
+    made = case(door="PATE", voters="backbone", ids="strings")
     monkeypatch.setitem(calls.VOTERS, "backbone", calls.of_the_same)
     assert not calls.attempt(made, tally := Tally()) and "share parameters" in str(tally.reasons)
     no_retraining(monkeypatch)
@@ -179,4 +179,4 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
         return private, dropped
 
     monkeypatch.setattr(pate.tensors, "records", counting)
-    assert "said.txt differs" in faults(case(door="Pate"), most=None, times=1)
+    assert "said.txt differs" in faults(case(door="PATE"), most=None, times=1)

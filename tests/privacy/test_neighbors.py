@@ -84,9 +84,9 @@ def attempted(row, draw, tally) -> bool:
 
 RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch",
                          "features": "none"}  # fmt: skip
-REVERSE_KNN = RECORDS | {"voters": "reverse_knn", "mechanism": "histogram"}
-GRADIENTS = RECORDS | {"voters": "gradients", "mechanism": "gradient_descent"}
-TEACHERS = RECORDS | {"voters": "teachers", "mechanism": "gaussian"}
+REVERSE_KNN = RECORDS | {"method": "reverse_knn", "mechanism": "histogram"}
+GRADIENTS = RECORDS | {"method": "gradients", "mechanism": "gradient_descent"}
+TEACHERS = RECORDS | {"method": "teachers", "mechanism": "gaussian"}
 
 
 def faults(case, times: int = 1) -> str:

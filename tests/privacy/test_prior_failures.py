@@ -74,7 +74,7 @@ def test_every_label_released_is_charged(name, noise):
             assert 0 < answered - free < asked  # both branches were taken
         case "single_stable":
             assert [e.count for e in answers.events] == [asked, asked]
-        case "stability" | "soft_stability":
+        case "sparse_vector" | "soft_sparse_vector":
             assert counts[PureDPEvent] >= 1 and counts[DeltaEvent] == 1
         case _:
             pytest.fail(f"say here what one answer of {name} is charged")
@@ -84,7 +84,7 @@ def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
     events = build("gaussian").worst_case(50)
     values = [compute_guarantee(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
     assert values == sorted(values) and len(set(values)) == 3
-    sparse = build("stability").worst_case(50)
+    sparse = build("sparse_vector").worst_case(50)
     assert sum(e.delta for e in sparse if isinstance(e, DeltaEvent)) == 5e-6
     with pytest.raises(ValueError, match="delta"):
         compute_guarantee(sparse, 4e-6)
@@ -204,7 +204,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     assert answers.noisy is None  # but where the price is that of the noisy counts, and they were asked for
     assert answers.label_Q.dtype == torch.int64
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
-    if name == "soft_stability":  # the score is one of 2 bins - 1 centers, not a noisy share
+    if name == "soft_sparse_vector":  # the score is one of 2 bins - 1 centers, not a noisy share
         grid = torch.arange(2 * mechanism.bins + 1, dtype=torch.float64) / (2 * mechanism.bins)
         score = answers.score_QC[~answers.score_QC.isnan()]
         assert len(score) and (score[:, None] - grid).abs().min(1).values.max() < 1e-12
@@ -277,7 +277,7 @@ def test_data_dependent_bounds_are_kept_to_their_validity():
 # -- loops, constants and counts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "soft_stability"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "soft_sparse_vector"])
 @pytest.mark.parametrize("classes", [2, 10, 100])
 def test_any_number_of_classes_and_many_queries_at_once(name, classes):
     queries = 5000

@@ -117,7 +117,7 @@ def test_another_seed_gives_another_student(name):
 
 def test_the_released_model_needs_one():
     easy, _ = task()
-    with pytest.raises(ValueError, match="voters=gradients mechanism=gradient_descent"):
+    with pytest.raises(ValueError, match="method=gradients mechanism=gradient_descent"):
         ReleasedModel().fit(easy, seed=0, device=CPU)
 
 

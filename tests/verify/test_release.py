@@ -44,8 +44,8 @@ VOTES = {
     "laplace noise=discrete": "mechanism.sigma=8",
     "exponential": "mechanism.sigma=8",
     "single_stable": "mechanism.epsilon=.2 mechanism.delta=1e-7",
-    "stability": "mechanism.epsilon=2 mechanism.max_failures=2",
-    "soft_stability": "mechanism.epsilon=2 mechanism.max_failures=2 mechanism.bins=4",
+    "sparse_vector": "mechanism.epsilon=2 mechanism.max_failures=2",
+    "soft_sparse_vector": "mechanism.epsilon=2 mechanism.max_failures=2 mechanism.bins=4",
 }
 
 
@@ -90,7 +90,7 @@ def test_labels_by_every_mechanism_pass(mechanism, tmp_path, monkeypatch, capsys
         "privacy.delta=1e-5",
         "quiet=true",
     ]
-    room = ["privacy.opening_budget=100", "privacy.allow_chance=true", f"mechanism={name}"]
+    room = ["privacy.opening_budget=100", "privacy.allow_uninformative_labels=true", f"mechanism={name}"]
     assert pate(["label", *words, *room, *more, *VOTES[mechanism].split()]) == 0, capsys.readouterr().err
     found = said(release_of(tmp_path))
     assert set(found.values()) == {"ok"}, found
@@ -102,9 +102,9 @@ def test_labels_by_every_mechanism_pass(mechanism, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize(
     "words",
     [
-        ("voters=reverse_knn", "mechanism=histogram"),
-        ("voters=reverse_knn", "mechanism=histogram", "partition=replace_one"),
-        ("voters=gradients", "mechanism=gradient_descent", "query.rounds=2", "query=margin", "partition=replace_one"),
+        ("method=reverse_knn", "mechanism=histogram"),
+        ("method=reverse_knn", "mechanism=histogram", "partition=replace_one"),
+        ("method=gradients", "mechanism=gradient_descent", "query.rounds=2", "query=margin", "partition=replace_one"),
     ],
     ids=lambda words: "-".join(words[::2]),
 )

@@ -39,9 +39,9 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_class_proportions
 from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, MechanismContext, NoisyCounts, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder, law
+from tests.methods.voter_worlds import configured, encoder
 from tests.reporting.reporting_demo import demo
 from tests.tensor_sizes import Largest
-from tests.voters.voter_worlds import configured, encoder
 from tests.worlds import IMAGES, clouds, images
 
 CPU = torch.device("cpu")
@@ -113,7 +113,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
 
 def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is_drawn():
     mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    with pytest.raises(ValueError, match="voters=reverse_knn"):
+    with pytest.raises(ValueError, match="method=reverse_knn"):
         mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
@@ -401,7 +401,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
 REVERSE_KNN = [
-    "voters=reverse_knn",
+    "method=reverse_knn",
     "mechanism=histogram",
     "mechanism.sigma=3",
     "query=medoids",
@@ -516,13 +516,13 @@ def test_the_statement_names_the_unit():
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["voters=reverse_knn"], "mechanism=histogram"),
-        (["mechanism=histogram"], "voters=reverse_knn"),
-        (["voters=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
-        (["voters=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
-        (["voters=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),
-        (["voters=reverse_knn", "mechanism=histogram", "sanitiser=smooth"], "sanitiser"),
-        (["voters=reverse_knn", "mechanism=histogram", "labels_only=true"], "replace_one"),
+        (["method=reverse_knn"], "mechanism=histogram"),
+        (["mechanism=histogram"], "method=reverse_knn"),
+        (["method=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["method=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
+        (["method=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),
+        (["method=reverse_knn", "mechanism=histogram", "private_epsilon=smooth"], "private_epsilon"),
+        (["method=reverse_knn", "mechanism=histogram", "labels_only=true"], "replace_one"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

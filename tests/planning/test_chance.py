@@ -99,7 +99,7 @@ def test_votes_drown_where_more_than_half_of_them_would_have_to_lead():
     assert "by 115 of 200 votes, as few teachers do" in feasibility.format_low_signal_warning(mechanism, 200, 10, 5)
 
 
-@pytest.mark.parametrize("name", ["stability", "soft_stability", "single_stable"])
+@pytest.mark.parametrize("name", ["sparse_vector", "soft_sparse_vector", "single_stable"])
 def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name):
     """Below it nearly all answers are withheld: the warning names the lead, and comes before anything is charged."""
     mechanism = build(name, **({"max_failures": 2} if name != "single_stable" else {}))
@@ -109,7 +109,7 @@ def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name
         mechanism.release(counts, DryRunNoise(), MechanismContext(num_queries=1)).label_Q.item() >= 0
         for _ in range(400)
     ]
-    assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_stability" else 0.5) + 0.12
+    assert 0.5 - 0.12 < np.mean(draws) < (0.75 if name == "soft_sparse_vector" else 0.5) + 0.12
     assert feasibility.format_low_signal_warning(mechanism, 2 * lead, 2, 1) is None
     said = feasibility.format_low_signal_warning(mechanism, 2 * lead - 1, 2, 1)
     assert "a question is left unanswered" in said and f"by {lead} of {2 * lead - 1} votes" in said
@@ -174,7 +174,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     assert "Noise drowns these votes" in ended.err and "Forecast" in ended.out
     (summary,) = tmp_path.rglob("private/summary.json")
     said = json.loads(summary.read_text())["forecast"]
-    assert "of 12 votes" in said and "3,000 records" in said and "voters=gradients mechanism=gradient_descent" in said
+    assert "of 12 votes" in said and "3,000 records" in said and "method=gradients mechanism=gradient_descent" in said
     # What it says to type has the price of the labels, and is a run.
     typed = said.rsplit(": ", 1)[1].split()
     said = {key: float(value) for key, _, value in (s.partition("=") for s in typed) if key.startswith("mechanism.")}
@@ -182,7 +182,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     descent = GradientDescent(sigma=sigma, steps=steps, adjacency="add_remove")
     labels = compute_guarantee(GNMax(sigma=8.0).privacy_events(6), 1e-5).epsilon
     assert compute_guarantee(descent.privacy_events(60), 1e-5).epsilon == pytest.approx(labels, rel=1e-3)
-    short = ["features.steps=2", "student.first.steps=2", "student.then.steps=2"]
+    short = ["features.steps=2", "student.first_student.steps=2", "student.later_students.steps=2"]
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
     ended = train(tmp_path, *again, monkeypatch=monkeypatch, base=[])
     assert ended.code == 0, ended.err
@@ -196,7 +196,7 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.warns(
-        feasibility.LowSignalWarning, match=r"of 5 votes.*Pate\(teacher=Gradients\(size=.*GradientDescent\(sigma="
+        feasibility.LowSignalWarning, match=r"of 5 votes.*PATE\(teacher=Gradients\(size=.*GradientDescent\(sigma="
     ):
         pate.label(x[:20], num_queries=2)
     with pate.labeler(2) as labeler, pytest.warns(feasibility.LowSignalWarning, match="Ask fewer questions"):
@@ -213,7 +213,7 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
     np.save(tmp_path / "votes.npy", np.tile([75, 0, 0], (9, 1)))
     votes = [f"votes={tmp_path / 'votes.npy'}", "num_classes=3", "dataset.name=far", "privacy.delta=1e-5"]
     assert label.main([*votes, "mechanism.sigma=5000", "quiet=true"]) == 2
-    assert "privacy.allow_chance=true" in capsys.readouterr().err
+    assert "privacy.allow_uninformative_labels=true" in capsys.readouterr().err
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(90, 2, generator=generator)
     pate = PATE("mine", classes=3, num_teachers=5, mechanism=GNMax(sigma=900.0), delta=1e-5, home=tmp_path,
@@ -221,9 +221,9 @@ def test_a_hopeless_plan_is_refused_by_every_route_before_anything_is_charged(tm
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.raises(ValueError, match="no better than chance"):
         pate.label(x[:20], num_queries=5)
-    with pate.labeler(5) as labeler, pytest.raises(ValueError, match="allow_chance=True"):
+    with pate.labeler(5) as labeler, pytest.raises(ValueError, match="allow_uninformative_labels=True"):
         labeler.answer(x[0])
     if (tmp_path / "ledger.sqlite").exists():
         with Ledger(tmp_path / "ledger.sqlite") as ledger:
             assert not any(entry.kind == "reserve" for entry in ledger.read_entries())
-    assert label.main([*votes, "mechanism.sigma=5000", "quiet=true", "privacy.allow_chance=true"]) == 0
+    assert label.main([*votes, "mechanism.sigma=5000", "quiet=true", "privacy.allow_uninformative_labels=true"]) == 0

@@ -50,8 +50,8 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.types import Dataset, Evaluation, LinearModel, MechanismContext, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder
+from tests.methods.voter_worlds import configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest
-from tests.voters.voter_worlds import configured, encoder, gradient_sums
 from tests.worlds import IMAGES, clouds, images
 
 CONF = Path(command.find_config_folder()).resolve()
@@ -368,15 +368,15 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
     mechanism, source = GradientDescent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
     histogram = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
     for votes in (Votes(torch.tensor([[3, 1]]), 4), histogram):
-        with pytest.raises(ValueError, match="voters=gradients"):
+        with pytest.raises(ValueError, match="method=gradients"):
             mechanism.release(votes, source, CONTEXT)
     with pytest.raises(ValueError, match="adjacency"):
         mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="voters=gradients"):
+    with pytest.raises(ValueError, match="method=gradients"):
         mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
-    with pytest.raises(ValueError, match="voters=reverse_knn"):
+    with pytest.raises(ValueError, match="method=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
     assert source.drawn == []
     nothing = mechanism.release(gradient_sums().select(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
@@ -399,7 +399,7 @@ def test_the_audit_looks_at_records_that_show(adjacency, apart):
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
 GRADIENTS = [
-    "voters=gradients",
+    "method=gradients",
     "mechanism=gradient_descent",
     "mechanism.sigma=1.5",
     "query=random",
@@ -469,7 +469,7 @@ def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_n
     home, _, first = run
     same = pipeline.run(configured(home, *TWO_ROUNDS))
     assert same.reuses_labels and same.release_id == first.release_id
-    other = pipeline.run(configured(home, *TWO_ROUNDS, "voters.ridge=0.2", "privacy.budget_epsilon=null"))
+    other = pipeline.run(configured(home, *TWO_ROUNDS, "method.ridge=0.2", "privacy.budget_epsilon=null"))
     assert not other.reuses_labels and other.epsilon_charged > first.epsilon_charged
 
 
@@ -497,7 +497,7 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     assert not torch.allclose(*(next(member.parameters()) for member in student.module.members))
 
 
-MODEL = ["features=contrastive", *BRIEF, "student.last=model"]
+MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +523,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     settings = [
         *several,
         f"query.rounds={rounds}",
-        f"voters.neighbors={neighbors}",
+        f"method.neighbors={neighbors}",
     ]
     plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings)
     report = pipeline.run(plan)
@@ -621,22 +621,22 @@ def test_edited_scores_are_refused(run, edit):
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["voters=gradients"], "mechanism=gradient_descent"),
-        (["voters=gradients", "mechanism=histogram"], "mechanism=gradient_descent"),
-        (["voters=reverse_knn", "mechanism=gradient_descent"], "mechanism=histogram"),
-        (["mechanism=gradient_descent"], "voters=gradients"),
-        (["voters=gradients", "mechanism=gradient_descent", "mechanism.adjacency=replace_one"], "adjacency"),
-        (["voters=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
-        (["voters=gradients", "mechanism=gradient_descent", "voters.ridge=0"], "ridge"),
-        (["voters=gradients", "mechanism=gradient_descent", "voters.size=0"], "size"),
-        (["voters=gradients", "mechanism=gradient_descent", "voters.directions=0"], "voters.directions"),
-        (["student=self_training", "student.last=model"], "voters=gradients"),
+        (["method=gradients"], "mechanism=gradient_descent"),
+        (["method=gradients", "mechanism=histogram"], "mechanism=gradient_descent"),
+        (["method=reverse_knn", "mechanism=gradient_descent"], "mechanism=histogram"),
+        (["mechanism=gradient_descent"], "method=gradients"),
+        (["method=gradients", "mechanism=gradient_descent", "mechanism.adjacency=replace_one"], "adjacency"),
+        (["method=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
+        (["method=gradients", "mechanism=gradient_descent", "method.ridge=0"], "ridge"),
+        (["method=gradients", "mechanism=gradient_descent", "method.size=0"], "size"),
+        (["method=gradients", "mechanism=gradient_descent", "method.effective_dim=0"], "method.effective_dim"),
+        (["student=self_training", "student.publish=released_model"], "method=gradients"),
         (
-            ["voters=reverse_knn", "mechanism=histogram", "student=self_training", "student.last=model"],
-            "voters=gradients",
+            ["method=reverse_knn", "mechanism=histogram", "student=self_training", "student.publish=released_model"],
+            "method=gradients",
         ),
-        ([*GRADIENTS, "student.last=model", "query.rounds=2"], "guide_student"),
-        ([*GRADIENTS, "voters.neighbors=-1"], "voters.neighbors"),
+        ([*GRADIENTS, "student.publish=released_model", "query.rounds=2"], "guide_student"),
+        ([*GRADIENTS, "method.neighbors=-1"], "method.neighbors"),
     ],
     ids=" ".join,
 )
@@ -668,7 +668,7 @@ def test_gradients_in_python(tmp_path):
     assert pate.report(test_x, test_y).method.subject == "gradients"
 
 
-CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "voters.ridge=.3", "voters.neighbors=16")
+CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "method.ridge=.3", "method.neighbors=16")
 
 
 @pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])

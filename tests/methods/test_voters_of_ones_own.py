@@ -76,14 +76,14 @@ name: nearest_mean
 num_teachers: ${num_teachers}
 """
 SMALL = ("dataset.private=200", "dataset.public=60", "dataset.test=100", "num_teachers=8", "num_queries=6",
-         "mechanism.sigma=2", "privacy.opening_budget=500", "voters=nearest_mean")  # fmt: skip
+         "mechanism.sigma=2", "privacy.opening_budget=500", "method=nearest_mean")  # fmt: skip
 
 
 @pytest.fixture
 def found(tmp_path, monkeypatch):
     """The two files, where a user puts them; ``--config-dir`` is this setting."""
     (tmp_path / "nearest_mean.py").write_text(MEMBER)
-    folder = tmp_path / "myconf" / "voters"
+    folder = tmp_path / "myconf" / "method"
     folder.mkdir(parents=True)
     (folder / "nearest_mean.yaml").write_text(YAML)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -166,19 +166,19 @@ def harness(tmp_path, found, monkeypatch):
     """The neighbor harness on a copy of the configuration with one file more."""
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
-    (conf / "voters" / "nearest_mean.yaml").write_text(YAML)
+    (conf / "method" / "nearest_mean.yaml").write_text(YAML)
     cached = (choices.groups, choices.composed, choices._made, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)
     for one in cached:
         one.cache_clear()
     yield cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch", "partition": "add_remove",
-                         "features": "none", "mechanism": "gaussian", "voters": "nearest_mean"}  # fmt: skip
+                         "features": "none", "mechanism": "gaussian", "method": "nearest_mean"}  # fmt: skip
     for one in cached:
         one.cache_clear()
 
 
 def test_the_neighbor_harness_reaches_them(harness):
-    assert "nearest_mean" in cases.space()["voters"]
+    assert "nearest_mean" in cases.space()["method"]
     assert cases.attempt(harness, tally := cases.Tally(), most=6), tally.reasons
     assert tally.values and not tally.faults
 

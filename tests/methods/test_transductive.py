@@ -170,7 +170,7 @@ def plan(tmp_path):
         "dataset": SOURCE,
         "teacher": RECIPE,
         "mechanism": GNMax(sigma=4.0),
-        "voters": TransductiveTeacherVotes(num_teachers=40),
+        "method": TransductiveTeacherVotes(num_teachers=40),
     }
     return killed_runs.plan(tmp_path, "first", **given, num_queries=6, delta=1e-5)
 
@@ -190,6 +190,6 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
 
 def test_a_pool_of_one_is_refused_before_anything_is_charged(plan):
     alone = changed(plan, dataset=dataclasses.replace(SOURCE, public=1), num_queries=1)
-    with pytest.raises(ValueError, match="voters='teachers_transductive': needs at least two public points"):
+    with pytest.raises(ValueError, match="method='teachers_transductive': needs at least two public points"):
         pipeline.run(alone)
     assert not (plan.root / "ledger.sqlite").exists()

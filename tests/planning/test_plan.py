@@ -64,7 +64,7 @@ class Untouchable(Glyphs):
 
 
 FONTS = f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]"
-UNTOUCHABLE = (FONTS, "dataset=glyphs", "dataset._target_=tests.plan.test_plan.Untouchable")
+UNTOUCHABLE = (FONTS, "dataset=glyphs", "dataset._target_=tests.planning.test_plan.Untouchable")
 
 
 @pytest.fixture(autouse=True)
@@ -108,10 +108,14 @@ def test_a_route_that_fails_at_a_small_delta_is_left_out_and_the_others_are_show
     [(1e-200, 1e-5), (1e12, 1e-9), *(pytest.param(noise, 1e-5, marks=pytest.mark.slow) for noise in (1e-15, 1e-100))],
 )
 def test_no_noise_and_no_delta_end_a_plan_without_a_traceback(mechanism, noise, delta, capsys):
-    key = "mechanism.epsilon" if mechanism in ("stability", "single_stable", "soft_stability") else "mechanism.sigma"
+    key = (
+        "mechanism.epsilon"
+        if mechanism in ("sparse_vector", "single_stable", "soft_sparse_vector")
+        else "mechanism.sigma"
+    )
     value = noise if key == "mechanism.sigma" else 1 / noise
     settings = [f"mechanism={mechanism}", f"{key}={value}", f"privacy.delta={delta}", FONTS, "dataset=glyphs"]
-    assert command.main([*settings, "teachers=20", "pilot.questions=100"]) in (0, 2)
+    assert command.main([*settings, "teachers=20", "pilot.num_queries=100"]) in (0, 2)
     capsys.readouterr()
 
 
@@ -140,7 +144,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
         ("mechanism=confident", "mechanism.sigma=15", "mechanism.screen_sigma=20"),
         ("noise=discrete", "mechanism.sigma=9"),
         ("selection=exponential", "mechanism.sigma=10"),
-        ("sanitiser=smooth", "sanitiser.at_a_loss=true", "mechanism.sigma=40", "num_queries=20"),
+        ("private_epsilon=smooth", "private_epsilon.allow_net_loss=true", "mechanism.sigma=40", "num_queries=20"),
     ],
 )
 def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
@@ -152,7 +156,7 @@ def test_so_many_questions_fit_as_the_ledger_of_a_run_accepts(settings, home):
         events = run.mechanism.privacy_events(queries)
         if "selection=exponential" in settings:
             events += (BoundedRangeEvent(eta=0.5),)
-        if "sanitiser=smooth" in settings:  # published as for the 20 questions of the plan
+        if "private_epsilon=smooth" in settings:  # published as for the 20 questions of the plan
             asked = {"num_queries": 20, "num_teachers": 50, "num_classes": 10, "rounds": 1, "delta": choice.delta}
             events += (run.private_epsilon.make_plan(run.mechanism, **asked).publication_event,)
         with Ledger(home / f"ledger{queries}.sqlite") as ledger:
@@ -254,12 +258,12 @@ def test_the_settings_of_a_row_are_those_of_the_run_it_describes():
 
 
 def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys):
-    assert command.main(["dataset=mnist", "mechanism=stability", "teachers=250,5000"]) == 0
+    assert command.main(["dataset=mnist", "mechanism=sparse_vector", "teachers=250,5000"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     needed = SparseVector(epsilon=1, delta=1e-5, max_failures=20).compute_scales(50).min_teachers
-    assert f"(K 250) num_teachers must be at least {needed} for mechanism=stability" in shown
+    assert f"(K 250) num_teachers must be at least {needed} for mechanism=sparse_vector" in shown
     assert 2000 < needed < 5000
-    few, many = plan("dataset=mnist", "mechanism=stability", "teachers=250,5000").choices
+    few, many = plan("dataset=mnist", "mechanism=sparse_vector", "teachers=250,5000").choices
     with pytest.raises(ValueError) as refused:
         SparseVector(epsilon=1, delta=1e-5, max_failures=20).check(num_queries=50, num_teachers=250, num_classes=10)
     assert few.problem == str(refused.value) and few.verdict == "cannot" and few.forecast is None
@@ -267,7 +271,7 @@ def test_stability_with_few_teachers_is_refused_with_the_number_it_takes(capsys)
 
 
 def test_stability_counts_questions_until_its_own_check_refuses():
-    settings = ("dataset=mnist", "mechanism=stability", "teachers=2500", "privacy.budget_epsilon=2")
+    settings = ("dataset=mnist", "mechanism=sparse_vector", "teachers=2500", "privacy.budget_epsilon=2")
     fits = only(*settings).max_queries
     mechanism = SparseVector(epsilon=1, delta=1e-5, max_failures=20)
     mechanism.check(num_queries=fits, num_teachers=2500, num_classes=10)
@@ -334,7 +338,7 @@ def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
 
 
 def test_a_trained_pilot_leaves_the_planned_data_alone():
-    pilot = ("pilot.on=digits", "pilot.teachers=4", "pilot.steps=40", "pilot.questions=100")
+    pilot = ("pilot.dataset=digits", "pilot.teachers=4", "pilot.steps=40", "pilot.num_queries=100")
     report = plan(*UNTOUCHABLE, *pilot, "teachers=250", "mechanism.sigma=20")
     assert 0.2 < report.choices[0].forecast.teacher_accuracy < 1 and "trained on digits" in report.pilot
 
@@ -503,16 +507,16 @@ def letters(tmp_path):
     """Public data of one's own, by a file of one's own: where it lies, and who it is."""
     (tmp_path / "mine" / "dataset").mkdir(parents=True)
     (tmp_path / "mine" / "dataset" / "letters.yaml").write_text(LETTERS)
-    return f"hydra.searchpath=[file://{tmp_path}/mine]", "pilot.on=letters"
+    return f"hydra.searchpath=[file://{tmp_path}/mine]", "pilot.dataset=letters"
 
 
 def test_a_stand_in_must_be_public_and_not_the_data_that_are_planned_for(letters, capsys):
     asked = ["dataset=csv", "dataset.nominal_size=2000", "teachers=20", "pilot.num_classes=4"]
     for settings, said in (
-        ([*asked, "pilot.on=libsvm"], "not declared as public"),
+        ([*asked, "pilot.dataset=libsvm"], "not declared as public"),
         ([*asked[:-1], "pilot.num_classes=3", *letters], "4 classes"),
         ([*asked, *letters, "dataset.name=letters"], "the very records"),
-        ([*asked, "pilot.on=glyphs"], "use pilot.on=digits"),
+        ([*asked, "pilot.dataset=glyphs"], "use pilot.dataset=digits"),
     ):
         assert command.main(settings) == 2
         assert said in capsys.readouterr().err
@@ -528,7 +532,7 @@ dataset:
   benchmark: true
 """
 ENCODED = ("dataset=text", "dataset.nominal_size=400", "features=encoder", f"features.tokenizer={worlds.WORDS}")
-BRIEF = ("pilot.teachers=4", "pilot.steps=20", "pilot.questions=100", "teacher=logistic", "teachers=8")
+BRIEF = ("pilot.teachers=4", "pilot.steps=20", "pilot.num_queries=100", "teacher=logistic", "teachers=8")
 
 
 def mails(folder, name, seed, labeled=True):
@@ -552,7 +556,7 @@ def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path
     """Through the same encoder, as features."""
     seen = []
     monkeypatch.setattr(command, "train_vote_model", lambda *given: seen.append(given[2]) or train_vote_model(*given))
-    asked = (*encoded, f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.on=old")
+    asked = (*encoded, f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.dataset=old")
     report = plan(*asked, *BRIEF, "mechanism.sigma=2", "num_queries=20")
     texts = [row.split(",")[0] for row in (tmp_path / "old.csv").read_text().split()[1:]]
     feature_ND = worlds.static(tmp_path).encode(texts)
@@ -563,20 +567,20 @@ def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path
 
 
 def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(encoded, tmp_path, capsys):
-    planned = (*encoded, "dataset.name=mails", "pilot.on=old", *BRIEF)
+    planned = (*encoded, "dataset.name=mails", "pilot.dataset=old", *BRIEF)
     mails(tmp_path, "bare", seed=2, labeled=False)
     for settings, said in (
         (planned, "the very records"),  # nobody knows of which file
         ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
         ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
-        ((*encoded, "dataset.path=mails.csv", "pilot.on=bare", *BRIEF), "of unknown classes"),
-        ((*encoded, "pilot.on=digits", "pilot.num_classes=10", *BRIEF), "is for texts"),
+        ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "of unknown classes"),
+        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "is for texts"),
     ):
         assert command.main(settings) == 2
         assert said in capsys.readouterr().err
 
 
-DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.questions=200", "pilot.steps=20")
+DROWNED = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4", "pilot.num_queries=200", "pilot.steps=20")
 
 
 @pytest.mark.slow  # three pilots; what they forecast, and where they are tried, is tested by default
@@ -604,10 +608,10 @@ def test_gradients_are_chosen_where_the_pilot_finds_them_better_at_the_same_pric
 
 @pytest.mark.slow
 def test_gradients_are_offered_only_where_the_choice_was_left_open_and_can_be_tried(letters):
-    for left in ([*letters, "mechanism=gaussian"], [*letters, "voters=teachers"], []):
+    for left in ([*letters, "mechanism=gaussian"], [*letters, "method=teachers"], []):
         report = plan(*DROWNED, "teachers=12", *left, "mechanism.sigma=40")
         assert all(choice.num_teachers for choice in report.choices)
-    assert any("pilot.on" in note for note in report.notes)
+    assert any("pilot.dataset" in note for note in report.notes)
 
 
 def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_number():
@@ -655,17 +659,17 @@ def test_soft_labels_are_tried_on_probabilities_where_the_pilot_has_them():
     assert answered(spread) == 0
 
 
-SOFT_LABELS = ("mechanism=soft_stability", "mechanism.epsilon=30", "mechanism.max_failures=2", "num_queries=20")
+SOFT_LABELS = ("mechanism=soft_sparse_vector", "mechanism.epsilon=30", "mechanism.max_failures=2", "num_queries=20")
 
 
 def test_a_plan_of_soft_labels_says_what_its_forecast_rests_on():
-    asked = (*UNTOUCHABLE, *SOFT_LABELS, "teachers=250", "privacy.budget_epsilon=40", "pilot.questions=100")
+    asked = (*UNTOUCHABLE, *SOFT_LABELS, "teachers=250", "privacy.budget_epsilon=40", "pilot.num_queries=100")
     by_votes = plan(*asked)
     assert "every probability were 0 or 1" in by_votes.notes[-1]
-    trained = plan(*asked, "pilot.on=digits", "pilot.teachers=4", "pilot.steps=40")
+    trained = plan(*asked, "pilot.dataset=digits", "pilot.teachers=4", "pilot.steps=40")
     assert "probabilities of at most 4 teachers" in trained.notes[-1]
     assert trained.choices[0].forecast.answer_rate < 0.5 * by_votes.choices[0].forecast.answer_rate
-    together = plan(*asked, "voters=teachers_transductive")  # who have votes alone
+    together = plan(*asked, "method=teachers_transductive")  # who have votes alone
     assert not any("Soft labels" in note for note in (*together.notes, *plan("teachers=50").notes))
 
 
@@ -684,13 +688,13 @@ def test_a_plan_repeats_itself():
 
 def test_reverse_knn_has_no_teachers_to_plan(capsys):
     report = plan("mechanism=histogram", "dataset=a9a")
-    assert all("voters=reverse_knn" in choice.problem for choice in report.choices)
+    assert all("method=reverse_knn" in choice.problem for choice in report.choices)
     report = plan(
-        "mechanism=gradient_descent", "voters=gradients", "dataset=a9a"
+        "mechanism=gradient_descent", "method=gradients", "dataset=a9a"
     )  # nor have gradients a forecast without features
     (first, *_) = report.choices
     assert first.verdict == "unknown" and first.num_teachers == 0 and report.best_choice is None
-    assert command.main(["mechanism=histogram", "voters=reverse_knn", "dataset=a9a"]) == 2
+    assert command.main(["mechanism=histogram", "method=reverse_knn", "dataset=a9a"]) == 2
     assert "target_epsilon" in capsys.readouterr().err
 
 
@@ -767,7 +771,7 @@ def test_json_is_one_object_with_the_same_figures(capsys):
             row["epsilon"] == choice.epsilon and row["fits"] == choice.max_queries and row["verdict"] == choice.verdict
         )
         assert row["outcome"]["right"] == choice.forecast.accuracy and row["works"] == (choice.verdict == "ok")
-    assert command.main(["mechanism=stability", "--json"]) == 0
+    assert command.main(["mechanism=sparse_vector", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["best"] is None and "must be at least" in said["choices"][0]["problem"]
 
@@ -794,11 +798,11 @@ def test_json_is_one_object_with_the_same_figures(capsys):
         (["pilot.teacher_accuracy=1.5"], "pilot.teacher_accuracy"),
         (["pilot.accuracy=0.5"], "pilot"),
         (["pilot=digits"], "pilot"),
-        (["pilot.on=mine"], "pilot.on"),
-        (["pilot.on=digits"], "pilot.on"),
+        (["pilot.dataset=mine"], "pilot.dataset"),
+        (["pilot.dataset=digits"], "pilot.dataset"),
         (["pilot.num_classes=3"], "pilot.num_classes"),
-        (["dataset=csv", "pilot.on=digits"], "nominal_size"),
-        (["dataset=a9a", "pilot.on=digits"], "pilot.on"),
+        (["dataset=csv", "pilot.dataset=digits"], "nominal_size"),
+        (["dataset=a9a", "pilot.dataset=digits"], "pilot.dataset"),
         (["num_teachers=range(1,100)"], "combinations"),
         (["nonsense"], "nonsense"),
         (["--nonsense"], "--nonsense"),
