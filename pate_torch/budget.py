@@ -80,7 +80,7 @@ class _ChargedNoise(NoiseSource):
             raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
         return replace(answers, reservation_id=self._spending.id)
 
-    def _permit(self) -> None:
+    def _check_draw_allowed(self) -> None:
         self._spending._check_active()
         self._spending._mark_drawn()
 

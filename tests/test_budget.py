@@ -598,10 +598,10 @@ def value(name: str, mechanism):
 class Untouched(NoiseSource):
     """Noise that must not be drawn."""
 
-    def marked(self, answers):
+    def stamp(self, answers):
         return answers
 
-    def _permit(self):
+    def _check_draw_allowed(self):
         pytest.fail("noise was drawn")
 
 

@@ -152,7 +152,7 @@ class FileSource:
         return not (self.public_path or self.test_path or self.group)
 
     @property
-    def _unit(self) -> str:
+    def _unit_name(self) -> str:
         """What the privacy unit is."""
         return "record" if self.group is None else f"group:{self.group}"
 
@@ -173,7 +173,7 @@ class FileSource:
         own = "the public records a file of their own (dataset.public_path)."
         return ("add_remove",), f"Use dataset.roles=position, or give {own}" if self._single else f"Give {own}"
 
-    def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
+    def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """By what whoever holds the public points finds them: of their places among the records, and of no others'."""
         source = None if self.public_path is None else Path(self.public_path).name
         return None if points.content is None else PointNames("content", tuple(points.content(public)), source)
@@ -291,13 +291,13 @@ class FileSource:
                 private_x,
                 torch.from_numpy(np.where(usable_N, y_N, 0)[private]),
                 unit_id[private],
-                self._unit,
+                self._unit_name,
                 usable_N=torch.from_numpy(usable_N[private]),
             ),
             pool=PublicPool(
                 pool_x,
                 0.0 if self.benchmark else self._split()[0],
-                self._names(parts, points, public) if self._agreed else None,
+                self._make_point_names(parts, points, public) if self._agreed else None,
             ),
             evaluation=Evaluation(
                 x[test],

@@ -63,7 +63,9 @@ class ImageFolder(FileSource):
         return Part(
             content=(files, relative),
             label=[path.parts[0] if len(path.parts) > 1 else "" for path in relative],
-            unit_id=lambda: units.name_units("dataset.group", [self._unit_of(path) for path in relative], len(files)),
+            unit_id=lambda: units.name_units(
+                "dataset.group", [self._parse_unit_id(path) for path in relative], len(files)
+            ),
         )
 
     def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
@@ -72,7 +74,7 @@ class ImageFolder(FileSource):
         return Points(x=x, resize=RESIZE_METHOD, content=lambda public: content_ids(x[public]))
 
     @property
-    def _get_unit_id(self) -> str:
+    def _unit_name(self) -> str:
         return "record" if self.group is None else "group:file name"
 
     def _promise(self) -> tuple[tuple[str, ...], str]:
@@ -81,11 +83,11 @@ class ImageFolder(FileSource):
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
         if self.public_path is None:
-            return super()._names(parts, points, public)
+            return super()._make_point_names(parts, points, public)
         relative = [path.as_posix() for part in parts.values() for path in part.content[1]]
         return PointNames("file", tuple(relative[place] for place in public.tolist()), Path(self.public_path).name)
 
-    def _unit_of(self, relative: Path) -> str:
+    def _parse_unit_id(self, relative: Path) -> str:
         if self.group is None:
             return relative.as_posix()
         match = re.search(self.group, relative.name)

@@ -92,7 +92,7 @@ class TableSource(FileSource):
         rows = zip(*table.values(), strict=True)
         return np.array([units.compute_content_id(map(str.encode, row)) for row in rows])
 
-    def _names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
+    def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Public points by their own ids where their file has them, else by content."""
         if self.public_path is not None:
             own, first = parts[roles.PUBLIC].content, len(parts[roles.PRIVATE].label)
@@ -101,7 +101,7 @@ class TableSource(FileSource):
                     names = tuple(own[column][row - first].strip() for row in public.tolist())
                     if len(set(names)) == len(names):  # a group may own several points
                         return PointNames("id", names, Path(self.public_path).name, column)
-        return super()._names(parts, points, public)
+        return super()._make_point_names(parts, points, public)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,10 +116,10 @@ def hold_out(
     By the hash of a unit's name (``get_unit_names``).
     """
     held_out_N = compute_keyed_hash(get_unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
-    return select_model(private, np.flatnonzero(~held_out_N)), select_model(private, np.flatnonzero(held_out_N))
+    return select(private, np.flatnonzero(~held_out_N)), select(private, np.flatnonzero(held_out_N))
 
 
-def select_model(private: PrivateData, index: np.ndarray) -> PrivateData:
+def select(private: PrivateData, index: np.ndarray) -> PrivateData:
     """PRIVATE. Some of the records, by integer indices."""
     rows = torch.from_numpy(index)
     usable_N = None if private.usable_N is None else private.usable_N[rows]
@@ -140,10 +140,10 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
     usable_N = private.usable_N
     origin = None if private.origin is None else private.origin[usable_N]
     return replace(
-        data, private=replace(select_model(private, np.flatnonzero(usable_N.numpy())), origin=origin, usable_N=None)
+        data, private=replace(select(private, np.flatnonzero(usable_N.numpy())), origin=origin, usable_N=None)
     )
 
 
 def select_one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:
     """PRIVATE. The first record of every unit; under replace_one every record."""
-    return select_model(private, np.unique(get_unit_names(private, adjacency), return_index=True)[1])
+    return select(private, np.unique(get_unit_names(private, adjacency), return_index=True)[1])

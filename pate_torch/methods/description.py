@@ -9,6 +9,9 @@ from typing import Any
 from pate_torch.core import checks
 from pate_torch.types import LABEL_UNIT
 
+_KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
+"""Fields whose key in the release's record is another word."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodDescription:
@@ -38,7 +41,7 @@ class MethodDescription:
     discrete: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("who", "how", "questions", "examples"):
+        for name in ("subject", "procedure", "query_sentence", "examples"):
             checks.nonempty_string(f"description.{name}", getattr(self, name))
         object.__setattr__(self, "assumptions", checks.collection("description.assumptions", self.assumptions))
         for sentence in self.assumptions:
@@ -49,13 +52,16 @@ class MethodDescription:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> MethodDescription:
         """Inverse of ``to_dict``. Raises ValueError or TypeError for anything else."""
-        if missing := [field.name for field in fields(cls) if field.name not in facts]:
+        keys = {field.name: _KEYS.get(field.name, field.name) for field in fields(cls)}
+        if missing := [key for key in keys.values() if key not in facts]:
             raise ValueError(f"{', '.join(missing)} is missing")
-        return cls(**{**facts, "assumptions": tuple(facts["assumptions"])})
+        values = {name: facts[key] for name, key in keys.items()}
+        return cls(**{**values, "assumptions": tuple(values["assumptions"])})
 
     def to_dict(self) -> dict[str, Any]:
         """What the release's record holds."""
-        return asdict(self) | {"assumptions": list(self.assumptions)}
+        values = asdict(self) | {"assumptions": list(self.assumptions)}
+        return {_KEYS.get(name, name): value for name, value in values.items()}
 
 
 # ---- a privacy unit in words ---------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def _fit_all(
         raise ValueError(f"teacher: no {teacher_type} could be fitted: {type(errors[0]).__name__}") from errors[0]
     panel = Panel(tuple(members), spec, len(errors))
     if several:
-        test_teacher = independence.draw_index(range(1, shards.num_teachers))
+        test_teacher = independence.draw_candidate(range(1, shards.num_teachers))
         own_rows = shards.get_indices(test_teacher)
         panel.retraining_check = pickled_fit, private.x[own_rows], private.y[own_rows], test_teacher
     return panel

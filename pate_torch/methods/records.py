@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.data.partition import assign_shards
-from pate_torch.data.units import select_model
+from pate_torch.data.units import select
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.contrastive import append_mean_shift, embed, encode
 from pate_torch.features.neighbors import to_graph_device
@@ -129,7 +129,7 @@ def encode_public(
     encoder = (nn.Flatten() if encoder is None else encoder).to(device)
     encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
     encoder = append_mean_shift(encoder, data.pool.x, data.spec, neighbors)
-    private = select_model(data.private, shards.index_KS[shards.mask_KS].numpy())
+    private = select(data.private, shards.index_KS[shards.mask_KS].numpy())
     return private, encoder, encode(encoder, data.pool.x, data.spec)
 
 

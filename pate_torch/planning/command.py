@@ -98,7 +98,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
     """
-    pilot_options, other_settings = _compute_split_shares(settings)
+    pilot_options, other_settings = _split_pilot_options(settings)
     axes, fixed_settings = _parse_axes(other_settings)
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         compose_plan = Composer(fixed_settings)
@@ -201,7 +201,7 @@ def _parse_setting(setting: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _compute_split_shares(settings: Sequence[str]) -> tuple[Pilot, Settings]:
+def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
     """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
     mine, rest = list[str](), list[str]()
     for setting in settings:

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def draw_index(candidates: Sequence[T]) -> T:
+def draw_candidate(candidates: Sequence[T]) -> T:
     """One of the candidates, by the randomness of the system: nobody can know which one will be tried."""
     return secrets.choice(candidates)
 
@@ -129,7 +129,7 @@ class Trial:
     ) -> Trial:
         """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
         candidates = [(launch, teacher) for launch in launches for teacher in launch]
-        launch, teacher = draw_index(candidates[1:] or candidates)
+        launch, teacher = draw_candidate(candidates[1:] or candidates)
         record_index, row, size = shards.get_indices(teacher), teacher - launch.start, len(launch)
         x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
         y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)

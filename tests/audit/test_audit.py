@@ -129,24 +129,24 @@ SLOW_LOOPS = [pytest.param(name, marks=pytest.mark.slow) if name in ONE_BY_ONE e
 class Halved(DryRunNoise):
     """Half of the noise that is asked for."""
 
-    def gaussian(self, shape, sigma, device):
+    def draw_gaussian(self, shape, sigma, device):
         return super().draw_gaussian(shape, sigma / 2, device)
 
-    def laplace(self, shape, scale, device):
+    def draw_laplace(self, shape, scale, device):
         return super().draw_laplace(shape, scale / 2, device)
 
-    def gumbel(self, shape, device):
+    def draw_gumbel(self, shape, device):
         return super().draw_gumbel(shape, device) / 2
 
 
 class Quartered(Halved):
     """Half of that."""
 
-    def gaussian(self, shape, sigma, device):
-        return super().gaussian(shape, sigma / 2, device)
+    def draw_gaussian(self, shape, sigma, device):
+        return super().draw_gaussian(shape, sigma / 2, device)
 
-    def laplace(self, shape, scale, device):
-        return super().laplace(shape, scale / 2, device)
+    def draw_laplace(self, shape, scale, device):
+        return super().draw_laplace(shape, scale / 2, device)
 
 
 @pytest.mark.slow
@@ -231,14 +231,14 @@ def test_sensitivity_2_priced_as_1_is_found_in_the_sparse_vector(monkeypatch):
 class Sixteenth(Quartered):
     """A quarter of that."""
 
-    def laplace(self, shape, scale, device):
-        return super().laplace(shape, scale / 4, device)
+    def draw_laplace(self, shape, scale, device):
+        return super().draw_laplace(shape, scale / 4, device)
 
 
 class RightForTwoClasses(SoftSparseVector):
     """A sixteenth of the noise where there are more."""
 
-    def _scored(self, counts_SV, shifted_SV, num_classes, noise, context):
+    def _draw_scores(self, counts_SV, shifted_SV, num_classes, noise, context):
         return super()._draw_scores(
             counts_SV, shifted_SV, num_classes, noise if num_classes == 2 else Sixteenth(), context
         )
@@ -267,7 +267,7 @@ def test_one_teacher_alone_may_move_between_soft_sides():
 class ChargedOnce(ConfidentGNMax):
     """The check is paid for once, not per query."""
 
-    def _events(self, asked, answered):
+    def _make_events(self, asked, answered):
         screen, answer = super()._make_events(asked, answered)
         return dataclasses.replace(screen, count=min(asked, 1)), answer
 
@@ -286,7 +286,7 @@ def test_a_threshold_charged_once_is_found():
 class Uncharged(GNMax):
     """Pays at the worst case for one query fewer than it answers."""
 
-    def worst_case(self, num_queries, rounds=1):
+    def privacy_events(self, num_queries, rounds=1):
         return super().privacy_events(max(0, num_queries - 1))
 
     def release(self, votes, noise, context):

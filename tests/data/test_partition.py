@@ -177,7 +177,7 @@ def test_nothing_private_shows():
 class Mislabeled(AddRemove):
     """Says add/remove, and cuts a permutation of positions."""
 
-    def shards(self, private, num_teachers, seed):
+    def make_shards(self, private, num_teachers, seed):
         return ReplaceOne().make_shards(private, num_teachers, seed)
 
 
@@ -185,8 +185,8 @@ class Mislabeled(AddRemove):
 class Splitting(AddRemove):
     """Deals records where it should deal units."""
 
-    def shards(self, private, num_teachers, seed):
-        return super().shards(
+    def make_shards(self, private, num_teachers, seed):
+        return super().make_shards(
             dataclasses.replace(private, unit_id=np.arange(len(private)).astype(str)), num_teachers, seed
         )
 

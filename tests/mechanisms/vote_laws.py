@@ -26,13 +26,13 @@ class Recorder(DryRunNoise):
         self.drawn.append((kind, tensor.clone()))
         return tensor
 
-    def gaussian(self, shape, sigma, device):
+    def draw_gaussian(self, shape, sigma, device):
         return self._keep("gaussian", super().draw_gaussian(shape, sigma, device))
 
-    def laplace(self, shape, scale, device):
+    def draw_laplace(self, shape, scale, device):
         return self._keep("laplace", super().draw_laplace(shape, scale, device))
 
-    def gumbel(self, shape, device):
+    def draw_gumbel(self, shape, device):
         return self._keep("gumbel", super().draw_gumbel(shape, device))
 
 

@@ -19,7 +19,7 @@ class Spy(DryRunNoise):
         super().__init__(insecure_seed=seed)
         self.log = []
 
-    def _uniform(self, size):
+    def _make_uniform_block(self, size):
         self.log.append("draw")
         return super()._make_uniform_block(size)
 
@@ -94,13 +94,13 @@ class Table(EnumerableClass):
             self._known[key] = block, find_distinct(block).tolist()
         return self._known[key]
 
-    def representatives(self, x):
+    def enumerate_representatives(self, x):
         return self._at(x)[1]
 
     def predict(self, hypothesis, x):
         return self._at(x)[0][hypothesis]
 
-    def errors(self, hypotheses, x, y):
+    def count_errors(self, hypotheses, x, y):
         if (key := (tuple(hypotheses), x.tobytes(), y.tobytes())) not in self._known:
             self._known[key] = np.count_nonzero(self._at(x)[0][list(hypotheses)] != y, axis=1)
         return self._known[key]

@@ -36,10 +36,10 @@ class Less(DryRunNoise):
 
     share = 1.0
 
-    def laplace(self, shape, scale, device):
+    def draw_laplace(self, shape, scale, device):
         return super().draw_laplace(shape, scale * self.share, device)
 
-    def gumbel(self, shape, device):
+    def draw_gumbel(self, shape, device):
         return super().draw_gumbel(shape, device) * self.share
 
 

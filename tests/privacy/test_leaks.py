@@ -328,8 +328,8 @@ def test_ids_are_drawn_anew_each_time(tmp_path):
 class Overlapping(AddRemove):
     """A partition gone wrong: the first record of the first teacher reaches the second one, too."""
 
-    def shards(self, private, num_teachers, seed):
-        good = super().shards(private, num_teachers, seed)
+    def make_shards(self, private, num_teachers, seed):
+        good = super().make_shards(private, num_teachers, seed)
         index, mask = good.index_KS.clone(), good.mask_KS.clone()
         index[1, 0], mask[1, 0] = index[0, 0], True
         return Shards(index, mask, good.adjacency, good.unit)

@@ -241,7 +241,7 @@ def test_the_first_loss_that_is_not_finite_is_named():
     easy, _ = task()
 
     class Bursts(Supervised):
-        def objective(self, problem, average, note):
+        def make_objective(self, problem, average, note):
             loss = super().make_objective(problem, average, note)
             return lambda model, step: loss(model, step) * (math.inf if step == 7 else 1.0)
 
