@@ -76,7 +76,7 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
             return float(of_q(np.array([log_q]))[0, 0])
 
         def moved(log_q: float, votes: int, of_q: Any = of_q) -> float:
-            return float(of_q.moved(np.array([log_q]), votes)[0])
+            return float(of_q.shift_log_q(np.array([log_q]), votes)[0])
 
         for votes_row in votes:
             row = np.sort(votes_row)[::-1].copy()

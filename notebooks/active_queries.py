@@ -67,7 +67,7 @@ mechanism = GNMax(sigma=SIGMA)
 # %%
 glyphs = Glyphs(private=4000, public=600, test=500, size=14, shift=0.5, rotate=8, shear=5, noise=0.05).load()
 pool, truth = glyphs.pool, glyphs.evaluation.pool_y
-shards = AddRemove().shards(glyphs.private, TEACHERS, seed=0)
+shards = AddRemove().make_shards(glyphs.private, TEACHERS, seed=0)
 recipe = TeacherRecipe(network="mlp", steps=200, batch_size=16)
 votes = train(glyphs.private, glyphs.spec, shards, recipe, seed=0).count_votes(pool.x)
 

@@ -213,7 +213,7 @@ class PrivateLabeler:
         """The guarantee of all of the account's releases, at its delta: what blocks reserved, composed, or the cap.
 
         The smaller of the two; infinite once noise was seeded. What was used of it:
-        ``ledger.account(...).ex_post_guarantee``.
+        ``ledger.get_account(...).ex_post_guarantee``.
         """
         guarantee = self.ledger.get_guarantee(self.account)
         return math.inf if guarantee is None else guarantee.epsilon

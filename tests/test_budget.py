@@ -54,7 +54,7 @@ def budget(ledger, **changes) -> Budget:
 
 def spent(ledger, name="svhn") -> float:
     """Of the cap."""
-    return ledger.account(name).ex_post_guarantee.epsilon
+    return ledger.get_account(name).ex_post_guarantee.epsilon
 
 
 def price(questions) -> float:
@@ -229,7 +229,7 @@ def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspende
         if suspended:
             spending.suspend(STATE)
         raise error
-    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
     with pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(spending.id, STATE):
         pass
 
@@ -244,9 +244,9 @@ def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
             spending.record_cost(())
         assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
     assert spent(ledger) == (price(paid) if paid else 0)
-    assert ledger.account("svhn").guarantee.epsilon == price(9)
+    assert ledger.get_account("svhn").guarantee.epsilon == price(9)
     (charge,) = ledger.charges("svhn").values()
-    assert (charge.what, charge.run, charge.fingerprint, charge.committed) == ("a thing", "r", "f", True)
+    assert (charge.what, charge.run, charge.fingerprint, charge.is_committed) == ("a thing", "r", "f", True)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_more_than_was_reserved_is_refused_and_the_reservation_stands(ledger, mo
         budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending,
     ):
         spending.record_cost(more)
-    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
 
 
 def test_noise_is_over_with_its_spending(ledger):
@@ -303,7 +303,7 @@ def test_a_seed_marks_the_charge(ledger, seed, private):
     with budget(ledger, insecure_seed=seed).spend([EACH], mechanism="m") as spending:
         drawn = spending.noise.draw_gaussian((50,), 1.0, CPU)
         assert spending.secret is private
-    assert ledger.account("svhn").private is private
+    assert ledger.get_account("svhn").private is private
     assert torch.equal(drawn, DryRunNoise("torch", 3).draw_gaussian((50,), 1.0, CPU)) is not private
 
 
@@ -396,14 +396,14 @@ def test_a_mechanism_past_the_mark_releases_nothing_and_stays_charged(tmp_path, 
         label(budget(ledger), tmp_path / "out", mechanism=Loose(sigma=20.0))
     assert not (tmp_path / "out").exists()
     charge = GaussianEvent(mu=math.sqrt(2) / 20, count=4)
-    assert ledger.account("svhn").open == 1 and ledger.account("svhn").reserved == (charge,)
+    assert ledger.get_account("svhn").open == 1 and ledger.get_account("svhn").reserved_events == (charge,)
 
 
 def test_a_release_bears_the_reservation_that_paid_for_it(tmp_path, ledger):
     release, written = label(budget(ledger), tmp_path / "out")
     assert list(ledger.charges("svhn")) == [release.id] == [written[0]["release_id"]]
     charge = ledger.charges("svhn")[release.id]
-    assert charge.committed and charge.planned == charge.incurred == release.reserved_events
+    assert charge.is_committed and charge.reserved_events == charge.incurred_events == release.reserved_events
 
 
 def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, ledger):
@@ -427,7 +427,7 @@ def open_one(ledger) -> Spending:
 
 
 def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
-    assert spent(ledger) == price(9) and ledger.account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
     with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
         assert spending.incurred_events == (GaussianEvent(mu=0.1, count=2),) and spending.id == open_one.id
         spending.noise.draw_gaussian((1,), 1.0, CPU)
@@ -435,10 +435,10 @@ def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
         spending.suspend("later")
     with budget(ledger).resume(open_one.id, "later"):
         pass
-    assert spent(ledger) == price(3) and ledger.account("svhn").releases == 1
+    assert spent(ledger) == price(3) and ledger.get_account("svhn").num_releases == 1
     kinds = [entry.kind for entry in ledger.entries("svhn")]
     assert kinds == ["open", "reserve", "record", "resume", "record", "resume", "commit"]
-    assert ledger.verify()[0].releases == 1
+    assert ledger.verify()[0].num_releases == 1
 
 
 def resumed(ledger, open_one, state=STATE):
@@ -637,7 +637,7 @@ def test_a_value_of_another_adjacency_or_type_is_not_opened(name, noise):
             mechanism.release(dataclasses.replace(opened, sensitivity=there), source, asked)
     votes, table = random_votes(4, 20, 3), value("histogram", None)
     for wrong in (votes, table, gradient_sums(), SoftVotes(torch.zeros(3, 2, 1))):
-        if not isinstance(wrong, mechanism.takes):
+        if not isinstance(wrong, mechanism.input_type):
             with pytest.raises(ValueError, match="cannot go with"):
                 mechanism.release(wrong, source, asked)
 
@@ -740,6 +740,6 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
         pass
     with budget(ledger).spend([dataclasses.replace(EACH, count=60)], mechanism="m") as last:
         pass
-    claim = ledger.claim("svhn", [first.id, last.id])
+    claim = ledger.make_claim("svhn", [first.id, last.id])
     assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == price(120) and price(120).expected > 4.0
     assert ledger.spent("svhn") is None

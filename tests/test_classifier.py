@@ -414,7 +414,7 @@ def test_probabilities_are_those_that_the_records_were_fitted_at(make):
     clf = make(2.0, classes=[0, 1], num_records_about=3000).fit(x[:3000], y[:3000], public=x[3000:3400])
     held = load_file(clf.release_ / "scores.safetensors")
     radius = float(held["radius"])
-    logits = clf.student_.logits(torch.from_numpy(x[3000:3400]).float())
+    logits = clf.student_.compute_logits(torch.from_numpy(x[3000:3400]).float())
     assert radius > 3 and torch.allclose(logits * radius, held["score_RPC"][-1], rtol=1e-3, atol=1e-3)
     chance = clf.predict_proba(x[3400:]).astype(float)
     chance /= chance.sum(1, keepdims=True)
@@ -566,13 +566,15 @@ def test_wrong_types_are_named(tmp_path):
 def test_one_odd_cell_renames_no_other(make):
     """One odd value changes the type of its column, or of all labels; the others stay what they are."""
     classes = [2**52, 2**52 + 1]
-    whole, odd = (make(classes=classes)._labels(pd.Series(y).to_numpy())[1] for y in (classes * 2, [*classes, None]))
+    whole, odd = (
+        make(classes=classes)._encode_labels(pd.Series(y).to_numpy())[1] for y in (classes * 2, [*classes, None])
+    )
     assert whole.tolist() == [0, 1, 0, 1] and odd.tolist() == [0, 1, -1]
     with pytest.raises(ValueError, match="must be different"):  # as floating-point numbers they are one
-        make(classes=[2**60, 2**60 + 1])._labels(np.array([2**60]))
+        make(classes=[2**60, 2**60 + 1])._encode_labels(np.array([2**60]))
     days = [pd.Timestamp("2020-01-01"), pd.Timestamp("2020-01-02")]
     for y in (pd.Series(days).to_numpy(), np.array([*days, "never"], dtype=object)):
-        assert make(classes=days)._labels(y)[1].tolist()[:2] == [0, 1]
+        assert make(classes=days)._encode_labels(y)[1].tolist()[:2] == [0, 1]
     rows = [[True, 1.5], [False, 2.5]]
     for X in (rows, [*rows, ["purple", 0.0]], [*rows, [pd.Timestamp(0), 0.0]]):
         read = make()._validate_points(X, reset=True)

@@ -40,7 +40,7 @@ def voters(teachers):
 
 def used(ledger):
     """What came out, of all that was reserved."""
-    return ledger.account("line").ex_post_guarantee.epsilon
+    return ledger.get_account("line").ex_post_guarantee.epsilon
 
 
 def price(sigma, questions):
@@ -111,7 +111,7 @@ def test_blocks_follow_one_another_and_compose(make, ledger):
     labeler.close()
     assert used(ledger) == pytest.approx(price(10, 10), abs=1e-9)
     assert labeler.epsilon == pytest.approx(price(10, 12), abs=1e-9)
-    assert ledger.account("line").releases == 3
+    assert ledger.get_account("line").num_releases == 3
 
 
 def test_a_question_asked_before_is_free(make, ledger):
@@ -186,7 +186,7 @@ def test_a_block_of_another_mechanism_is_settled_at_what_it_answered(make, ledge
     again = make(mechanism=GNMax(sigma=20.0))
     assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
     again.answer(line(3))
-    assert ledger.account("line").releases == 1 and ledger.account("line").open == 1
+    assert ledger.get_account("line").num_releases == 1 and ledger.get_account("line").open == 1
 
 
 @pytest.mark.parametrize("cut", [1, 40, "line"])
@@ -265,7 +265,7 @@ def test_a_journal_where_files_cannot_be_locked_is_refused(make, ledger, monkeyp
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(ValueError, match=r"journal=.*cannot be locked \(Operation not supported\).*local disk"):
         make()
-    assert ledger.account("line").open == 0
+    assert ledger.get_account("line").open == 0
 
 
 def test_a_damaged_line_is_refused(make, tmp_path):
@@ -303,11 +303,11 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
     for start in range(3):
         values = [10 * start + i + 1 for i in range(10)]
         assert labeler.answer(line(*values)).tolist() == [1] * 10
-    account = ledger.account("svt")
+    account = ledger.get_account("svt")
     pure = 2 / mechanism.compute_scales(30).noise_scale
-    assert sorted((type(e).__name__, e.count) for e in account.incurred) == [("Delta", 1), ("PureDP", 1)]
-    assert next(e.epsilon for e in account.incurred if type(e).__name__ == "PureDP") == pytest.approx(pure)
-    assert account.releases == 1 and account.open == 0
+    assert sorted((type(e).__name__, e.count) for e in account.incurred_events) == [("Delta", 1), ("PureDP", 1)]
+    assert next(e.epsilon for e in account.incurred_events if type(e).__name__ == "PureDP") == pytest.approx(pure)
+    assert account.num_releases == 1 and account.open == 0
 
 
 @pytest.fixture
@@ -332,7 +332,10 @@ def test_a_threshold_is_sealed_and_goes_on_after_a_restart(sparse, ledger, tmp_p
     assert json.loads(sealed.read_text())["kept"] == kept and kept["blocks"] == 1
     again.close()
     assert not sealed.exists()
-    assert sorted((type(e).__name__, e.count) for e in ledger.account("svt").incurred) == [("Delta", 1), ("PureDP", 1)]
+    assert sorted((type(e).__name__, e.count) for e in ledger.get_account("svt").incurred_events) == [
+        ("Delta", 1),
+        ("PureDP", 1),
+    ]
     for written in (tmp_path / "answers.jsonl", tmp_path / "ledger.sqlite"):
         assert repr(kept["threshold"]).encode() not in written.read_bytes()
 
@@ -356,10 +359,10 @@ def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spen
             sealed.write_bytes(older[:20])
     again = sparse()
     again.answer(line(3))
-    account = ledger.account("svt")
+    account = ledger.get_account("svt")
     assert account.open == 2  # the first stays as it was reserved, two blocks at worst; the answer opened another
     again.close()
-    counts = {type(e).__name__: e.count for e in ledger.account("svt").incurred}
+    counts = {type(e).__name__: e.count for e in ledger.get_account("svt").incurred_events}
     assert counts == {"PureDP": 3, "Delta": 2}
 
 
@@ -368,7 +371,7 @@ def test_a_mechanism_that_stops_ends_its_block(make, ledger):
     mechanism = ConfidentGNMax(screen_sigma=5.0, threshold=60.0, sigma=10.0, max_answers=2)
     labeler = make(mechanism=mechanism)
     assert labeler.answer(line(1, 2, 3)).tolist() == [1, 1, -1]
-    assert ledger.account("line").releases == 1
+    assert ledger.get_account("line").num_releases == 1
     assert len(labeler.history) == 2
     assert labeler.answer(line(3)).tolist() == [1]
 
@@ -418,4 +421,4 @@ def test_seeded_noise_is_marked_for_good(make, ledger):
     labeler.close()
     assert labeler.epsilon == math.inf
     assert not make().private
-    assert not ledger.account("line").private
+    assert not ledger.get_account("line").private

@@ -54,7 +54,7 @@ def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit
         interrupted.setattr(*STAGE[method], kill)
         fit(method=method)
     (charge,) = charges(tmp_path)
-    assert charge.committed
+    assert charge.is_committed
     with pytest.raises(ValueError, match="has been charged already"):
         fit(method=method, x=X[:-1], y=Y[:-1])  # other records: another call
     finished = fit(method=method)
@@ -71,11 +71,11 @@ def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path
     with monkeypatch.context() as interrupted, pytest.raises(Killed):
         interrupted.setattr("pate_torch.ledger.Ledger.commit", kill)
         fit(method=method)
-    assert [charge.committed for charge in charges(tmp_path)] == [False]
+    assert [charge.is_committed for charge in charges(tmp_path)] == [False]
     with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*1 of its releases were interrupted"):
         fit(method=method)
     fit(method=method, allow_refit=True)
-    assert [charge.committed for charge in charges(tmp_path)] == [False, True]
+    assert [charge.is_committed for charge in charges(tmp_path)] == [False, True]
 
 
 @pytest.mark.parametrize("method", METHODS)

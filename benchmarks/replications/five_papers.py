@@ -153,7 +153,7 @@ def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact", l
 
 def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
     pool, given = split.data.pool, {"epsilon": epsilon, "delta": split.delta, "max_failures": 1}
-    votes = SoftVotes.from_probabilities(split.ensemble.probabilities(pool.x)) if soft else split.votes
+    votes = SoftVotes.from_probabilities(split.ensemble.predict_proba(pool.x)) if soft else split.votes
     mechanism: Any = SoftSparseVector(**given, bins=10) if soft else SparseVector(**given)
     return _teach(split, split.release_labels(votes, mechanism, split.study.passive, len(pool)))
 

@@ -141,7 +141,7 @@ class Split:
             num_classes=data.spec.num_classes,
             rounds=rounds,
         )
-        with self.open_budget(mechanism.worst_case(num_queries, rounds)) as budget:
+        with self.open_budget(mechanism.privacy_events(num_queries, rounds)) as budget:
             return aggregation.answer_queries(
                 sensitive=sensitive,
                 pool=data.pool,

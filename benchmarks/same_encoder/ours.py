@@ -129,7 +129,9 @@ def _home(name: str, seed: int) -> tempfile.TemporaryDirectory[str]:
 
 
 def calibrated(mechanism: Any, queries: int, epsilon: float) -> float:
-    return calibration.calibrate_sigma(lambda sigma: mechanism(sigma).worst_case(queries), epsilon=epsilon, delta=DELTA)
+    return calibration.calibrate_sigma(
+        lambda sigma: mechanism(sigma).privacy_events(queries), epsilon=epsilon, delta=DELTA
+    )
 
 
 def floats(x: np.ndarray) -> torch.Tensor:

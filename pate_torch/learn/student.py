@@ -33,7 +33,7 @@ def make_rule_student(data: Dataset, hypotheses: Sequence[Any]) -> Student:
     module.load_state_dict({**state, "share_R": torch.zeros(len(hypotheses))})
     if len(hypotheses) > 1:
         with torch.no_grad():
-            module.get_buffer("share_R").copy_(module.says(data.pool.x).double().mean(0))  # type: ignore[operator]
+            module.get_buffer("share_R").copy_(module.evaluate(data.pool.x).double().mean(0))  # type: ignore[operator]
     return Student(network, module.eval(), spec)
 
 

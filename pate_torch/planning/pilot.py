@@ -401,7 +401,9 @@ def forecast_gradients(
     proxy_dataset = replace(data, private=records)
     partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.make_shards(records, 1, seed)
-    gradient_inputs = replace(method, size=len(records)).ask(proxy_dataset, shards, encoder=build_encoder(data))
+    gradient_inputs = replace(method, size=len(records)).build_sensitive(
+        proxy_dataset, shards, encoder=build_encoder(data)
+    )
     scaled_mechanism = replace(mechanism, sigma=mechanism.sigma * len(records) / num_records)
     noise = DryRunNoise(mechanism.noise, rng.derive_seed(seed, "plan", "noise"))
     label_Q = scaled_mechanism.release(

@@ -90,7 +90,9 @@ def build_report(
         method=method,
         rounds=len(release.queries_per_round) or 1,
         seconds=select_public_seconds(
-            seconds, method, student_chosen=any(part.what == PURPOSE_STUDENT_CHOICE for part in claim_fields["parts"])
+            seconds,
+            method,
+            student_chosen=any(part.purpose == PURPOSE_STUDENT_CHOICE for part in claim_fields["parts"]),
         ),
         answer_files=release_store.list_answer_files(record),
         **student_metrics,

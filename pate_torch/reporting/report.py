@@ -308,7 +308,7 @@ class ReleaseReport:
     chosen_by: str | None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "parameters", "student_curves", "sensitivity", "declared_values"):
+        for name in ("seconds", "parameters", "student_curves", "sensitivity", "provenance"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
         for item in fields(self):

@@ -66,7 +66,7 @@ class SelfTraining:
     publish: str = "student"
 
     def __post_init__(self) -> None:
-        for key in ("first", "then"):
+        for key in ("first_student", "later_students"):
             if not isinstance(getattr(self, key), StudentAlgorithm):
                 raise checks.error(
                     f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."

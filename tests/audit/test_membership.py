@@ -243,7 +243,7 @@ def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan
     parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.membership_holdout)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
-    shards = partition.shards(loaded.data.private, 12, seed=0)
+    shards = partition.make_shards(loaded.data.private, 12, seed=0)
     found = test.select_records(loaded.data, shards, loaded.membership_holdout, seed=0)
     assert rows(found.nonmember_x) == rows(loaded.membership_holdout.x)
 

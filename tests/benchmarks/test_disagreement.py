@@ -9,7 +9,7 @@ from pate_torch.pac.classes import Intervals, Stumps, Thresholds
 
 def by_definition(hypotheses, center, x, radius):
     """Balls of every radius, pairs of hypotheses, points: three loops."""
-    labels = hypotheses.labelings(hypotheses.representatives(x), x)
+    labels = hypotheses.compute_labelings(hypotheses.representatives(x), x)
     middle = hypotheses.predict(center, x)
     share = (labels != middle).mean(1)
     best = 1.0

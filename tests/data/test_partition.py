@@ -148,7 +148,7 @@ def test_replace_one_refuses_groups():
 )
 def test_too_many_teachers_are_refused_with_the_numbers(partition, data, teachers, message):
     with pytest.raises(ValueError, match=message):
-        partition.shards(data, teachers, 0)
+        partition.make_shards(data, teachers, 0)
 
 
 @pytest.mark.parametrize("unit", ["record", "group:user"])

@@ -459,7 +459,7 @@ def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkey
 
         def draw(self, votes, noise, context):
             answers = lead.Lead(sigma=self.sigma / 3, lead=self.lead).draw(votes, noise, context)
-            return dataclasses.replace(answers, events=self.worst_case(len(votes)))
+            return dataclasses.replace(answers, events=self.privacy_events(len(votes)))
 
     for kind, sound in ((lead.Lead, True), (Thin, False)):
         mechanism = kind(sigma=4.0, lead=5.0)

@@ -238,7 +238,7 @@ def test_a_finite_class_has_cuts_of_every_feature():
     (part,) = make_problems(data, LearnOptions(cuts=4), 1e-5, 0)
     part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
     found = part.make_finite_class()
-    assert {(h.feature, h.above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
+    assert {(h.feature, h.is_above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
     assert len(found) == 2 + 3 * 4 * 2
     assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
 

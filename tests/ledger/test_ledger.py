@@ -72,7 +72,7 @@ def test_a_release_is_charged_exactly(ledger):
         "add_remove",
         "record",
     )
-    assert (account.releases, account.open, account.private) == (1, 0, True)
+    assert (account.num_releases, account.open, account.private) == (1, 0, True)
 
 
 def test_releases_compose_by_mu_squared(ledger):
@@ -83,8 +83,8 @@ def test_releases_compose_by_mu_squared(ledger):
     assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     left = gdp.compute_mu(4.0, 1e-5) ** 2 - 180 * MU**2
-    assert ledger.account("svhn").remaining.scalar == pytest.approx(left, rel=1e-9)
-    assert ledger.account("svhn").copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
+    assert ledger.get_account("svhn").remaining_capacity.scalar == pytest.approx(left, rel=1e-9)
+    assert ledger.get_account("svhn").copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
 
 
 def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
@@ -121,7 +121,7 @@ def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledg
     head = ledger.head()
     with pytest.raises(LedgerError, match="more than it reserved"):
         ledger.commit(reservation, incurred)
-    assert ledger.head() == head and ledger.account("svhn").open == 1
+    assert ledger.head() == head and ledger.get_account("svhn").open == 1
     ledger.commit(reservation, PLAN)
 
 
@@ -151,7 +151,7 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
         assert words in text
     # What it says would fit does fit, and one query more does not.
     count = math.floor(error.fitting_share * 500)
-    assert not ledger.account("svhn").admits([GaussianEvent(mu=MU, count=count + 1)])
+    assert not ledger.get_account("svhn").admits([GaussianEvent(mu=MU, count=count + 1)])
     ledger.reserve("svhn", [GaussianEvent(mu=MU, count=count)], **FACTS)
 
 
@@ -172,12 +172,12 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     account = ledger.open_account("mnist", **TERMS, planned_events=plan)
     assert account.filter.kind == "rdp" and account.filter.delta_reserve == 5e-6
     ledger.commit(ledger.reserve("mnist", plan, **FACTS), [PureDPEvent(epsilon=0.05, count=7), DeltaEvent(delta=2e-6)])
-    assert ledger.account("mnist").ex_post_guarantee.route == "rdp"
+    assert ledger.get_account("mnist").ex_post_guarantee.route == "rdp"
     assert (
-        ledger.account("mnist").ex_post_guarantee.epsilon
+        ledger.get_account("mnist").ex_post_guarantee.epsilon
         >= compute_guarantee([PureDPEvent(epsilon=0.05, count=7)], 1e-5).epsilon
     )
-    assert ledger.account("mnist").remaining.delta == pytest.approx(3e-6, rel=1e-12)
+    assert ledger.get_account("mnist").remaining_capacity.delta == pytest.approx(3e-6, rel=1e-12)
     with pytest.raises(BudgetExceeded, match="set aside for failures"):
         ledger.reserve("mnist", [DeltaEvent(delta=4e-6)], **FACTS)
     ledger.verify()
@@ -185,7 +185,7 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
 
 def test_seeded_noise_marks_the_account(ledger):
     ledger.commit(ledger.reserve("svhn", PLAN, **FACTS, insecure=True), PLAN)
-    assert not ledger.account("svhn").private
+    assert not ledger.get_account("svhn").private
     assert ledger.entries("svhn")[1].facts["insecure"] is True
 
 
@@ -261,7 +261,7 @@ def test_other_terms_are_refused(ledger, change, words):
 def test_impossible_terms_open_nothing(ledger, change):
     with pytest.raises(ValueError):
         ledger.open_account("new", **{**TERMS, **change}, planned_events=PLAN)
-    assert [a.name for a in ledger.accounts()] == ["svhn"]
+    assert [a.name for a in ledger.list_accounts()] == ["svhn"]
 
 
 def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
@@ -290,7 +290,7 @@ def test_a_closed_account_takes_no_more_charges(ledger):
     with pytest.raises(LedgerError, match="closed already"):
         ledger.close_account("svhn", "again")
     ledger.commit(reservation, [])
-    assert ledger.verify()[0].closed
+    assert ledger.verify()[0].is_closed
 
 
 # ---- many processes -------------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
     result = subprocess.run([sys.executable, "-c", script, str(path)])
     assert result.returncode == -signal.SIGKILL
     assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(0.5, 1e-5), rel=1e-12)
-    assert ledger.account("svhn").open == 1
+    assert ledger.get_account("svhn").open == 1
     ledger.verify()
 
 
@@ -432,7 +432,7 @@ def test_a_process_killed_inside_a_transaction_leaves_nothing(path, ledger):
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -signal.SIGKILL
-    assert not ledger.account("svhn").closed
+    assert not ledger.get_account("svhn").is_closed
     ledger.reserve("svhn", PLAN, **FACTS)
     ledger.verify()
 
@@ -448,7 +448,7 @@ def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
     held, enough = threading.Event(), threading.Event()
 
     def hold():
-        with ledger.alone():
+        with ledger.exclusive_access():
             held.set()
             enough.wait(60)
 
@@ -461,7 +461,7 @@ def test_a_fork_is_refused_though_another_thread_held_the_ledger(ledger):
     if child == 0:
         signal.alarm(20)
         try:
-            ledger.account("svhn")
+            ledger.get_account("svhn")
         except LedgerError as error:
             os._exit(0 if "another process" in str(error) else 2)
         os._exit(3)
@@ -480,7 +480,7 @@ def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
         for turn in range(10):
             reservation = ledger.reserve("svhn", event, **FACTS)
             given.append(reservation.id)
-            assert ledger.account("svhn").open + ledger.account("svhn").releases >= turn + 1
+            assert ledger.get_account("svhn").open + ledger.get_account("svhn").num_releases >= turn + 1
             if number % 2:
                 ledger.commit(reservation, event)
 
@@ -488,14 +488,14 @@ def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
         list(pool.map(spend_some, range(8)))
     (account,) = ledger.verify()
     assert len(set(given)) == len(given) == 80
-    assert (account.releases, account.open) == (40, 40)
+    assert (account.num_releases, account.open) == (40, 40)
     with Ledger(path) as again:
         assert again.get_account("svhn") == account
 
 
 def test_a_closed_ledger_is_said_to_be_closed(ledger):
     ledger.close()
-    for ask in (ledger.head, lambda: ledger.account("svhn"), lambda: ledger.reserve("svhn", PLAN, **FACTS)):
+    for ask in (ledger.head, lambda: ledger.get_account("svhn"), lambda: ledger.reserve("svhn", PLAN, **FACTS)):
         with pytest.raises(LedgerError, match="closed") as error:
             ask()
         assert "damaged" not in str(error.value) and "backup" not in str(error.value)
@@ -720,7 +720,7 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
     ledger.backup(copy)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with Ledger(copy) as copied:
-        assert copied.get_head() == ledger.head() and copied.verify()[0].total_cost == ledger.account("svhn").spent
+        assert copied.get_head() == ledger.head() and copied.verify()[0].total_cost == ledger.get_account("svhn").spent
     with pytest.raises(LedgerError, match="exists already"):
         ledger.backup(copy)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]

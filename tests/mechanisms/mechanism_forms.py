@@ -25,7 +25,7 @@ def build(name: str, noise: str = "torch", /, **values):
 
 
 def kinds(name: str) -> tuple[str, ...]:
-    return type(build(name)).kinds
+    return type(build(name)).noise_kinds
 
 
 FORMS = [(name, noise) for name in NAMES for noise in kinds(name)]

@@ -113,7 +113,7 @@ def test_incurred_never_exceeds_the_worst_case(name, noise, sizes):
     mechanism = build(name, noise)
     teachers = num_teachers(mechanism, 40, len(sizes))
     mechanism.check(num_queries=40, num_teachers=teachers, num_classes=num_classes(name), rounds=len(sizes))
-    worst = mechanism.worst_case(40, len(sizes))
+    worst = mechanism.privacy_events(40, len(sizes))
     for seed in range(4):
         votes = random_votes(40, teachers, num_classes(name), seed)
         label_Q, incurred = ask(mechanism, votes, sizes, DryRunNoise(noise))
@@ -136,24 +136,24 @@ def test_zero_queries_cost_and_answer_nothing(name, noise):
 def test_prices_of_the_table():
     """Per query: rho, pure epsilon, and the exact Gaussian mu (ALGORITHMS section 1)."""
     s, s1 = 3.0, 4.0
-    (gaussian,) = build("gaussian").worst_case(1)
+    (gaussian,) = build("gaussian").privacy_events(1)
     assert gaussian == GaussianEvent(mu=math.sqrt(2) / s, count=1)
     assert compute_total_rho([gaussian]) == pytest.approx(1 / s**2)
-    assert build("gaussian", "discrete").worst_case(7) == (ZCDPEvent(rho=1 / s**2, count=7),)
+    assert build("gaussian", "discrete").privacy_events(7) == (ZCDPEvent(rho=1 / s**2, count=7),)
 
-    (laplace,) = build("laplace").worst_case(1)
+    (laplace,) = build("laplace").privacy_events(1)
     assert laplace == LaplaceEvent(ratio=1 / s, count=2)
     assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
         [laplace]
     ) == pytest.approx(2 / s)
-    (laplace,) = build("laplace", "discrete").worst_case(1)
+    (laplace,) = build("laplace", "discrete").privacy_events(1)
     assert laplace == PureDPEvent(epsilon=1 / s, count=2)
     assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
         [laplace]
     ) == pytest.approx(2 / s)
 
     exponential = build("exponential")
-    (event,) = exponential.worst_case(1)
+    (event,) = exponential.privacy_events(1)
     h = exponential.rate
     assert event == BoundedRangeEvent(eta=2 * h, count=1) and compute_total_pure_epsilon([event]) == pytest.approx(
         2 * h
@@ -161,22 +161,22 @@ def test_prices_of_the_table():
     assert compute_total_rho([event]) == pytest.approx(h**2 / 2) == pytest.approx(1 / s**2)
 
     for name in ("confident", "interactive"):
-        screen, answer = build(name).worst_case(9)
+        screen, answer = build(name).privacy_events(9)
         assert screen == GaussianEvent(mu=1 / s1, count=9) and answer == GaussianEvent(mu=math.sqrt(2) / s, count=9)
-        screen, answer = build(name, "discrete").worst_case(9)
+        screen, answer = build(name, "discrete").privacy_events(9)
         assert screen == ZCDPEvent(rho=1 / (2 * s1**2), count=9) and answer == ZCDPEvent(rho=1 / s**2, count=9)
-    screen, answer = build("confident", max_answers=4).worst_case(9)
+    screen, answer = build("confident", max_answers=4).privacy_events(9)
     assert (screen.count, answer.count) == (9, 4)
 
     single = build("single_stable", epsilon=0.5, delta=1e-6)
-    assert single.worst_case(3) == (LaplaceEvent(ratio=0.5, count=3), DeltaEvent(delta=1e-6, count=3))
+    assert single.privacy_events(3) == (LaplaceEvent(ratio=0.5, count=3), DeltaEvent(delta=1e-6, count=3))
 
 
 def test_price_oracle_640_asked_286_answered():
     from pate_torch.accounting.accountant import compute_guarantee
 
     mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=200.0, max_answers=286)
-    found = compute_guarantee(mechanism.worst_case(640), 1e-5)
+    found = compute_guarantee(mechanism.privacy_events(640), 1e-5)
     assert found.epsilon == pytest.approx(2.5426, abs=5e-5) and found.route == "gdp"
 
 
@@ -236,7 +236,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(name, noise):
         if role not in draws:
             roles.append(role)
         draws.setdefault(role, []).append(tensor.double().flatten().numpy())
-    events = tuple(e for e in mechanism.worst_case(size) if not isinstance(e, DeltaEvent))
+    events = tuple(e for e in mechanism.privacy_events(size) if not isinstance(e, DeltaEvent))
     scales = accounted_scales(events, hasattr(mechanism, "max_failures"))
     if name in ("confident", "interactive"):
         assert [role[2] for role in roles] == [1, 2]  # the check's noise is one number per query, not one per class
@@ -428,6 +428,6 @@ def test_noise_too_small_for_a_price_is_refused(name, noise):
     if noise not in kinds(name):
         return
     for key in {"sigma", "screen_sigma"} & {f.name for f in dataclasses.fields(build(name))}:
-        assert math.isfinite(compute_total_rho(build(name, noise, **{key: 1e-12}).worst_case(1000)))
+        assert math.isfinite(compute_total_rho(build(name, noise, **{key: 1e-12}).privacy_events(1000)))
         with pytest.raises(ValueError, match=f"mechanism.{key}=1e-200: must be at least 1e-12"):
             build(name, noise, **{key: 1e-200})

@@ -263,7 +263,7 @@ class OwnClone(LogisticRegression):
 
 
 def try_again(one, points):
-    one.try_again(points, one.predictions(points))
+    one.check_retraining(points, one.predictions(points))
 
 
 @pytest.mark.fresh_process

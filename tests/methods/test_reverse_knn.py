@@ -159,7 +159,7 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return ReverseKnn().build_sensitive(data, partition.shards(private, 1, 0), encoder=encoder)
+    return ReverseKnn().build_sensitive(data, partition.make_shards(private, 1, 0), encoder=encoder)
 
 
 @pytest.mark.parametrize("learnt", [True, False])

@@ -31,7 +31,7 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return GradientMethod(size=size).build_sensitive(data, partition.shards(private, 1, 0), encoder=encoder())
+    return GradientMethod(size=size).build_sensitive(data, partition.make_shards(private, 1, 0), encoder=encoder())
 
 
 def configured(home: Path, *overrides: str):

@@ -18,11 +18,15 @@ def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
     x = np.random.default_rng(0).random((40, getattr(hypotheses, "num_features", 1)))
     candidates = hypotheses.representatives(x)
     kept = select_alpha_cover(hypotheses, candidates, x, alpha)
-    far = (hypotheses.labelings(candidates, x)[:, None] != hypotheses.labelings(kept, x)[None]).sum(2).min(1)
+    far = (
+        (hypotheses.compute_labelings(candidates, x)[:, None] != hypotheses.compute_labelings(kept, x)[None])
+        .sum(2)
+        .min(1)
+    )
     assert far.max() <= alpha * len(x) and far.max() > 0
     d = hypotheses.vc_dimension
     assert len(kept) < len(candidates) and len(kept) <= math.e * (d + 1) * (2 * math.e / alpha) ** d  # Haussler 1995
-    labels = hypotheses.labelings(kept, x)
+    labels = hypotheses.compute_labelings(kept, x)
     apart = (labels[:, None] != labels[None]).sum(2) + len(x) * np.eye(len(kept), dtype=int)
     assert apart.min() > alpha * len(x)
 

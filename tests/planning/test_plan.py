@@ -370,7 +370,7 @@ def test_declared_facts_of_sources_whose_files_are_elsewhere():
 
 
 def plurality(model, num_teachers):
-    votes, truth_Q = model.ask(num_teachers, 4000, 0)
+    votes, truth_Q = model.draw_votes(num_teachers, 4000, 0)
     return float((votes.plurality().numpy() == truth_Q).mean())
 
 
@@ -618,7 +618,7 @@ def test_gradients_are_better_by_their_share_of_right_labels_and_not_by_their_nu
     teachers = plan("dataset=digits").best_choice
     gradients = dataclasses.replace(teachers, num_teachers=0, num_queries=10 * teachers.num_queries)
     assert select_best([teachers, gradients]) is teachers
-    more = dataclasses.replace(gradients, outcome=dataclasses.replace(gradients.outcome, right=0.99))
+    more = dataclasses.replace(gradients, outcome=dataclasses.replace(gradients.forecast, right=0.99))
     assert select_best([teachers, more]) is more
     dearer = dataclasses.replace(more, routes={"gdp": 2 * teachers.epsilon})
     assert select_best([teachers, dearer]) is teachers and select_best([dearer]) is dearer

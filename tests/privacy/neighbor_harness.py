@@ -165,7 +165,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return watch.meets(torch.as_tensor(counts), said).numpy()
 
     def none(self: Any, shape: tuple[int, ...], *given: Any) -> Tensor:
-        self._permit()
+        self._check_draw_allowed()
         return torch.zeros(shape, dtype=torch.int64 if self.kind == "discrete" else torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -245,7 +245,7 @@ def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
     """Where ``worst_case`` asks for less than what was opened costs."""
     faults = []
     for mechanism, said in {id(s.mechanism): (s.mechanism, s.sensitivity) for s in seen if s.mechanism}.values():
-        charged, due = mechanism.worst_case(queries, turns), priced(mechanism, said, queries, turns)
+        charged, due = mechanism.privacy_events(queries, turns), priced(mechanism, said, queries, turns)
         orders = np.array([1.5, 2.0, 8.0, 64.0])
         failure = [sum(e.count * e.delta for e in part if isinstance(e, ev.DeltaEvent)) for part in (charged, due)]
         if (rdp.compute_curve(charged, orders) < rdp.compute_curve(due, orders) * (1 - 1e-9)).any() or failure[

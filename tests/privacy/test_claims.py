@@ -66,8 +66,8 @@ def read(folder, name="summary.json"):
 
 def composed(ledger, account, reservations) -> float:
     """Of what these reserved, or the cap where that is less."""
-    charges, terms = ledger.charges(account), ledger.account(account)
-    events = [event for identity in reservations for event in charges[identity].planned]
+    charges, terms = ledger.charges(account), ledger.get_account(account)
+    events = [event for identity in reservations for event in charges[identity].reserved_events]
     return min(accounting.compute_guarantee(events, terms.delta).epsilon, terms.budget_epsilon)
 
 
@@ -162,7 +162,8 @@ def test_brought_votes(tmp_path, name, noise):
     pipeline.run(one)
     found = check(tmp_path, one.folder)
     assert found["epsilon"] == pytest.approx(
-        min(accounting.compute_guarantee(mechanism.worst_case(QUERIES, one.num_rounds), DELTA).epsilon, 50.0), rel=REL
+        min(accounting.compute_guarantee(mechanism.privacy_events(QUERIES, one.num_rounds), DELTA).epsilon, 50.0),
+        rel=REL,
     )
 
 
@@ -252,7 +253,7 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
     pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=QUERIES))
     found = check(tmp_path, one.folder)
-    worst = accounting.compute_guarantee(mechanism.worst_case(QUERIES), DELTA).epsilon
+    worst = accounting.compute_guarantee(mechanism.privacy_events(QUERIES), DELTA).epsilon
     assert found["epsilon"] == pytest.approx(worst, rel=REL) and found["epsilon_charged_ex_post"] < worst / 2
 
 
@@ -328,7 +329,7 @@ def test_the_python_api(tmp_path, mechanism):
     assert (
         one.epsilon
         == report.epsilon
-        == pytest.approx(accounting.compute_guarantee(mechanism.worst_case(QUERIES), DELTA).epsilon, rel=REL)
+        == pytest.approx(accounting.compute_guarantee(mechanism.privacy_events(QUERIES), DELTA).epsilon, rel=REL)
     )
     with one.labeler(num_queries=5) as labeler:
         labeler.answer(torch.tensor([[0.3], [0.7]]))

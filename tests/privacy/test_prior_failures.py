@@ -81,10 +81,10 @@ def test_every_label_released_is_charged(name, noise):
 
 
 def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
-    events = build("gaussian").worst_case(50)
+    events = build("gaussian").privacy_events(50)
     values = [compute_guarantee(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
     assert values == sorted(values) and len(set(values)) == 3
-    sparse = build("sparse_vector").worst_case(50)
+    sparse = build("sparse_vector").privacy_events(50)
     assert sum(e.delta for e in sparse if isinstance(e, DeltaEvent)) == 5e-6
     with pytest.raises(ValueError, match="delta"):
         compute_guarantee(sparse, 4e-6)
@@ -155,7 +155,7 @@ def test_the_check_adds_one_number_per_query_not_one_per_class(top):
 
 
 def test_laplace_is_not_accounted_as_gaussian():
-    (event,) = build("laplace").worst_case(1)
+    (event,) = build("laplace").privacy_events(1)
     assert isinstance(event, LaplaceEvent)
     as_gaussian = GaussianEvent(mu=math.sqrt(2) / 3.0)
     assert compute_guarantee([event] * 30, 1e-5).epsilon != pytest.approx(
@@ -167,7 +167,7 @@ def test_laplace_is_not_accounted_as_gaussian():
 def test_the_checks_price_is_paid_by_every_query_at_every_order(name):
     orders = np.array([1.5, 2, 8, 32, 200.0])
     for queries in (1, 10, 640):
-        total = rdp.compute_curve(build(name).worst_case(queries), orders)
+        total = rdp.compute_curve(build(name).privacy_events(queries), orders)
         assert total == pytest.approx(queries * orders * (1 / (2 * 4.0**2) + 1 / 3.0**2), rel=1e-12)
 
 
@@ -176,8 +176,8 @@ def test_the_price_is_what_may_happen_not_what_is_expected_to():
     mechanism = build("confident", screen_sigma=0.1)
     votes = Votes(torch.tensor([[20, 0, 0]]).repeat(40, 1), 20)
     incurred = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=40)).events
-    assert (rdp.compute_curve(incurred) == rdp.compute_curve(mechanism.worst_case(40))).all()
-    assert list(inspect.signature(type(mechanism).worst_case).parameters) == ["self", "num_queries", "rounds"]
+    assert (rdp.compute_curve(incurred) == rdp.compute_curve(mechanism.privacy_events(40))).all()
+    assert list(inspect.signature(type(mechanism).privacy_events).parameters) == ["self", "num_queries", "rounds"]
 
 
 # -- ties -------------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     known = {"label_Q", "events", "score_QC", "from_student_Q", "noisy", "score_PC", "model", "spent"}
     assert {f.name for f in dataclasses.fields(answers)} == known
     assert answers.score_PC is None and answers.model is None
-    assert answers.noisy is None  # but where the price is that of the noisy counts, and they were asked for
+    assert answers.noisy_counts is None  # but where the price is that of the noisy counts, and they were asked for
     assert answers.label_Q.dtype == torch.int64
     assert set(answers.label_Q.tolist()) <= {NO_ANSWER, *range(votes.num_classes)}
     if name == "soft_sparse_vector":  # the score is one of 2 bins - 1 centers, not a noisy share
@@ -211,7 +211,7 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
     else:
         assert answers.score_QC is None
     # A price is a number of times a public constant: no vote enters it.
-    public = [dataclasses.replace(e, count=0) for e in mechanism.worst_case(len(votes))]
+    public = [dataclasses.replace(e, count=0) for e in mechanism.privacy_events(len(votes))]
     assert all(
         isinstance(e, get_args(PrivacyEvent)) and dataclasses.replace(e, count=0) in public for e in answers.events
     )
@@ -295,8 +295,8 @@ def test_the_exponential_mechanisms_price_counts_every_query():
     """A known library's event costs as much 100 times as once."""
     once, often = (rdp.compute_curve([BoundedRangeEvent(eta=0.1, count=count)]) for count in (1, 100))
     assert often == pytest.approx(100 * once, rel=1e-12)
-    assert rdp.compute_curve(build("exponential").worst_case(100)) == pytest.approx(
-        100 * rdp.compute_curve(build("exponential").worst_case(1)), rel=1e-12
+    assert rdp.compute_curve(build("exponential").privacy_events(100)) == pytest.approx(
+        100 * rdp.compute_curve(build("exponential").privacy_events(1)), rel=1e-12
     )
     for file in PACKAGE.rglob("*.py"):
         assert "ExponentialMechanismDpEvent" not in file.read_text(), file

@@ -49,7 +49,7 @@ def test_tables_and_arrays_are_taken_alike_by_a_student_and_by_its_file(student,
     for one in (student, load_student(tmp_path)):
         assert one.spec == SPEC and one.class_names == ("ill", "well")
         for points in (FRAME, {"age": ["31", "62.5", 7.0], "ward": list("BAA")}, rows.numpy(), rows.tolist()):
-            assert torch.equal(one.predict_proba(points), student.probabilities(rows))
+            assert torch.equal(one.predict_proba(points), student.compute_probabilities(rows))
             assert one.predict_names(points) == [SPEC.class_names[label] for label in student.predict(rows)]
             assert one.predict(points).dtype == torch.int64
 
@@ -90,7 +90,9 @@ def test_an_exported_program_names_the_features_it_takes(student, tmp_path):
     assert facts["features"] == ["age", "ward=A", "ward=B"]
     schema = TableSchema.from_dict(facts["spec"]["schema"])
     program = export.load_export(path)
-    assert torch.allclose(program(torch.from_numpy(schema.encode(FRAME))), student.probabilities(FRAME), atol=1e-6)
+    assert torch.allclose(
+        program(torch.from_numpy(schema.encode(FRAME))), student.compute_probabilities(FRAME), atol=1e-6
+    )
 
 
 def test_facts_go_through_json_and_to_workers():

@@ -82,8 +82,8 @@ def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monk
     private = records(90)
     train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, on_trial=trials.append)
     assert [teacher for _, teacher in drawn[0]] == list(range(1, len(ROWS)))
-    chunk = trials[0].again.chunk
-    assert chunk.teachers == range(3, 6) and trials[0].again.row == 1 and chunk.size_k.tolist() == [1, 20, 1]
+    chunk = trials[0].retraining.chunk
+    assert chunk.teachers == range(3, 6) and trials[0].retraining.row == 1 and chunk.size_k.tolist() == [1, 20, 1]
     assert torch.equal(chunk.x_kS[1, :20], private.x[40:60])
     assert not chunk.x_kS[[0, 2]].any() and not chunk.x_kS[1, 20:].any() and not chunk.y_kS[[0, 2]].any()
 

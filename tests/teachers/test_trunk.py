@@ -30,7 +30,7 @@ def trunk():
 
 
 def teach(data, trunk, private, partition, recipe=RECIPE):
-    shards = partition.shards(private, 8, seed=0)
+    shards = partition.make_shards(private, 8, seed=0)
     return train(private, data.spec, shards, recipe, seed=0, trunk=trunk), shards
 
 
@@ -61,7 +61,7 @@ def test_a_record_removed_reaches_one_teacher_although_it_shifts_all_positions(d
 
 def test_copies_stay_in_the_shard_of_their_record(data, trunk):
     shards = AddRemove().make_shards(data.private, 8, seed=0)
-    encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
+    encoded, held = trunk.encode_shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     assert encoded.x.shape == (3 * 240, 24) and encoded.x.dtype == torch.float32
     for k in range(8):
         assert sorted(set(encoded.unit_id[held.of(k).numpy()])) == sorted(
@@ -75,7 +75,7 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
 
 def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk):
     shards = ReplaceOne().make_shards(data.private, 8, seed=0)
-    encoded, held = trunk.shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
+    encoded, held = trunk.encode_shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     size = len(shards.get_indices(0))
     own, copy = encoded.x[held.of(0)[:size]], encoded.x[held.of(0)[size : 2 * size]]
     near = (own * copy).sum(1).mean()
@@ -150,13 +150,13 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
 
 
 def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
-    here = plan.voters.identify(data, plan)
+    here = plan.method.identify(data, plan)
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
-    assert plan.voters.identify(dataclasses.replace(data, pool=pool), plan) != here
+    assert plan.method.identify(dataclasses.replace(data, pool=pool), plan) != here
     longer = dataclasses.replace(START, copies=3)
-    assert plan.voters.identify(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
+    assert plan.method.identify(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
     from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
-    assert "pool" not in plan.voters.identify(data, from_nothing).configuration
+    assert "pool" not in plan.method.identify(data, from_nothing).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
