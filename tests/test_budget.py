@@ -150,22 +150,22 @@ def test_what_meets_private_values_draws_from_nowhere_else():
     ids=str,
 )
 def test_other_terms_are_refused_before_anything_is_reserved(ledger, change, stored):
-    head, other = ledger.head(), budget(ledger, **change)
+    head, other = ledger.get_head(), budget(ledger, **change)
     (key, asked), *_ = change.items()
     words = rf"{'noise' if key == 'kind' else key}={asked!r}.*'svhn' was opened with '?{stored}"
     for attempt in (other.check_events, lambda events: other.spend(events, mechanism="m").__enter__()):
         with pytest.raises(ValueError, match=words):
             attempt([EACH])
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 def test_resuming_asks_for_the_same_terms(ledger):
     with budget(ledger).spend([EACH], mechanism="m") as spending:
         spending.suspend(STATE)
-    head = ledger.head()
+    head = ledger.get_head()
     with pytest.raises(ValueError, match="unit"), budget(ledger, unit="group:user").resume(spending.id, STATE):
         pytest.fail("went on")
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 def test_an_account_remembers_its_kind_from_its_opening_on(path, ledger):
@@ -199,12 +199,12 @@ def test_a_delta_that_continuous_noise_cannot_keep_opens_no_door(ledger):
 )
 def test_what_cannot_be_charged_draws_nothing(ledger, prepare, events, error):
     prepare(ledger)
-    head = ledger.head()
+    head = ledger.get_head()
     with pytest.raises(error), budget(ledger).spend(events, mechanism="m"):
         pytest.fail("noise was handed out")
     with pytest.raises(error):
         budget(ledger).check_events(events)
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_left_by_an_error_it_stays_reserved_at_its_worst(ledger, error, suspende
         if suspended:
             spending.suspend(STATE)
         raise error
-    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").num_open == 1
     with pytest.raises(LedgerError, match="charged at its worst"), budget(ledger).resume(spending.id, STATE):
         pass
 
@@ -245,8 +245,8 @@ def test_left_well_it_is_committed_at_what_was_incurred(ledger, incurred, paid):
         assert spent(ledger) == price(9)  # all of it, for as long as noise may be drawn
     assert spent(ledger) == (price(paid) if paid else 0)
     assert ledger.get_account("svhn").guarantee.epsilon == price(9)
-    (charge,) = ledger.charges("svhn").values()
-    assert (charge.what, charge.run, charge.fingerprint, charge.is_committed) == ("a thing", "r", "f", True)
+    (charge,) = ledger.get_charges("svhn").values()
+    assert (charge.purpose, charge.run, charge.fingerprint, charge.is_committed) == ("a thing", "r", "f", True)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_more_than_was_reserved_is_refused_and_the_reservation_stands(ledger, mo
         budget(ledger).spend([GaussianEvent(mu=0.1, count=9)], mechanism="m") as spending,
     ):
         spending.record_cost(more)
-    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").num_open == 1
 
 
 def test_noise_is_over_with_its_spending(ledger):
@@ -275,7 +275,7 @@ def test_noise_is_over_with_its_spending(ledger):
         lambda: noise.draw_gumbel((3,), CPU),
         lambda: spending.record_cost([EACH]),
         lambda: spending.suspend(STATE),
-        lambda: spending.accept(answers(spent=spending.id)),
+        lambda: spending.accept(answers(reservation_id=spending.id)),
     )
     for late in over:
         with pytest.raises(RuntimeError, match="not be charged"):
@@ -303,7 +303,7 @@ def test_a_seed_marks_the_charge(ledger, seed, private):
     with budget(ledger, insecure_seed=seed).spend([EACH], mechanism="m") as spending:
         drawn = spending.noise.draw_gaussian((50,), 1.0, CPU)
         assert spending.secret is private
-    assert ledger.get_account("svhn").private is private
+    assert ledger.get_account("svhn").is_private is private
     assert torch.equal(drawn, DryRunNoise("torch", 3).draw_gaussian((50,), 1.0, CPU)) is not private
 
 
@@ -336,7 +336,7 @@ def test_answers_are_admitted_by_what_paid_for_them_alone(ledger):
             (earlier, "not drawn with this release"),
             (answers(), "not drawn with this release"),
             (mechanism.release(votes(), DryRunNoise("torch"), asked), "of a rehearsal"),
-            (DryRunNoise("torch").stamp(answers(spent=spending.id)), "of a rehearsal"),
+            (DryRunNoise("torch").stamp(answers(reservation_id=spending.id)), "of a rehearsal"),
             (Loose(sigma=20.0).release(votes(), spending.noise, asked), "not drawn with this release"),
         )
         for one, words in refused:
@@ -344,7 +344,7 @@ def test_answers_are_admitted_by_what_paid_for_them_alone(ledger):
                 spending.accept(one)
         with pytest.raises(ValueError, match="not drawn with this noise"):
             spending.noise.stamp(DryRunNoise("torch").stamp(answers()))
-        assert spending.accept(answers(spent=spending.id)).reservation_id == spending.id
+        assert spending.accept(answers(reservation_id=spending.id)).reservation_id == spending.id
 
 
 SPEC = DataSpec(name="svhn", num_classes=3, input_shape=(1,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
@@ -396,22 +396,22 @@ def test_a_mechanism_past_the_mark_releases_nothing_and_stays_charged(tmp_path, 
         label(budget(ledger), tmp_path / "out", mechanism=Loose(sigma=20.0))
     assert not (tmp_path / "out").exists()
     charge = GaussianEvent(mu=math.sqrt(2) / 20, count=4)
-    assert ledger.get_account("svhn").open == 1 and ledger.get_account("svhn").reserved_events == (charge,)
+    assert ledger.get_account("svhn").num_open == 1 and ledger.get_account("svhn").reserved_events == (charge,)
 
 
 def test_a_release_bears_the_reservation_that_paid_for_it(tmp_path, ledger):
     release, written = label(budget(ledger), tmp_path / "out")
-    assert list(ledger.charges("svhn")) == [release.id] == [written[0]["release_id"]]
-    charge = ledger.charges("svhn")[release.id]
+    assert list(ledger.get_charges("svhn")) == [release.id] == [written[0]["release_id"]]
+    charge = ledger.get_charges("svhn")[release.id]
     assert charge.is_committed and charge.reserved_events == charge.incurred_events == release.reserved_events
 
 
 def test_votes_under_another_adjacency_than_the_accounts_are_refused(tmp_path, ledger):
-    head = ledger.head()
+    head = ledger.get_head()
     other = dataclasses.replace(votes(6), sensitivity=dataclasses.replace(votes().sensitivity, adjacency="replace_one"))
     with pytest.raises(ValueError, match=r"adjacency='replace_one'.*account's \(add_remove\)"):
         label(budget(ledger), tmp_path / "out", sensitive=other)
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 # ---- suspended and resumed ------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def open_one(ledger) -> Spending:
 
 
 def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
-    assert spent(ledger) == price(9) and ledger.get_account("svhn").open == 1
+    assert spent(ledger) == price(9) and ledger.get_account("svhn").num_open == 1
     with Ledger(path) as elsewhere, budget(elsewhere).resume(open_one.id, STATE) as spending:
         assert spending.incurred_events == (GaussianEvent(mu=0.1, count=2),) and spending.id == open_one.id
         spending.noise.draw_gaussian((1,), 1.0, CPU)
@@ -436,7 +436,7 @@ def test_what_is_suspended_goes_on_where_it_stood(path, ledger, open_one):
     with budget(ledger).resume(open_one.id, "later"):
         pass
     assert spent(ledger) == price(3) and ledger.get_account("svhn").num_releases == 1
-    kinds = [entry.kind for entry in ledger.entries("svhn")]
+    kinds = [entry.kind for entry in ledger.read_entries("svhn")]
     assert kinds == ["open", "reserve", "record", "resume", "record", "resume", "commit"]
     assert ledger.verify()[0].num_releases == 1
 
@@ -466,11 +466,11 @@ def step(ledger, open_one):
 def test_a_state_that_the_ledger_does_not_know_stays_spent(ledger, open_one, before, state):
     if before is not None:
         before(ledger, open_one)
-    head = ledger.head()
+    head = ledger.get_head()
     refused, going_on = resumed(ledger, open_one, state)
     with refused, going_on:
         pytest.fail("went on")
-    assert ledger.head() == head and spent(ledger) == price(9)
+    assert ledger.get_head() == head and spent(ledger) == price(9)
     ledger.verify()
 
 
@@ -742,4 +742,4 @@ def test_the_cap_is_no_bound_once_seeded_noise_may_have_told_what_to_ask(ledger)
         pass
     claim = ledger.make_claim("svhn", [first.id, last.id])
     assert claim.guarantee.route == "gdp" and claim.guarantee.epsilon == price(120) and price(120).expected > 4.0
-    assert ledger.spent("svhn") is None
+    assert ledger.get_guarantee("svhn") is None

@@ -200,7 +200,7 @@ def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     leaves = list(_iterate_leaves((*args, *kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
-    name = func._build_schema.name.removeprefix("aten::")
+    name = func._schema.name.removeprefix("aten::")
     if not any(isinstance(one, CudaTensor) for one in tensors) and not _is_cuda(device):
         _check_generator(name, leaves, CPU)
         return func(*args, **kwargs)

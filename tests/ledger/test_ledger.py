@@ -61,10 +61,10 @@ def used(ledger: Ledger) -> float:
 
 
 def test_a_release_is_charged_exactly(ledger):
-    assert ledger.spent("svhn").epsilon == 0 and ledger.spent("svhn").route == "none"
+    assert ledger.get_guarantee("svhn").epsilon == 0 and ledger.get_guarantee("svhn").route == "none"
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     account = ledger.commit(reservation, PLAN, release_id="r1")
-    guarantee = ledger.spent("svhn")
+    guarantee = ledger.get_guarantee("svhn")
     assert guarantee.epsilon == compute_guarantee(PLAN, 1e-5).epsilon == pytest.approx(2.4353597494239, rel=1e-12)
     assert (guarantee.delta, guarantee.route, guarantee.adjacency, guarantee.unit) == (
         1e-5,
@@ -72,7 +72,7 @@ def test_a_release_is_charged_exactly(ledger):
         "add_remove",
         "record",
     )
-    assert (account.num_releases, account.open, account.private) == (1, 0, True)
+    assert (account.num_releases, account.num_open, account.is_private) == (1, 0, True)
 
 
 def test_releases_compose_by_mu_squared(ledger):
@@ -80,11 +80,11 @@ def test_releases_compose_by_mu_squared(ledger):
         ledger.commit(
             ledger.reserve("svhn", [GaussianEvent(mu=MU, count=100)], **FACTS), [GaussianEvent(mu=MU, count=90)]
         )
-    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
+    assert ledger.get_guarantee("svhn").epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     left = gdp.compute_mu(4.0, 1e-5) ** 2 - 180 * MU**2
     assert ledger.get_account("svhn").remaining_capacity.scalar == pytest.approx(left, rel=1e-9)
-    assert ledger.get_account("svhn").copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
+    assert ledger.get_account("svhn").count_fitting_copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
 
 
 def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
@@ -104,7 +104,7 @@ def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
 def test_commit_may_split_the_same_events_over_rounds(ledger):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
     ledger.commit(reservation, [GaussianEvent(mu=MU, count=k) for k in (1, 99, 186)])
-    assert ledger.spent("svhn").epsilon == pytest.approx(compute_guarantee(PLAN, 1e-5).epsilon, rel=1e-12)
+    assert ledger.get_guarantee("svhn").epsilon == pytest.approx(compute_guarantee(PLAN, 1e-5).epsilon, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_commit_may_split_the_same_events_over_rounds(ledger):
 )
 def test_commit_above_the_reservation_is_refused_and_the_reservation_stands(ledger, incurred):
     reservation = ledger.reserve("svhn", PLAN, **FACTS)
-    head = ledger.head()
+    head = ledger.get_head()
     with pytest.raises(LedgerError, match="more than it reserved"):
         ledger.commit(reservation, incurred)
-    assert ledger.head() == head and ledger.get_account("svhn").open == 1
+    assert ledger.get_head() == head and ledger.get_account("svhn").num_open == 1
     ledger.commit(reservation, PLAN)
 
 
@@ -139,10 +139,10 @@ def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
 
 def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
-    head, spent = ledger.head(), ledger.spent("svhn")
+    head, spent = ledger.get_head(), ledger.get_guarantee("svhn")
     with pytest.raises(BudgetExceeded) as refusal:
         ledger.reserve("svhn", [GaussianEvent(mu=MU, count=500)], **FACTS)
-    assert ledger.head() == head and ledger.spent("svhn") == spent
+    assert ledger.get_head() == head and ledger.get_guarantee("svhn") == spent
     error, text = refusal.value, str(refusal.value)
     assert isinstance(error, ValueError) and error.cap_epsilon == 4.0
     assert error.spent_epsilon == pytest.approx(2.43536, abs=1e-5)
@@ -156,7 +156,7 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
 
 
 def test_unknown_accounts_and_events_are_refused(ledger):
-    head = ledger.head()
+    head = ledger.get_head()
     with pytest.raises(LedgerError, match=r"none of this name \(accounts: svhn\)"):
         ledger.reserve("mnist", PLAN, **FACTS)
     with pytest.raises(ValueError, match="gdp filter"):
@@ -164,7 +164,7 @@ def test_unknown_accounts_and_events_are_refused(ledger):
     for bad in ([None], [0.1], ["gaussian"]):
         with pytest.raises(ValueError, match="event="):
             ledger.reserve("svhn", bad, **FACTS)
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
@@ -185,8 +185,8 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
 
 def test_seeded_noise_marks_the_account(ledger):
     ledger.commit(ledger.reserve("svhn", PLAN, **FACTS, insecure=True), PLAN)
-    assert not ledger.get_account("svhn").private
-    assert ledger.entries("svhn")[1].facts["insecure"] is True
+    assert not ledger.get_account("svhn").is_private
+    assert ledger.read_entries("svhn")[1].facts["insecure"] is True
 
 
 # ---- accounts -------------------------------------------------------------------------------------------------------
@@ -194,15 +194,15 @@ def test_seeded_noise_marks_the_account(ledger):
 
 def test_opening_again_keeps_the_terms_of_a_charged_account(ledger):
     ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
-    head = ledger.head()
+    head = ledger.get_head()
     again = ledger.open_account("svhn", **TERMS, planned_events=[LaplaceEvent(ratio=0.1)])
-    assert again.filter.kind == "gdp" and ledger.head() == head
+    assert again.filter.kind == "gdp" and ledger.get_head() == head
 
 
 def test_an_account_that_was_never_charged_has_no_fixed_terms(path, ledger):
-    head = ledger.head()
+    head = ledger.get_head()
     ledger.open_account("svhn", **TERMS, planned_events=PLAN)
-    assert ledger.head() == head  # the same terms are not written twice
+    assert ledger.get_head() == head  # the same terms are not written twice
     other = {"budget_epsilon": 2.0, "delta": 1e-6, "adjacency": "replace_one", "unit": "group:user"}
     again = ledger.open_account("svhn", **other, planned_events=[LaplaceEvent(ratio=0.1)])
     assert (again.budget_epsilon, again.delta, again.adjacency, again.unit) == tuple(other.values())
@@ -229,7 +229,7 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
                     return None
 
         made = [one for one in pool.map(charge, range(4)) if one is not None]
-    assert len(made) == 1 and list(ledger.charges("svhn")) == made
+    assert len(made) == 1 and list(ledger.get_charges("svhn")) == made
     ledger.commit(made[0], [GaussianEvent(mu=MU)])
     with pytest.raises(ValueError, match=r"account='svhn': has been charged already \(epsilon .*allow_refit=True adds"):
         ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS, first_charge_only=True)
@@ -249,10 +249,10 @@ def test_a_first_charge_is_refused_where_anything_is_reserved(path, ledger):
 )
 def test_other_terms_are_refused(ledger, change, words):
     ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
-    head = ledger.head()
+    head = ledger.get_head()
     with pytest.raises(ValueError, match=words):
         ledger.open_account("svhn", **{**TERMS, **change}, planned_events=PLAN)
-    assert ledger.head() == head
+    assert ledger.get_head() == head
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
         ledger.raise_cap("svhn", 9.0, reason=" ")
     assert ledger.raise_cap("svhn", 9.0, reason="a second student").budget_epsilon == 9.0
     ledger.reserve("svhn", twice, **FACTS)
-    entry = next(e for e in ledger.entries("svhn") if e.kind == "raise_cap")
+    entry = next(e for e in ledger.read_entries("svhn") if e.kind == "raise_cap")
     assert entry.facts == {"before": 4.0, "budget_epsilon": 9.0, "reason": "a second student"}
     ledger.verify()
     assert ledger.open_account("svhn", **{**TERMS, "budget_epsilon": 9.0}, planned_events=PLAN).budget_epsilon == 9.0
@@ -480,7 +480,7 @@ def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
         for turn in range(10):
             reservation = ledger.reserve("svhn", event, **FACTS)
             given.append(reservation.id)
-            assert ledger.get_account("svhn").open + ledger.get_account("svhn").num_releases >= turn + 1
+            assert ledger.get_account("svhn").num_open + ledger.get_account("svhn").num_releases >= turn + 1
             if number % 2:
                 ledger.commit(reservation, event)
 
@@ -488,14 +488,14 @@ def test_threads_share_a_ledger_and_lose_no_charge(path, ledger):
         list(pool.map(spend_some, range(8)))
     (account,) = ledger.verify()
     assert len(set(given)) == len(given) == 80
-    assert (account.num_releases, account.open) == (40, 40)
+    assert (account.num_releases, account.num_open) == (40, 40)
     with Ledger(path) as again:
         assert again.get_account("svhn") == account
 
 
 def test_a_closed_ledger_is_said_to_be_closed(ledger):
     ledger.close()
-    for ask in (ledger.head, lambda: ledger.get_account("svhn"), lambda: ledger.reserve("svhn", PLAN, **FACTS)):
+    for ask in (ledger.get_head, lambda: ledger.get_account("svhn"), lambda: ledger.reserve("svhn", PLAN, **FACTS)):
         with pytest.raises(LedgerError, match="closed") as error:
             ask()
         assert "damaged" not in str(error.value) and "backup" not in str(error.value)
@@ -579,7 +579,7 @@ def test_edits_behind_the_guards_show(written, edit, words):
 
 def test_a_forged_price_shows_on_verify(path, ledger):
     """A rewritten chain of correct hashes whose price is not that of its events."""
-    with ledger._chain.lock():
+    with ledger._chain.transaction():
         ledger._catch_up()
         facts = {
             "reservation": "0" * 16,
@@ -608,7 +608,7 @@ def test_a_forged_price_shows_on_verify(path, ledger):
     ],
 )
 def test_entries_that_no_ledger_writes_are_refused_every_time(path, ledger, kind, facts, words):
-    with ledger._chain.lock():
+    with ledger._chain.transaction():
         ledger._catch_up()
         ledger._chain.append(kind, "svhn", facts)
     for _ in range(2):  # a failed replay must not leave half a state behind
@@ -621,7 +621,7 @@ def test_a_cut_tail_shows_against_a_noted_head(path, ledger, tmp_path):
     ledger.reserve("svhn", PLAN, **FACTS)
     ledger.backup(tmp_path / "old.sqlite")
     ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
-    noted = ledger.head()
+    noted = ledger.get_head()
     assert ledger.contains_head(noted)
     with Ledger(tmp_path / "old.sqlite") as old:
         old.verify()
@@ -687,12 +687,12 @@ def test_the_file_is_for_its_owner_only(path, ledger):
 
 def test_a_full_disk_loses_nothing(path, ledger):
     ledger.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
-    head, spent = ledger.head(), ledger.spent("svhn")
+    head, spent = ledger.get_head(), ledger.get_guarantee("svhn")
     pages = ledger._chain._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._chain._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
     with pytest.raises(LedgerError, match=r"full.*Free some space"):
         ledger.reserve("svhn", PLAN, **{**FACTS, "note": "x" * 100_000})
-    assert ledger.head() == head and ledger.spent("svhn") == spent
+    assert ledger.get_head() == head and ledger.get_guarantee("svhn") == spent
     ledger._chain._db.execute("PRAGMA max_page_count = 1000000")
     ledger.reserve("svhn", PLAN, **FACTS)
     ledger.verify()
@@ -701,14 +701,14 @@ def test_a_full_disk_loses_nothing(path, ledger):
 def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
     ledger.reserve("svhn", PLAN, **FACTS)
     with Ledger(path, readonly=True) as reader:
-        assert reader.get_guarantee("svhn") == ledger.spent("svhn")
+        assert reader.get_guarantee("svhn") == ledger.get_guarantee("svhn")
         with pytest.raises(LedgerError, match=r"readonly.*writable"):
             reader.reserve("svhn", [GaussianEvent(mu=MU)], **FACTS)
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
     monkeypatch.setattr("pate_torch.ledger.chain.LOCK_TIMEOUT_SECONDS", 0.01)
-    with Ledger(path) as other, ledger._chain.lock():
+    with Ledger(path) as other, ledger._chain.transaction():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):
             other.reserve("svhn", PLAN, **FACTS)
@@ -720,7 +720,7 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
     ledger.backup(copy)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with Ledger(copy) as copied:
-        assert copied.get_head() == ledger.head() and copied.verify()[0].total_cost == ledger.get_account("svhn").spent
+        assert copied.get_head() == ledger.get_head() and copied.verify()[0].total_cost == ledger.get_account("svhn").total_cost
     with pytest.raises(LedgerError, match="exists already"):
         ledger.backup(copy)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]

@@ -22,9 +22,9 @@ def samples(kind: str, scale: float, seed: int | None = None) -> np.ndarray:
     source = DryRunNoise(insecure_seed=seed)
     match kind:
         case "gaussian" | "laplace":
-            return getattr(source, kind)((N,), scale, CPU).numpy()
+            return getattr(source, f"draw_{kind}")((N,), scale, CPU).numpy()
         case _:
-            return getattr(source, kind)((N,), CPU).numpy()
+            return getattr(source, f"draw_{kind}")((N,), CPU).numpy()
 
 
 LAWS = {
@@ -163,7 +163,7 @@ CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace
 
 @pytest.mark.parametrize("kind,scale", CASES)
 def test_discrete_law_and_no_other_scale(kind, scale):
-    z = getattr(DryRunNoise("discrete"), kind)((N,), scale, CPU)
+    z = getattr(DryRunNoise("discrete"), f"draw_{kind}")((N,), scale, CPU)
     assert z.dtype == torch.int64
     assert goodness(z.numpy(), kind, scale) > TINY
     for wrong in (2 / 3, 3 / 2):

@@ -79,7 +79,7 @@ def test_asks_distinct_open_points_within_the_allowance_and_repeats_itself(name,
             x,
             remaining=20 - len(asked),
             rounds_left=strategy.rounds - turn,
-            asked_Q=asked,
+            query_Q=asked,
             # every third question is left unanswered
             label_Q=torch.where(torch.arange(len(asked)) % 3 == 2, -1, y[asked]),
             student_PC=student,
