@@ -345,7 +345,7 @@ class PlanEvaluator:
 
 def takes_probabilities(plan: RunConfig) -> bool:
     """Whether a run of this plan opens teachers' probabilities, and not their votes."""
-    soft: Callable[[RunConfig], bool] | None = getattr(plan.method, "soft", None)
+    soft: Callable[[RunConfig], bool] | None = getattr(plan.method, "is_soft", None)
     return soft is not None and soft(plan)
 
 

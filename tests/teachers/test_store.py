@@ -94,7 +94,7 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
         PrivateData(private.x, private.y, private.unit_id, unit="group:user"),
         PrivateData(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
     ]
-    assert len({own, *map(store.fingerprint, changed)}) == 6
+    assert len({own, *map(store.compute_fingerprint, changed)}) == 6
 
 
 def test_fingerprints_are_keyed(saved, tmp_path):

@@ -68,7 +68,7 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
             data.private.unit_id[shards.get_indices(k).numpy()]
         )
         assert len(held.get_indices(k)) == 3 * len(shards.get_indices(k))
-        first = encoded.x[held.of(k)[: len(shards.get_indices(k))]]
+        first = encoded.x[held.get_indices(k)[: len(shards.get_indices(k))]]
         torch.testing.assert_close(first, trunk.features(data.private.x[shards.get_indices(k)]))
     assert torch.equal(encoded.y.bincount(), 3 * data.private.y.bincount())
 
@@ -154,7 +154,7 @@ def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
     assert plan.method.make_identity(dataclasses.replace(data, pool=pool), plan) != here
     longer = dataclasses.replace(START, copies=3)
-    assert plan.method.identify(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
+    assert plan.method.make_identity(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
     from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
     assert "pool" not in plan.method.identify(data, from_nothing).configuration
 
