@@ -154,10 +154,10 @@ class RunConfig:
                 "mechanism.noise", mechanism_noise, f"must be the run's, {self.privacy.noise}", "Set noise alone."
             )
         self.method.check(self)
-        if getattr(self.guide_student, "last", None) == "model":
+        if getattr(self.guide_student, "publish", None) == "model":
             problem = "is the released model, which learns nothing that could guide a round"
             raise checks.error("guide_student", cast(Any, self.guide_student).name, problem, "Name another student.")
-        if getattr(self.student, "last", None) == "model" and self.labels is None:
+        if getattr(self.student, "publish", None) == "model" and self.labels is None:
             self._check_released_model()
 
     def _check_released_model(self) -> None:
@@ -206,16 +206,16 @@ class RunConfig:
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
+        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
         uses_guide = (
-            getattr(self.query, "guided", True),
-            getattr(self.mechanism, "guided", False),
+            getattr(self.query, "uses_guide", True),
+            getattr(self.mechanism, "uses_guide", False),
             self.method.uses_guide,
         )
         return self.num_rounds > 1 and any(uses_guide)
 
     def adapt_to_data(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
+        """This configuration with what only the data say: the method, no more questions than points, calibrated noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.

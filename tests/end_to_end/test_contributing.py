@@ -53,7 +53,7 @@ def test_an_example_is_short_and_every_kind_has_one():
 
 def test_every_attribute_that_is_asked_for_is_named():
     said = {name for row in table(PAGE, "attributes asked for")[1:] for name in re.findall(r"`(\w+)`", row[0])}
-    whose = "mechanism|query|partition|student|voters|source|dataset|features"
+    whose = "mechanism|query|partition|student|method|source|dataset|features"
     asked = re.compile(rf'(?:get|has)attr\((?:[\w.]*\b)?(?:{whose}), "(\w+)"')
     found = {name for file in (ROOT / "pate_torch").rglob("*.py") for name in asked.findall(file.read_text())}
-    assert {"guided", "noise", "capacity", "size"} <= found == said
+    assert {"uses_guide", "noise", "capacity", "size"} <= found == said
