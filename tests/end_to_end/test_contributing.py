@@ -36,7 +36,7 @@ def test_an_example_runs_as_it_stands(line, tmp_path, monkeypatch):
     summary = json.loads(file.read_text())
     group, name = line.split("myconf ")[1].split()[0].split("=")
     record = json.loads(file.with_name("release.json").read_text())
-    said = {"mechanism": record["mechanism"], "voters": record["voters"], "dataset": record["dataset"],
+    said = {"mechanism": record["mechanism"], "method": record["voters"], "dataset": record["dataset"],
             "query": record["query"], "student": summary["student"], "features": name}  # fmt: skip
     assert said[group] == name and summary["queries_answered"] == 8
     for module in set(sys.modules) - before:
