@@ -42,7 +42,7 @@ class SelfTraining:
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.expand``).
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``).
         alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
             them.
         num_generations: Students that learn from the first round's answers; each later round adds one.

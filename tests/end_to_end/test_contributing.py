@@ -36,7 +36,7 @@ def test_an_example_runs_as_it_stands(line, tmp_path, monkeypatch):
     summary = json.loads(file.read_text())
     group, name = line.split("myconf ")[1].split()[0].split("=")
     record = json.loads(file.with_name("release.json").read_text())
-    said = {"mechanism": record["mechanism"], "voters": record["voters"], "dataset": record["dataset"],
+    said = {"mechanism": record["mechanism"], "method": record["voters"], "dataset": record["dataset"],
             "query": record["query"], "student": summary["student"], "features": name}  # fmt: skip
     assert said[group] == name and summary["queries_answered"] == 8
     for module in set(sys.modules) - before:
@@ -53,7 +53,7 @@ def test_an_example_is_short_and_every_kind_has_one():
 
 def test_every_attribute_that_is_asked_for_is_named():
     said = {name for row in table(PAGE, "attributes asked for")[1:] for name in re.findall(r"`(\w+)`", row[0])}
-    whose = "mechanism|query|partition|student|voters|source|dataset|features"
+    whose = "mechanism|query|partition|student|method|source|dataset|features"
     asked = re.compile(rf'(?:get|has)attr\((?:[\w.]*\b)?(?:{whose}), "(\w+)"')
     found = {name for file in (ROOT / "pate_torch").rglob("*.py") for name in asked.findall(file.read_text())}
-    assert {"guided", "noise", "capacity", "size"} <= found == said
+    assert {"uses_guide", "noise", "capacity", "size"} <= found == said
