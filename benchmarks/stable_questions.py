@@ -60,7 +60,7 @@ class Settled:
     A question refused counts as half an answer for either class.
     """
 
-    guided: ClassVar[bool] = False
+    uses_guide: ClassVar[bool] = False
     name: str = "settled"
     rounds: int = 16
     skip: float = 0.5

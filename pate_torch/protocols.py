@@ -152,7 +152,7 @@ class Mechanism(Protocol):
 
     ``privacy_events`` prices a whole release of ``num_queries`` in at most ``rounds`` calls of ``release`` and is
     charged before anything is drawn; the events of ``Answers`` never exceed it, summed over the calls. One that looks
-    at ``context.student_QC`` says so by a class attribute ``guided = True``.
+    at ``context.student_QC`` says so by a class attribute ``uses_guide = True``.
     """
 
     @property
@@ -223,7 +223,7 @@ class QueryState:
 class QueryStrategy(Protocol):
     """Chooses which public points to ask next: a frozen dataclass of choices, which the release's record holds.
 
-    A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``guided = False``: then no
+    A strategy that never looks at ``state.student_PC`` may say so by a class attribute ``uses_guide = False``: then no
     student is fitted between its rounds.
     """
 

@@ -345,8 +345,8 @@ class PlanEvaluator:
 
 def takes_probabilities(plan: RunConfig) -> bool:
     """Whether a run of this plan opens teachers' probabilities, and not their votes."""
-    soft: Callable[[RunConfig], bool] | None = getattr(plan.method, "soft", None)
-    return soft is not None and soft(plan)
+    is_soft: Callable[[RunConfig], bool] | None = getattr(plan.method, "is_soft", None)
+    return is_soft is not None and is_soft(plan)
 
 
 def _learn_features(plan: RunConfig, data: Dataset) -> nn.Module | None:
