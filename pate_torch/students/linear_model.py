@@ -82,7 +82,9 @@ def make_linear_student(
     model = task.model
     if model is None:
         fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
-        raise checks.error("student.publish", "released_model", "is the model trained on gradients, and none was released", fix)
+        raise checks.error(
+            "student.publish", "released_model", "is the model trained on gradients, and none was released", fix
+        )
     trunk, network = _build_trunk(task, guide, recipe, seed, device)
     trunk = append_mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
