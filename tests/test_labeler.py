@@ -119,7 +119,7 @@ def test_a_question_asked_before_is_free(make, ledger):
     first = labeler.answer(line(1, 2, 1))
     entries = len(ledger.read_entries())
     assert labeler.answer(line(2, 1)).tolist() == first[[1, 0]].tolist()
-    assert len(ledger.entries()) == entries
+    assert len(ledger.read_entries()) == entries
     assert len(labeler.history) == 2
 
 
@@ -128,7 +128,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     draw = NoiseSource.draw_gaussian
 
     def watched(self, *args):
-        seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
+        seen.append((ledger.get_guarantee("line").epsilon, ledger.entries()[-1].kind))
         return draw(self, *args)
 
     monkeypatch.setattr(NoiseSource, "draw_gaussian", watched)
@@ -143,7 +143,7 @@ def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
     labeler = make(mechanism=GNMax(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(line(1))
-    assert ledger.spent("line").epsilon == 0
+    assert ledger.get_guarantee("line").epsilon == 0
     assert len(labeler.history) == 0
 
 
@@ -171,7 +171,7 @@ def test_a_block_goes_on_after_a_restart(make, ledger):
     again = make()
     entries = len(ledger.read_entries())
     assert again.answer(line(1, -2)).tolist() == answers.tolist()
-    assert len(ledger.entries()) == entries
+    assert len(ledger.read_entries()) == entries
     again.answer(line(3))
     assert again.epsilon == pytest.approx(price(10, 8), abs=1e-9)  # one block, reserved once
     again.close()
@@ -391,7 +391,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     again = make()
     assert again.published
     assert again.answer(line(-9, 9)).tolist() == [0, 1]
-    assert ledger.spent("line").epsilon == spent
+    assert ledger.get_guarantee("line").epsilon == spent
     assert len(again.history) == 40
 
 
@@ -404,7 +404,7 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     before = ledger.get_guarantee("line").epsilon
     cut = labeler.publish_hypothesis(Thresholds(), sample, epsilon=1.0)
     assert abs(cut) < 2  # 2000 records at epsilon 1: a wrong cut costs a hundred errors
-    charged = ledger.spent("line").epsilon
+    charged = ledger.get_guarantee("line").epsilon
     assert charged > before
     assert labeler.answer(line(-30, 30)).tolist() == [0, 1]
     labeler.close()

@@ -213,7 +213,7 @@ def test_units_adjacency_and_constants_reach_the_account(make):
 def test_seeded_noise_claims_nothing(make):
     pate = make(insecure_noise_seed=0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert not pate.report().is_private and not pate.account.is_private
+    assert not pate.report().private and not pate.account.is_private
 
 
 def test_images_with_fixmatch(make):

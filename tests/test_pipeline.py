@@ -302,13 +302,13 @@ def test_selection_refuses_groups_and_a_single_candidate(plan):
 
 
 def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
-    drawn, release = [], private_epsilon.publication.publish_price
+    drawn, release = [], private_epsilon.private_price.publish_price
 
     def recorded(publication, model, votes, z, *, adaptive):
         drawn.append(z)
         return release(publication, model, votes, z, adaptive=adaptive)
 
-    monkeypatch.setattr(private_epsilon.publication, "release", recorded)
+    monkeypatch.setattr(private_epsilon.private_price, "publish_price", recorded)
 
     def sanitised(name, **changes):
         one = changed(

@@ -113,7 +113,7 @@ def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
     opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model
     publish, add_noise, errors = (
-        private_epsilon.publication.publish_price,
+        private_epsilon.private_price.publish_price,
         EntropyOptimizer.add_noise,
         exponential.count_errors,
     )
@@ -172,7 +172,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw_model", of_students)
-        patch.setattr(private_epsilon.publication, "release", of_price)
+        patch.setattr(private_epsilon.private_price, "publish_price", of_price)
         patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)
         for name in ("gaussian", "laplace", "gumbel", "uniform"):
