@@ -154,20 +154,22 @@ class RunConfig:
                 "mechanism.noise", mechanism_noise, f"must be the run's, {self.privacy.noise}", "Set noise alone."
             )
         self.method.check(self)
-        if getattr(self.guide_student, "publish", None) == "model":
+        if getattr(self.guide_student, "publish", None) == "released_model":
             problem = "is the released model, which learns nothing that could guide a round"
             raise checks.error("guide_student", cast(Any, self.guide_student).name, problem, "Name another student.")
-        if getattr(self.student, "publish", None) == "model" and self.labels is None:
+        if getattr(self.student, "publish", None) == "released_model" and self.labels is None:
             self._check_released_model()
 
     def _check_released_model(self) -> None:
         """Raise ValueError where the student is to be a model that no record moves, or in features of others."""
         if not self.method.releases_model:
             fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
-            raise checks.error("student.publish", "model", "is the model trained on gradients, and here is none", fix)
+            raise checks.error(
+                "student.publish", "released_model", "is the model trained on gradients, and here is none", fix
+            )
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
-            raise checks.error("student.publish", "model", "lies in the features of its own guide", fix)
+            raise checks.error("student.publish", "released_model", "lies in the features of its own guide", fix)
         student_features: Any = getattr(self.student, "features", None)
         if not self.is_guided and student_features != self.features:
             features_name = "none" if self.features is None else self.features.name
@@ -206,7 +208,7 @@ class RunConfig:
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
+        """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
         uses_guide = (
             getattr(self.query, "uses_guide", True),
             getattr(self.mechanism, "uses_guide", False),
@@ -215,7 +217,7 @@ class RunConfig:
         return self.num_rounds > 1 and any(uses_guide)
 
     def adapt_to_data(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This configuration with what only the data say: the method, no more questions than points, calibrated noise.
+        """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.

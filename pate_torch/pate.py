@@ -207,7 +207,7 @@ class PATE:
             self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
-        self.first_charge_only = checks.boolean("only_first", first_charge_only)
+        self.first_charge_only = checks.boolean("first_charge_only", first_charge_only)
         self.allow_uninformative_labels = checks.boolean("allow_uninformative_labels", allow_uninformative_labels)
         self.chosen_by = chosen_by
         default_provenance = {

@@ -325,10 +325,12 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
 
     folder = Path(find_config_folder()) / "mechanism"
     checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])
+    defaults = OmegaConf.load(folder / f"{name}.yaml")
+    if "defaults" in defaults:  # another name of a mechanism
+        return load_mechanism(defaults.defaults[0], overrides, delta)
     setting = AuditSetting.from_name(name)
     mechanism_overrides = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
     noise = mechanism_overrides.pop("noise", "torch")
-    defaults = OmegaConf.load(folder / f"{name}.yaml")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
     root = OmegaConf.create(

@@ -56,7 +56,7 @@ class GradientMethod(RecordMethod):
             step, ``networks.MeanShift``); 0: leave it. That helps where the noise is large.
     """
 
-    mechanism: ClassVar[str] = "gradient_descent"
+    mechanism_name: ClassVar[str] = "gradient_descent"
     name: str = "gradients"
     ridge: float = 0.1
     effective_dim: float | None = None

@@ -68,7 +68,7 @@ def run_df18_vote(
     with pay(budget, events, "DF18's vote") as spending:
         counts_QC = compute_shard_votes(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         probability_Q = expit(epsilon / 2 * (counts_QC[:, 1] - counts_QC[:, 0]))
-        label_Q = spending.noise.uniform((len(x_Q),), _CPU).numpy() < probability_Q
+        label_Q = spending.noise.draw_uniform((len(x_Q),), _CPU).numpy() < probability_Q
     return Predictions(label_Q, events, ("epsilon", epsilon))
 
 
@@ -106,8 +106,8 @@ def run_averaging(
     events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=1 / teachers, count=len(x_Q)),)
     with pay(budget, events, "averaging") as spending:
         counts_QC = compute_shard_votes(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
-        label_Q = spending.noise.uniform((len(x_Q),), _CPU).numpy() < counts_QC[:, 1] / teachers
-    return Predictions(label_Q, events, ("sparse_vector", 1 / teachers))
+        label_Q = spending.noise.draw_uniform((len(x_Q),), _CPU).numpy() < counts_QC[:, 1] / teachers
+    return Predictions(label_Q, events, ("stability", 1 / teachers))
 
 
 def compute_representation_size(

@@ -221,7 +221,7 @@ def run_stable_predictor(
     events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=stability, count=len(x_Q)),)
     with pay(budget, events, "stable predictor") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, size, spending.noise, alpha if cover else 0.0)
-    return Predictions(label_Q, events, ("sparse_vector", stability))
+    return Predictions(label_Q, events, ("stability", stability))
 
 
 # --- Corollary 1: private prediction by flipping -------------------------------------------------------------------
@@ -447,6 +447,6 @@ def run_private_predictor(
             probability = _compute_vote_probability(
                 hypotheses, sample, hypothesis, x[None], plan.eta, plan.num_teachers
             )
-            label_Q[q] = float(noise.uniform((1,), _CPU)[0]) < probability[0]
+            label_Q[q] = float(noise.draw_uniform((1,), _CPU)[0]) < probability[0]
         label_Q = _flip_labels(label_Q, alpha, noise)
     return Predictions(label_Q, events, ("epsilon", plan.epsilon))

@@ -218,7 +218,7 @@ def _configure_dpsgd(facts: PublicFacts) -> MethodConfig:
         ("adjacency", facts.adjacency != "add_remove", "must be add_remove for DP-SGD, which samples records"),
     ):
         if is_invalid:
-            field = {"num_records_about": "num_records", "groups": "has_groups"}.get(key, key)
-            raise checks.error(key, getattr(facts, field), problem, "Or use method='auto'.")
+            raise checks.error(key, getattr(facts, {"num_records_about": "num_records", "groups": "has_groups"}.get(key, key)),
+                              problem, "Or use method='auto'.")  # fmt: skip
     return MethodConfig(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
                   expectation="an epoch of noise on every step; no public point is asked")  # fmt: skip

@@ -28,7 +28,7 @@ class ReleasedModel:
     @property
     def publish(self) -> str:
         """What is returned, as ``SelfTraining`` calls it."""
-        return "model"
+        return "released_model"
 
     @property
     def guide(self) -> None:
@@ -82,7 +82,9 @@ def make_linear_student(
     model = task.model
     if model is None:
         fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
-        raise checks.error("student.publish", "model", "is the model trained on gradients, and none was released", fix)
+        raise checks.error(
+            "student.publish", "released_model", "is the model trained on gradients, and none was released", fix
+        )
     trunk, network = _build_trunk(task, guide, recipe, seed, device)
     trunk = append_mean_shift(trunk.to(device), task.pool_x, task.spec, model.neighbors)
     shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
@@ -118,7 +120,7 @@ def _compute_logit_deviation(student: Student, task: StudentTask) -> float:
 def _foreign_model_error(reason: str) -> ValueError:
     fix = "Use the student of the run that asked, with student@guide_student=same; or student.publish=student."
     return checks.error(
-        "student.publish", "model", f"is a model of other features than those of the students: {reason}", fix
+        "student.publish", "released_model", f"is a model of other features than those of the students: {reason}", fix
     )
 
 

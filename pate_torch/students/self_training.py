@@ -42,15 +42,15 @@ class SelfTraining:
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``).
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.expand``).
         alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
             them.
         num_generations: Students that learn from the first round's answers; each later round adds one.
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
             the features of all of them, concatenated.
-        publish: What is returned. ``student``: one that learnt from the last round's answers. ``model``: the released
-            linear model itself (``method=gradients``), in the features of the students before: it was fitted to private
-            records, which those students never saw, so that it does not repeat their mistakes.
+        publish: What is returned. ``student``: one that learnt from the last round's answers. ``released_model``: the
+            released linear model itself (``method=gradients``), in the features of the students before: it was fitted to
+            private records, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first_student: StudentAlgorithm
@@ -77,7 +77,7 @@ class SelfTraining:
         checks.between("student.alpha_later", self.alpha_later, 0, 1, exclusive=True)
         checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
-        checks.one_of("student.publish", self.publish, ("student", "model"))
+        checks.one_of("student.publish", self.publish, ("student", "released_model"))
 
     @property
     def guide(self) -> SelfTraining:
@@ -117,7 +117,7 @@ class SelfTraining:
         for generation in range(first_generation, len(student_tasks)):
             student = self._fit_generation(student_tasks, generation, student, seed, device, progress, log)
             curves |= {_format_tag(tag, generation): curve for tag, curve in student.curves.items()}
-        if self.publish == "model":
+        if self.publish == "released_model":
             student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)

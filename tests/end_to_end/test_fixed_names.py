@@ -75,6 +75,11 @@ def test_every_choice_composes(choice):
     composed(choice)
 
 
+def test_svt_is_another_name_of_the_sparse_vector():
+    named, other = (composed(f"mechanism={name}", "mechanism.max_failures=3") for name in ("sparse_vector", "svt"))
+    assert other.mechanism == named.mechanism and other.mechanism.name == "sparse_vector"
+
+
 def test_a_replication_composes():
     composed(f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]", "experiment=liu2021_table4")
 

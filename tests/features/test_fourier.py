@@ -70,7 +70,7 @@ def accuracy(home, features) -> float:
     student = pate.fit_student(ReleasedModel(features=features))
     assert torch.equal(load_student(pate.folder).predict(test), student.predict(test))
     same = SelfTraining(first_student=Supervised(network="mlp"), later_students=Supervised(network="mlp"), features=features,
-                        publish="model", num_generations=1)  # fmt: skip
+                        publish="released_model", num_generations=1)  # fmt: skip
     assert torch.equal(pate.fit_student(same).predict(test), student.predict(test))
     return float((student.predict(test) == truth).float().mean())
 

@@ -579,7 +579,7 @@ def centered(logit_PC: torch.Tensor) -> torch.Tensor:
 def test_a_model_that_was_not_released_is_not_published():
     x, y = images(60, seed=1)
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
-    student = SelfTraining(first_student=small, later_students=small, publish="model")
+    student = SelfTraining(first_student=small, later_students=small, publish="released_model")
     task = StudentTask(IMAGES, x, torch.arange(60), y)
     with pytest.raises(ValueError, match=r"student\.last='model'.*none was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
