@@ -3,7 +3,7 @@
 Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
 what their owner says. Only a mechanism opens one, and only where it is priced for no less.
 
-All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.SourceRecords``) lie with
+All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.CellCounter``) lie with
 their method.
 """
 
@@ -82,7 +82,7 @@ def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, me
 class SensitiveValue(Protocol):
     """PRIVATE. What a mechanism opens: the ``Votes`` of teachers on the whole pool, or what records say themselves.
 
-    Records are asked for a ``CellHistogram`` (``reverse_knn.SourceRecords``), or for ``GradientSums`` as often as the
+    Records are asked for a ``CellHistogram`` (``reverse_knn.CellCounter``), or for ``GradientSums`` as often as the
     mechanism likes.
     """
 

@@ -1,4 +1,4 @@
-"""MNIST: 60,000 training images private; 9,000 test images public and 1,000 for testing, as in PATE."""
+"""MNIST and Fashion-MNIST: training images private; test images 9,000 public and 1,000 for testing, as in PATE."""
 
 from __future__ import annotations
 
@@ -31,3 +31,16 @@ class Mnist(ImageBenchmark):
     def _read_split(self, root: Path, split: str) -> tuple[Tensor, Tensor]:
         data = self.reader(str(root), train=split == "train", download=self.download)
         return data.data[:, None], data.targets.long()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(Mnist):
+    """28x28 gray clothes from ``FashionMNIST/raw``; parts and errors as in Mnist.
+
+    Source: Xiao, Rasul, Vollgraf 2017 (arXiv 1708.07747).
+    """
+
+    name: str = "fashion_mnist"
+
+    reader: ClassVar[type[datasets.MNIST]] = datasets.FashionMNIST
+    classes = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

@@ -115,12 +115,12 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     scale_P = distance_PK[:, -1].clamp(min=1e-6)
     weight_PK = torch.exp(-squared_PK / (scale_P[:, None] * scale_P[neighbor_PK]))
     first_P = np.arange(0, count * num_near + 1, num_near)
-    directed = csr_array((weight_PK.flatten().numpy(), neighbor_PK.flatten().numpy(), first_P), shape=(count, count))
-    directed.sort_indices()
-    symmetric = (directed + directed.T).tocoo()
-    degree_P = symmetric.sum(1).clip(min=1e-12)
-    symmetric.data /= np.sqrt(degree_P[symmetric.row] * degree_P[symmetric.col])
-    return Graph(symmetric.tocsr(), distance_PK.mean(1).to(x_PD.device))
+    directed_PP = csr_array((weight_PK.flatten().numpy(), neighbor_PK.flatten().numpy(), first_P), shape=(count, count))
+    directed_PP.sort_indices()
+    symmetric_PP = (directed_PP + directed_PP.T).tocoo()
+    degree_P = symmetric_PP.sum(1).clip(min=1e-12)
+    symmetric_PP.data /= np.sqrt(degree_P[symmetric_PP.row] * degree_P[symmetric_PP.col])
+    return Graph(symmetric_PP.tocsr(), distance_PK.mean(1).to(x_PD.device))
 
 
 def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:

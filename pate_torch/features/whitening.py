@@ -44,8 +44,8 @@ class Whitening:
         if effective_dim is not None:
             ridge = solve_ridge(values_D, effective_dim)
         axis_DD = (axis_DD / (values_D + ridge * values_D.mean()).clamp(min=1e-12).sqrt()).float()
-        unclipped = cls(center_D, axis_DD, math.inf)
-        return replace(unclipped, radius=float(unclipped(feature_PD).norm(dim=1).median()))
+        unclipped_map = cls(center_D, axis_DD, math.inf)
+        return replace(unclipped_map, radius=float(unclipped_map(feature_PD).norm(dim=1).median()))
 
     def __call__(self, feature_PD: Tensor) -> Tensor:
         """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""

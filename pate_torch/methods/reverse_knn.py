@@ -110,7 +110,7 @@ class CellCounter:
         return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, query_QD))
 
     def __repr__(self) -> str:
-        return f"Records(adjacency={self.adjacency!r}, content withheld)"
+        return f"CellCounter(adjacency={self.adjacency!r}, content withheld)"
 
 
 def describe(unit: str) -> MethodDescription:

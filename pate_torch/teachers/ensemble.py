@@ -82,7 +82,7 @@ class TeacherEnsemble:
         return len(self.trained_K)
 
     def __repr__(self) -> str:
-        return f"Ensemble({len(self)} teachers, {self.network['name']}, content withheld)"
+        return f"TeacherEnsemble({len(self)} teachers, {self.network['name']}, content withheld)"
 
     def _build_module(self) -> torch.nn.Module:
         return networks.rebuild(self.network)

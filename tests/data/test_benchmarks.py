@@ -18,8 +18,7 @@ from benchmarks.fonts.glyphs import CHARACTERS, Glyphs
 from benchmarks.fonts.handwriting import Handwriting, _atlas
 from pate_torch.data.cifar10 import Cifar10
 from pate_torch.data.digits import Digits
-from pate_torch.data.fashion_mnist import FashionMnist
-from pate_torch.data.mnist import Mnist
+from pate_torch.data.mnist import FashionMnist, Mnist
 from pate_torch.data.svhn import Svhn
 from pate_torch.protocols import DatasetSource
 
