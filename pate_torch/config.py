@@ -208,7 +208,7 @@ class RunConfig:
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
+        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
         uses_guide = (
             getattr(self.query, "uses_guide", True),
             getattr(self.mechanism, "uses_guide", False),
@@ -217,7 +217,7 @@ class RunConfig:
         return self.num_rounds > 1 and any(uses_guide)
 
     def adapt_to_data(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
+        """This configuration with what only the data say: the method, no more questions than points, calibrated noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.

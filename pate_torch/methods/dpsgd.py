@@ -78,8 +78,8 @@ class DPSGD:
         network: The model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
         options: Options of the network.
         steps: Number of steps of SGD.
-        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since a large batch
-            drowns less in the noise.
+        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since noise
+            outweighs a large batch less.
         momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
     """

@@ -71,7 +71,7 @@ class ReverseKnn(RecordMethod):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellCounter:
-    """PRIVATE. Records as voters.
+    """PRIVATE. Records, each of which counts once, in the cell of the query nearest to it.
 
     Attributes:
         feature_PD: Releasable: unit-length features of the public points.
@@ -110,7 +110,7 @@ class CellCounter:
         return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, query_QD))
 
     def __repr__(self) -> str:
-        return f"Records(adjacency={self.adjacency!r}, content withheld)"
+        return f"CellCounter(adjacency={self.adjacency!r}, content withheld)"
 
 
 def describe(unit: str) -> MethodDescription:
@@ -159,6 +159,6 @@ def _select_unit_cells(row_N: Tensor, private: PrivateData, adjacency: str) -> t
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)
     order = np.lexsort((distinct_M3[:, 2], distinct_M3[:, 1], -count_M, distinct_M3[:, 0]))
-    _, first = np.unique(distinct_M3[order, 0], return_index=True)
-    place_U3 = torch.from_numpy(distinct_M3[order[first]])
+    _, first_U = np.unique(distinct_M3[order, 0], return_index=True)
+    place_U3 = torch.from_numpy(distinct_M3[order[first_U]])
     return place_U3[:, 1], place_U3[:, 2]

@@ -227,13 +227,13 @@ class TeacherVotes(PrivateMethodBase):
     def _count_votes(
         self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool
     ) -> Votes:
-        """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
-        tally = self._tally(data, config, stages, together=all_ranks)
+        """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers, not this one all."""
+        tally = self._tally(data, config, stages, all_ranks=all_ranks)
         return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=all_ranks)
 
-    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
+    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool) -> Tally:
         progress = stages("Counting votes")
-        return lambda some: some.tally(data.pool.x, device=config.device, progress=progress)
+        return lambda teachers: teachers.tally(data.pool.x, device=config.device, progress=progress)
 
     def is_soft(self, config: RunConfig) -> bool:
         """Whether their probabilities are opened, and not their votes."""
@@ -293,8 +293,8 @@ def load_reusable(teachers_id: str, store: TeacherStore, identity: Identity, led
         ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
     ):
         if getattr(stored_teachers.identity, key) != getattr(identity, key):
-            there = "another one" if key == "fingerprint" else repr(getattr(stored_teachers.identity, key))
-            raise checks.error("teachers", teachers_id, f"were trained with {key} {there}", fix)
+            stored_value = "another one" if key == "fingerprint" else repr(getattr(stored_teachers.identity, key))
+            raise checks.error("teachers", teachers_id, f"were trained with {key} {stored_value}", fix)
     if stored_teachers.ledger_head is not None and (
         ledger is None or not ledger.contains_head(stored_teachers.ledger_head)
     ):

@@ -178,7 +178,7 @@ MAX_CONFUSION_CLASSES = 1024
 
 
 def compute_confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Test counts [truth, predicted]; none of more than MOST_COUNTED classes."""
+    """Test counts [truth, predicted]; none of more than MAX_CONFUSION_CLASSES classes."""
     if num_classes > MAX_CONFUSION_CLASSES:
         return ()
     flat = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)

@@ -70,10 +70,10 @@ class Selection:
                 f"cannot protect {private.unit}: one group may own many errors",
                 "Use selection=none.",
             )
-        rest, validation = hold_out(private, self.validation, adjacency, seed, "selection")
-        if not (len(rest) and len(validation)):
+        training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
+        if not (len(training) and len(validation)):
             raise checks.error("selection.validation", self.validation, "leaves one side without records")
-        return replace(data, private=rest), validation
+        return replace(data, private=training), validation
 
     def choose(
         self,

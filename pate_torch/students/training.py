@@ -264,13 +264,13 @@ class GradientStudent(ABC):
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
         features: Learn the network's trunk from the public points first, without labels.
         label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
-            on feature rows by a second opinion (``opinion.with_label_posteriors``), on images none.
+            on feature rows an estimate (``label_noise.with_label_posteriors``), on images none.
         precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
             results then depend on the machine).
     """
 
     include_unqueried: ClassVar[bool] = True
-    """Whether the second opinion (``opinion``) on points that were not asked is learnt, too: not where labels are
+    """Whether label posteriors (``label_noise``) of points that were not asked are learnt, too: not where labels are
     propagated."""
     name: str
     network: str = "small_cnn"

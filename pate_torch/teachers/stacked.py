@@ -164,9 +164,9 @@ class _ConvMatmul(torch.autograd.Function):
 
 
 class _Layers:
-    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D], with k = ``num_separate`` networks in them.
+    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D].
 
-    ``num_separate`` is 1 until the first layer with parameters when all networks see the same input, K after it.
+    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same input, K after it.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:

@@ -31,7 +31,7 @@ from pate_torch.types import DataSpec, PrivateData, Shards
 __all__ = ["TeacherRecipe", "train"]
 
 LossesCallback = Callable[[int, Tensor], None]
-"""PRIVATE. Called as losses(step, loss_K)."""
+"""PRIVATE. Called as on_losses(step, loss_K)."""
 
 MIN_SECONDS_FOR_SPAWN = 5000
 """Stacked steps above which worker processes pay that import torch anew."""

@@ -138,7 +138,7 @@ class Trunk:
 
         Args:
             private: The private records.
-            encode_shards: Which records each teacher learns from.
+            shards: Which records each teacher learns from.
             start: Gives the number of copies.
             augment: How they are distorted.
             seed: Seed of the teachers' streams.
@@ -181,7 +181,7 @@ def encode_shards(
         private: The private records.
         shards: Which records each teacher learns from.
         make_encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
-            shard is encoded by itself: see ``Trunk.shards``.
+            shard is encoded by itself: see ``Trunk.encode_shards``.
         progress: Called with (done, total) shards.
     """
     features, labels, units, sizes = [], [], [], []

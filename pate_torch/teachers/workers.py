@@ -227,7 +227,7 @@ class _ForkedWorker(_Worker):
 
         self.process = multiprocessing.get_context("fork").Process(target=run_child, daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see may_fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see can_fork
             self.process.start()
         os.close(child_orders)
         os.close(child_answers)
