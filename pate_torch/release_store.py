@@ -192,7 +192,7 @@ def _format_cells(release: Release) -> str:
     assert release.cell_RP is not None
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["point", *(f"round_{turn}" for turn in range(len(release.cell_RP)))])
+    writer.writerow(["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))])
     writer.writerows([point, *queries] for point, queries in enumerate(release.query_Q[release.cell_RP].T.tolist()))
     return table.getvalue()
 
@@ -206,7 +206,7 @@ def _parse_cells(text: str, query_Q: Tensor) -> Tensor:
     return torch.tensor([[row_by_query[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
 
 
-def _columns(
+def _read_columns(
     rows: list[dict[str, str]], kind: str, num_classes: int, value: Callable[[str], float]
 ) -> list[list[float]] | None:
     """The numbers of each class beside the answers, of columns such as ``votes_0``; None: there are none."""
@@ -266,9 +266,9 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
         rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
-        votes = _columns(rows, "votes", spec.num_classes, int)
+        votes = _read_columns(rows, "votes", spec.num_classes, int)
         sigma = 0.0 if votes is None else checks.positive("sigma", record["parameters"]["sigma"])
-        beside = _columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
+        query_scores = _read_columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
         cells = scores = None
         tensors: dict[str, Tensor] = {}
         if "cells_sha256" in record:
@@ -283,7 +283,7 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
             None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
-            None if beside is None else torch.tensor(beside, dtype=torch.float64),
+            None if query_scores is None else torch.tensor(query_scores, dtype=torch.float64),
             queries_per_round=tuple(map(int, record["queries_by_round"])),
             cell_RP=None if cells is None else _parse_cells(cells, query_Q),
             score_RPC=None if scores is None else tensors["score_RPC"],

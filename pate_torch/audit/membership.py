@@ -65,7 +65,7 @@ class MembershipRecords:
             )
 
     def __repr__(self) -> str:
-        return "Sides(content withheld)"
+        return "MembershipRecords(content withheld)"
 
 
 @dataclass(frozen=True, kw_only=True)

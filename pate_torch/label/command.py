@@ -2,9 +2,9 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
 
     pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    pate label dataset=svhn                     # by voters of one's own, with the keys of train.py
+    pate label dataset=svhn                     # by a method of one's own, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``method.votes_file``); the owner vouches that every privacy unit
+The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
 conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
 closed.
@@ -100,7 +100,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
 
 
 def compose_config(settings: Sequence[str]) -> RunConfig:
-    """The configuration: of a file of votes, or of a data set (``dataset=``), whose voters answer."""
+    """The configuration: of a file of votes, or of a data set (``dataset=``), by whose method they are answered."""
     if not any(setting.startswith("dataset=") for setting in settings):
         return build_config(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])

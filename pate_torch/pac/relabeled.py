@@ -136,7 +136,7 @@ def run_relabeled_gnmax(
         budget: Pays, and gives the noise.
         shard: Records of a teacher.
 
-    Guarantee: (epsilon, delta)-DP for all answers together; charged: the plan's ``total``. Replace-one, n public. A
+    Guarantee: (epsilon, delta)-DP for all answers together; charged: the plan's ``total_price``. Replace-one, n public. A
         replaced record of the relabeled sample changes one teacher's votes, so GNMax is (e, d(e))-DP for every e with
         regard to it, d the exact Gaussian curve; ``relabel`` makes that (e + ln F, d(e)) with regard to the sub-sample
         (its docstring has the proof, for any algorithm); sub-sampling without replacement amplifies that to

@@ -148,7 +148,7 @@ def format_low_signal_warning(
         return None
     agreement = "no teachers can" if lead > num_teachers else "few teachers do"
     return (
-        f"Noise drowns these votes: {symptom} unless a class leads every other by {lead:.3g} of {num_teachers} votes, as "
+        f"Noise outweighs these votes: {symptom} unless a class leads every other by {lead:.3g} of {num_teachers} votes, as "
         f"{agreement}."
     )
 
@@ -206,7 +206,7 @@ def match_label_price(
 
 
 def suggest_gradients(gradients: GradientBudget, alternative: str) -> str:
-    """What to do where votes drown in noise.
+    """What to do where noise outweighs the votes.
 
     Args:
         gradients: Noisy descent at the same price.

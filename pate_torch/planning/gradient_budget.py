@@ -61,7 +61,7 @@ class GradientBudget:
 
     @property
     def is_noise_dominated(self) -> bool:
-        """Whether noise drowns the gradients, too."""
+        """Whether noise outweighs the gradients, too."""
         return self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE
 
     def needs_self_training(self, is_encoded: bool) -> bool:

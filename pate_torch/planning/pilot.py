@@ -122,7 +122,7 @@ class VoteModel:
         truth_Q: The right class.
         score_KQS: Scores of the ensemble's teachers, as ``SoftVotes`` holds them; None: votes are all that is known.
         num_queries: Number of real questions it was learnt from; None: it was imagined.
-        standard_error: Standard error of what it foretells beside that of the questions.
+        standard_error: Standard error of its forecasts beside that of the questions.
         low_correlation: The model with fewer shared mistakes, at the end of what is likely; None: this one is certain.
         high_correlation: The same with more of them.
     """
@@ -383,7 +383,7 @@ def simulate_release(
 def forecast_gradients(
     mechanism: Any, method: Any, data: Dataset, *, num_records: int, build_encoder: EncoderBuilder, seed: int
 ) -> Forecast:
-    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``num_records`` records would.
+    """Forecast a method that releases a model: fit it to ``data``, a public data set, as ``num_records`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.

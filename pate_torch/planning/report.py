@@ -161,7 +161,7 @@ def _format_closing(report: PlanReport) -> list[str]:
 
 
 def _format_rule(choice: Choice) -> str:
-    """What the star stands for (``choice.choice``)."""
+    """What the star stands for (``choice.select_best``)."""
     if not choice.num_teachers:
         return "* gradients: a larger share of their labels is right than of any teachers' for no more epsilon:"
     return "* of the choices within 2 % of the most right labels that the budget holds, the one of the least epsilon:"

@@ -48,7 +48,11 @@ def make_environment(**options: Any) -> Environment:
 @functools.cache
 def _load_macros() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    macro_globals = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "fill_placeholders": _fill_placeholders}
+    macro_globals = {
+        "LABEL_UNIT": LABEL_UNIT,
+        "UNSTATED_CHOICE": UNSTATED_CHOICE,
+        "fill_placeholders": _fill_placeholders,
+    }
     return make_environment(autoescape=False).get_template("statement.jinja", globals=macro_globals).module
 
 

@@ -169,7 +169,13 @@ def _split_rounds(task: StudentTask) -> list[StudentTask]:
         is_of_round_Q = round_Q == round_index
         posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[is_of_round_Q]
         tasks.append(
-            replace(task, query_Q=query_Q[is_of_round_Q], label_Q=label_Q[is_of_round_Q], posterior_QC=posterior_QC, round_Q=None)
+            replace(
+                task,
+                query_Q=query_Q[is_of_round_Q],
+                label_Q=label_Q[is_of_round_Q],
+                posterior_QC=posterior_QC,
+                round_Q=None,
+            )
         )
     return tasks
 

@@ -108,7 +108,9 @@ class AccountRecords:
             if charged_records is None or self.records is None:
                 continue
             if (
-                max(self.records.compute_known_share(charged_records), charged_records.compute_known_share(self.records))
+                max(
+                    self.records.compute_known_share(charged_records), charged_records.compute_known_share(self.records)
+                )
                 >= MAX_KNOWN_SHARE
             ):
                 return account

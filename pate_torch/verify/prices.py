@@ -174,7 +174,7 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
 
 
 def _compute_loss_cdf(e: Event, threshold: np.ndarray, rounds_up: bool) -> np.ndarray:
-    """P(loss <= at) of one event."""
+    """P(loss <= threshold) of one event."""
     if e["kind"] == "gaussian":
         return ndtr(threshold / e["mu"] - e["mu"] / 2)
     max_loss = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
