@@ -5,8 +5,8 @@
     clf.predict(new_df); clf.predict_proba(new_df); clf.score(test_df, test_y)
     clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
 
-The method and its noise follow from public facts alone (``planning.autoconfig``). Columns, categories, scaling and what stands
-for a missing number come from the public points. ``PATE`` is the power tool; both go through ``pipeline``.
+The method and its noise follow from public facts alone (``planning.autoconfig``). Columns, categories, scaling and what
+stands for a missing number come from the public points. ``PATE`` is the power tool; both go through ``pipeline``.
 """
 
 from __future__ import annotations

@@ -127,9 +127,8 @@ class PATE:
             and ``outputs`` of the working directory for runs.
         teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
             torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``PrivateMethod``, such
-            as ReverseKnn() with mechanism=Histogram(...) or GradientMethod(size=...) with mechanism=GradientDescent(...),
-            where
-            the records answer for themselves. None: a small network for the data.
+            as ReverseKnn() with mechanism=Histogram(...) or GradientMethod(size=...) with
+            mechanism=GradientDescent(...), where the records answer for themselves. None: a small network for the data.
         recipe: How modules of ``teacher``'s making are trained.
         partition: AddRemove() or ReplaceOne(): what a neighbor is.
         unit: "record" or "group:<what>" (then give unit_id).
@@ -308,8 +307,8 @@ class PATE:
             strategy: Any of ``pate_torch.queries``; None: at random.
             guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            method: "teachers_transductive", or TransductiveTeacherVotes with its options: a recipe's teachers answer for
-                all public points together; None: for each by itself.
+            method: "teachers_transductive", or TransductiveTeacherVotes with its options: a recipe's teachers answer
+                for all public points together; None: for each by itself.
             features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
             finish: Whether the call ends with the labels. False: it ends with ``finish``, and whoever is interrupted
@@ -685,7 +684,8 @@ def _format_alternative(config: RunConfig, data: Dataset, descent: GradientBudge
     if descent.effective_dim is not None:
         size, dim_argument = str(descent.num_records), f", effective_dim={descent.effective_dim:.3g}"
         step = f"{descent_mechanism.step_size:.3g}"
-        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}, first_step_size={step}, step_size={step}"
+        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}"
+        mechanism += f", first_step_size={step}, step_size={step}"
     return f"PATE(teacher=GradientMethod(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
 
 

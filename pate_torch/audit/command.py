@@ -287,7 +287,7 @@ def _draw_outcomes(
 
 
 def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outcomes:
-    """All that a release shows, as one integer per query; ``is_add_remove``: a count was added, and its number tells."""
+    """All that a release shows, as one integer per query; ``is_add_remove``: a count was added, and it alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()

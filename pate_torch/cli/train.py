@@ -150,6 +150,6 @@ def _unknown_option_error(group: str, name: str, options: Sequence[str]) -> Valu
 
 def _format_disk_error(message: str) -> str:
     return (
-        f"{message}. What was charged stays charged; free some space, or make the folder writable (PATE_HOME or paths.root"
-        " names another), then run again."
+        f"{message}. What was charged stays charged; free some space, or make the folder writable (PATE_HOME or "
+        "paths.root names another), then run again."
     )

@@ -204,7 +204,7 @@ class _PriceSignal(Exception):
 
 @dataclass(frozen=True)
 class _PriceProbe:
-    """A noise provider that is asked for a price, and nothing more: the algorithm stops where it would begin to draw."""
+    """A noise provider that is asked for a price, and no more: the algorithm stops where it would begin to draw."""
 
     kind: str
 

@@ -106,7 +106,7 @@ class PrivateMethod(Protocol):
         ...
 
     def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
-        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 prepares the method, where rank 0 asks for it."""
+        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 prepares the method, where it asks for help."""
         ...
 
     def get_nominal_size(self, data: Dataset) -> int | None:

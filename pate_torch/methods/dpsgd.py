@@ -198,7 +198,8 @@ class DPSGD:
             }
         return (
             f"Noise multiplier {multiplier:.4f} for epsilon {epsilon:.4g} at delta {delta:g}"
-            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger can add up)."
+            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger "
+            "can add up)."
         )
 
     def _select_root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
@@ -219,8 +220,8 @@ class DPSGD:
                     raise checks.error("dataset.name", data.spec.name, reason, fix)
                 root = plan.root / "dpsgd"
                 stages.print_message(
-                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
-                    " of the PATE releases are two statements, and do not compose into one."
+                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and "
+                    "that of the PATE releases are two statements, and do not compose into one."
                 )
         return root
 

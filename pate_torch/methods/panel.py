@@ -83,8 +83,7 @@ class Panel:
     Attributes:
         num_failed: How many could not be fitted and vote class 0 (for the owner's eyes).
         retraining_check: Until ``check_retraining`` has passed: the work of a fresh process, and the records and the
-            number of the
-            teacher that it trains again. None: tried, or there is only one teacher.
+            number of the teacher that it trains again. None: tried, or there is only one teacher.
     """
 
     members: tuple[Member, ...]

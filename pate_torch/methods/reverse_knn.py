@@ -119,9 +119,9 @@ def describe(unit: str) -> MethodDescription:
     location_clause = "most of its records lie" if parse_group(unit) else "it lies"
     return MethodDescription(
         subject="reverse k-NN counts",
-        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that {location_clause} nearest "
-        "to. The mechanism {mechanism} added noise to every count, and only the noisy counts left. A student sees "
-        "nothing but public points and these counts.",
+        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that "
+        f"{location_clause} nearest to. The mechanism {{mechanism}} added noise to every count, and only the noisy "
+        "counts left. A student sees nothing but public points and these counts.",
         query_sentence="{asked}{each_round}, every record counted at the one nearest to it",
         examples="Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells "
         "mix.",

@@ -227,7 +227,7 @@ class TeacherVotes(PrivateMethodBase):
     def _count_votes(
         self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool
     ) -> Votes:
-        """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers, not this one all."""
+        """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers."""
         tally = self._tally(data, config, stages, all_ranks=all_ranks)
         return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=all_ranks)
 
@@ -266,13 +266,13 @@ def describe(
     return MethodDescription(
         subject="teachers",
         procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
-        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers{extra_output} "
-        "left. A student sees nothing but public points and these answers.",
+        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
+        f"{extra_output} left. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
         assumptions=(
-            f"{format_each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
-            "from outside its own share." + (retraining_clause if retrains_one and num_teachers > 1 else ""),
+            f"{format_each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt "
+            "anything from outside its own share." + (retraining_clause if retrains_one and num_teachers > 1 else ""),
         ),
         public_time=True,
     )

@@ -128,8 +128,8 @@ def read(
 
 def _check_size(key: str, expected: int | None, actual: int, quantity: str, form: str, path: Path) -> None:
     if expected is not None and expected != actual:
-        raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", f"It should be {actual}, or it is "
-                          "another file.")  # fmt: skip
+        fix = f"It should be {actual}, or it is another file."
+        raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", fix)
 
 
 def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:

@@ -261,7 +261,7 @@ class HalfPlanes(EnumerableClass):
         return np.full(len(x), bool(hypothesis))
 
 
-# ---- exact orientation of points in the plane: floats where they decide, rationals where they do not ------------------
+# ---- exact orientation of points in the plane: floats where they decide, rationals where they do not ----------------
 
 # Shewchuk (1997): a 2x2 determinant of differences is off by at most this times the sum of its absolute products.
 _RELATIVE_ERROR = (3 + 16 * 2**-53) * 2**-53

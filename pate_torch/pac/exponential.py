@@ -53,7 +53,7 @@ def compute_log_probabilities(utility_M: Floats | Ints, rate: float) -> Floats:
 
 
 def draw_gumbel_max(utility_M: Floats | Ints, rate: float, noise: NoiseSource) -> int:
-    """An index drawn from ``compute_log_probabilities`` in log space: the argmax of score plus standard Gumbel noise."""
+    """An index drawn from ``compute_log_probabilities`` in log space: argmax of score plus standard Gumbel noise."""
     gumbel = noise.draw_gumbel((len(utility_M),), _CPU).numpy()
     return int(np.argmax(compute_log_probabilities(utility_M, rate) + gumbel))
 

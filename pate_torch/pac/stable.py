@@ -413,8 +413,7 @@ def run_private_predictor(
         alpha: Excess error, and the probability of the flip.
         budget: Pays, and gives the noise.
         epsilon: A cap on the *computed* price of one prediction; above it the run is refused and told the n it would
-            take.
-            None: the computed price is charged, whatever it is.
+            take. None: the computed price is charged, whatever it is.
         eta: Net resolution; None: ``compute_default_eta``.
         constants: "paper" or "sharp".
 

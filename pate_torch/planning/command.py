@@ -9,9 +9,9 @@ doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see
 
 Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
 ``load()`` is never called. The pilot's votes are simulated, or those of a small ensemble on public data. With
-``pilot.dataset``, and neither mechanism nor method given, per-record gradients are tried at the price of the best choice of
-teachers, and recommended where more of their answers are right. The ledger is read only to say what is left. Exit code
-0: a plan, even where it says that nothing works; 2: a wrong argument.
+``pilot.dataset``, and neither mechanism nor method given, per-record gradients are tried at the price of the best
+choice of teachers, and recommended where more of their answers are right. The ledger is read only to say what is left.
+Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
 
 from __future__ import annotations
@@ -273,10 +273,8 @@ def _iterate_rows(
             and is_recommended
             and row_plan.num_teachers != recommended_teachers
         ):
-            row = (
-                *row,
-                f"mechanism.threshold={row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers:.4g}",
-            )
+            threshold = row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers
+            row = (*row, f"mechanism.threshold={threshold:.4g}")
             row_plan = compose_plan(row)
         yield row, row_plan
 
@@ -406,12 +404,12 @@ def _describe(pilot: Pilot, facts: DeclaredFacts, num_classes: int) -> str:
     query_text = f"{pilot.num_queries} questions asked at random, {classes}"
     if pilot.dataset is not None:
         return (
-            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard size, or"
-            " the gradients of its records."
+            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard "
+            "size, or the gradients of its records."
         )
     return (
-        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
-        f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
+        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the "
+        f"time at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
         "mistakes teachers share is "
         + (
             "not known (pilot.error_correlation): so the wide intervals."
@@ -455,7 +453,8 @@ def _make_notes(
     elif select_best(list(choices)) is None and pilot.dataset is None and facts.num_records is not None:
         notes.append(
             "Per-record gradients bear more noise than votes (method=gradients mechanism=gradient_descent). A guess of "
-            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are better."
+            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are "
+            "better."
         )
     if soft and pilot.dataset is None:
         notes.append(

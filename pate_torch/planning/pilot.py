@@ -1,8 +1,9 @@
 """Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
 Teachers share mistakes: some questions are hard for all. Whether one teacher is right on a question and whether another
-is have a correlation rho (``pilot.error_correlation``); rho = 1/(a + b + 1) where the share of teachers that are right is Beta(a,
-b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes (``fit_vote_model``).
+is have a correlation rho (``pilot.error_correlation``); rho = 1/(a + b + 1) where the share of teachers that are right
+is Beta(a, b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes
+(``fit_vote_model``).
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured on small ensembles as a
 function of the teachers' mean error e:
@@ -152,7 +153,7 @@ class VoteModel:
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
     def draw_soft_votes(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
-        """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``draw_votes`` has there."""
+        """Scores of so many teachers, drawn anew from the ensemble's for each question of ``draw_votes``."""
         assert self.score_KQS is not None
         index_Q = torch.arange(start, stop) % len(self.truth_Q)
         generator = rng.make_torch_generator(seed, "plan", "scores", start)

@@ -45,10 +45,11 @@ class PlanReport:
 def format_report(report: PlanReport) -> str:
     """The whole plan report within 80 columns."""
     first_choice = report.choices[0]
+    queries = _format_common_value(report, "num_queries", "several numbers of")
     head = (
         f"Plan for {report.dataset}: {_format_common_value(report, 'mechanism', 'mechanisms')}, "
-        f"{_format_common_value(report, 'num_queries', 'several numbers of')} questions, delta {format_delta(first_choice.delta)}, "
-        f"budget epsilon {report.budget:g} ({report.budget_source}). No private record was read; nothing is charged."
+        f"{queries} questions, delta {format_delta(first_choice.delta)}, budget epsilon {report.budget:g} "
+        f"({report.budget_source}). No private record was read; nothing is charged."
     )
     lines = [*_wrap(head), *_wrap(f"Pilot: {report.pilot}"), "", *format_table(report), ""]
     verdicts = {choice.verdict for choice in report.choices}

@@ -36,7 +36,7 @@ FOLDER_CONTENTS = {
 
 
 def make_private_folder(path: Path, content: str = "run") -> Path:
-    """Create ``path`` (or tighten it) with mode 0700 and a README; ``content``: a key of FOLDER_CONTENTS, or a sentence."""
+    """Create or tighten ``path``, with mode 0700 and a README; ``content``: a key of FOLDER_CONTENTS or a sentence."""
     path.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY_MODE)
     os.chmod(path, OWNER_ONLY_MODE)  # mkdir leaves an existing folder as it was, and obeys the umask
     readme = path / "README.txt"

@@ -1,4 +1,4 @@
-"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private_writer.PrivateWriter``.
+"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``PrivateWriter``.
 
 Curves where there is time, single numbers in the table of runs (HPARAMS) and in text. Plain tags, one run, one layout.
 A run that is not private shows no epsilon, and every tag of it says so.

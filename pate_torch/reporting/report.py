@@ -1,6 +1,6 @@
 """The report of a release: every fact that may be published of a run, once. Files, pages and tables lay it out.
 
-Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``private_metrics.OwnerSummary``.
+Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``OwnerSummary``.
 """
 
 from __future__ import annotations
@@ -242,7 +242,8 @@ class ReleaseReport:
         assets: Everything public that it was made with: the public points, encoders.
         owner: What only the owner can say.
         provenance: Where values come from that are taken to be public (``types.SOURCES``), by name.
-        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None: not stated.
+        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None:
+            not stated.
         teachers_reusable: Whether the teachers can be asked again by their id, or votes alone were there.
         input_kind: What the student takes (``INPUT_KINDS``).
         encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
@@ -512,8 +513,8 @@ class ReleaseReport:
         if self.student_accuracy is None or hits >= max_count:
             return None
         return (
-            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right for "
-            f"{format_percent(max_count / sum(counts))} of the test points."
+            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right "
+            f"for {format_percent(max_count / sum(counts))} of the test points."
         )
 
     @property

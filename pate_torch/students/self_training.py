@@ -49,8 +49,8 @@ class SelfTraining:
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
             the features of all of them, concatenated.
         publish: What is returned. ``student``: one that learnt from the last round's answers. ``released_model``: the
-            released linear model itself (``method=gradients``), in the features of the students before: it was fitted to
-            private records, which those students never saw, so that it does not repeat their mistakes.
+            released linear model itself (``method=gradients``), in the features of the students before: it was fitted
+            to private records, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first_student: StudentAlgorithm

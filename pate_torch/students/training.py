@@ -142,10 +142,9 @@ def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float)
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
-    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c P(counts
-        | c), so
-    that of two classes which the noise left close the model may take either. (A cross-entropy with the posteriors as
-    targets would teach it the doubt.)
+    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c
+    P(counts | c), so that of two classes which the noise left close the model may take either. (A cross-entropy with
+    the posteriors as targets would teach it the doubt.)
     """
     if problem.posterior_QC is None:
         return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)

@@ -53,9 +53,9 @@ class RecordHashes:
     def compute_known_share(self, charged_records: RecordHashes) -> float:
         """The share of these units with a record among ``charged_records``, beyond what few distinct records explain.
 
-        Records of a few values coincide between people. Among ``charged_records`` a unit that shares a record with another unit
-        coincides by chance; the share of such units estimates the probability that a new unit does (Good-Turing), to
-        which three standard deviations are added.
+        Records of a few values coincide between people. Among ``charged_records`` a unit that shares a record with
+        another unit coincides by chance; the share of such units estimates the probability that a new unit does
+        (Good-Turing), to which three standard deviations are added.
         """
         share = self._compute_unit_share(np.isin(self.hash_N, charged_records.hash_N))
         pairs = np.unique(np.stack([charged_records.hash_N, charged_records.unit_N.astype(np.uint64)]), axis=1)

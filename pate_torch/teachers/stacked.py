@@ -166,7 +166,8 @@ class _ConvMatmul(torch.autograd.Function):
 class _Layers:
     """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D].
 
-    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same input, K after it.
+    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same
+    input, K after it.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:

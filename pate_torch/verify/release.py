@@ -109,8 +109,9 @@ def check_schema(folder: ReleaseFolder) -> Check:
 
 def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     """One check after the other, of a folder whose statement fits its schema."""
-    for name, check in (("words", _check_words), ("files", _check_files), ("record", _check_record), ("labels", _check_labels),
-                        ("student", _check_student), ("mechanism", _check_mechanism), ("claims", _check_claims)):  # fmt: skip
+    for name, check in (("words", _check_words), ("files", _check_files), ("record", _check_record),
+                        ("labels", _check_labels), ("student", _check_student), ("mechanism", _check_mechanism),
+                        ("claims", _check_claims)):  # fmt: skip
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
@@ -325,8 +326,8 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
     """The events that what was answered costs by its mechanism's theorem; None: the mechanism is not known here.
 
     Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
-    Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith & Thakurta
-    2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
+    Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith &
+    Thakurta 2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
     """
     run, parameters = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
     num_queries, num_answered, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
@@ -394,9 +395,12 @@ def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
                   if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
         return any(all(r >= compute_sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
     (scale,) = cost.keys() - {"kind", "count"}
-    covering_events, required_events = ([e for e in group if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=RELATIVE_TOLERANCE)]
-                   for group in (events, costs))  # fmt: skip
-    return sum(e["count"] for e in covering_events) >= sum(e["count"] for e in required_events)
+
+    def count_equal(group: list[Event]) -> int:
+        equal_events = (e for e in group if e["kind"] == cost["kind"])
+        return sum(e["count"] for e in equal_events if math.isclose(e[scale], cost[scale], rel_tol=RELATIVE_TOLERANCE))
+
+    return count_equal(events) >= count_equal(costs)
 
 
 def _format_event(event: Event) -> str:
