@@ -93,7 +93,7 @@ class _PointTransform:
 
     @classmethod
     def from_public(
-        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, encoded: bool
+        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, is_encoded: bool
     ) -> tuple[_PointTransform, Tensor]:
         """Read them off the public points; returns these as numbers, too. An encoder's features keep their shape."""
         if _is_images(public):
@@ -112,7 +112,7 @@ class _PointTransform:
             numeric[list(schema.numeric_indices)] = True
         numeric &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
         mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
-        if encoded:
+        if is_encoded:
             std[:] = np.sqrt(np.mean(std**2))
         mean, std = np.where(numeric, mean, 0.0), np.where(numeric & (std > 0), std, 1.0)
         transform = cls(schema, mean, std)
@@ -262,7 +262,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("public", None, problem, "fit(X, y, public=...).")
         X, public, has_text_N = self._encode_texts(X, public)
         X, public = self._check_points(X, public)
-        transform, pool = _PointTransform.from_public(public, self.categories, encoded=self.encoder is not None)
+        transform, pool = _PointTransform.from_public(public, self.categories, is_encoded=self.encoder is not None)
         x = transform(X, private=True)
         if self.classes is not None and isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # else one text would make all of them texts

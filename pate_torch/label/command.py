@@ -68,34 +68,34 @@ def build_config(cfg: DictConfig) -> RunConfig:
     """
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
-    resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     votes = read(
-        resolved["votes"],
-        num_classes=resolved["num_classes"],
-        num_points=resolved["num_points"],
-        num_teachers=resolved["num_teachers"],
+        values["votes"],
+        num_classes=values["num_classes"],
+        num_points=values["num_points"],
+        num_teachers=values["num_teachers"],
     )
-    classes = resolved["class_names"] or range(votes.num_classes)
+    classes = values["class_names"] or range(votes.num_classes)
     spec = DataSpec(
-        name=str(resolved["dataset"]["name"]),
+        name=str(values["dataset"]["name"]),
         num_classes=votes.num_classes,
         input_shape=(1,),
         class_names=tuple(map(str, classes)),
         mean=(0.0,),
         std=(1.0,),
     )
-    num_queries = resolved["num_queries"]
+    num_queries = values["num_queries"]
     return RunConfig(
-        dataset=VotesOnlyDataset(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
+        dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
         partition=hydra_config.instantiate_component(cfg, "partition", Partition),
         method=VotesFile(votes=votes),
         mechanism=hydra_config.instantiate_component(cfg, "mechanism", Mechanism),
         query=Random(name="passive", shuffle=False),
         num_queries=len(votes) if num_queries is None else num_queries,
-        privacy=hydra_config.build_privacy_config(resolved),
-        root=run_folders.check_root(resolved["paths"]["root"]),
-        folder=Path(resolved["paths"]["run"]),
-        quiet=checks.boolean("quiet", resolved["quiet"]),
+        privacy=hydra_config.build_privacy_config(values),
+        root=run_folders.check_root(values["paths"]["root"]),
+        folder=Path(values["paths"]["run"]),
+        quiet=checks.boolean("quiet", values["quiet"]),
     )
 
 

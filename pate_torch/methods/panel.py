@@ -266,14 +266,14 @@ def _fit_module_member(
     module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
 
     @torch.no_grad()
-    def member(points: Tensor) -> Tensor:
+    def predict(points: Tensor) -> Tensor:
         parts = [torch.zeros(0, dtype=torch.int64)]
         for part in points.split(512):
             logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
             parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), FALLBACK_CLASS).cpu())
         return torch.cat(parts)
 
-    return member
+    return predict
 
 
 def fit_module(

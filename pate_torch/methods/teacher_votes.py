@@ -142,7 +142,7 @@ class TeacherVotes(PrivateMethodBase):
         with run.clock("partition"):
             shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
             identity = self.make_identity(data, config)
-        stored_teachers = self._find_stored(run, identity)
+        stored_teachers = self._find_stored_teachers(run, identity)
         if stored_teachers is not None:
             return stored_teachers, False
         run.check_budget()  # training may take hours
@@ -151,7 +151,7 @@ class TeacherVotes(PrivateMethodBase):
             run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
         with run.store.lock_training(identity, report_wait) as checkpoints:
-            stored_teachers = self._find_stored(run, identity)  # whoever was waited for has trained them
+            stored_teachers = self._find_stored_teachers(run, identity)  # whoever was waited for has trained them
             if stored_teachers is not None:
                 return stored_teachers, False
             run.check_budget()  # or has failed, and others have charged the account meanwhile
@@ -210,7 +210,7 @@ class TeacherVotes(PrivateMethodBase):
             if owns_checkpoints:  # on a machine of its own; by now rank 0 has stored the ensemble
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _find_stored(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
+    def _find_stored_teachers(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
         teachers_id = self.teachers_id or run.store.find(identity)
         if teachers_id is None:
             return None

@@ -134,14 +134,14 @@ class JointVotes:
         num_classes = ensemble.network["num_classes"]
         label_KP = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
 
-        def on_logits(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+        def store_labels(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
             on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
             label_KP[rows] = torch.stack(
                 [self._propagate(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]
             ).cpu()
 
-        ensemble.forward_batches(pool_x, on_logits, device=device, progress=progress)
+        ensemble.forward_batches(pool_x, store_labels, device=device, progress=progress)
         label_KP[~ensemble.trained_K] = 0
         return label_KP
 

@@ -73,8 +73,8 @@ class Scale:
         raw = (self.high - self.low) / max_ticks
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw * (1 - 1e-9))
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) for i in range(first, last + 1)]
+        first_index, last_index = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first_index, last_index + 1)]
 
 
 def number_points(values: Sequence[float]) -> list[tuple[float, float]]:

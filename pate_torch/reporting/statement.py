@@ -211,8 +211,8 @@ def _format_budget_left(report: ReleaseReport) -> str:
     """How much of the cap is left, rounded down."""
     if report.budget_epsilon is None or report.epsilon_charged is None:
         return ""
-    cap, reserved = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
-    budget_left = max(Decimal(0), cap - reserved).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
+    cap, charged_epsilon = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
+    budget_left = max(Decimal(0), cap - charged_epsilon).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
     return f"{budget_left} of it is left."
 
 

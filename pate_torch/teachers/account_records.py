@@ -95,7 +95,7 @@ class AccountRecords:
         """PRIVATE. Note that the account was charged for these records, and the newest entry of the ledger."""
         self.store.record_ledger_head(self.account, ledger_head)
         if self.records is not None:
-            charged_records = self._load_charged(self.account)
+            charged_records = self._load_charged_records(self.account)
             all_records = self.records if charged_records is None else charged_records.merge(self.records)
             if charged_records is None or len(all_records.hash_N) > len(charged_records.hash_N):
                 with self.store.lock(), atomic_replacement(self._get_path(self.account)) as temporary:
@@ -104,7 +104,7 @@ class AccountRecords:
     def find_duplicate(self, accounts: Iterable[str]) -> str | None:
         """PRIVATE. The first of other accounts that shares a tenth of its units, or of these, with this one."""
         for account in accounts:
-            charged_records = self._load_charged(account)
+            charged_records = self._load_charged_records(account)
             if charged_records is None or self.records is None:
                 continue
             if (
@@ -119,6 +119,6 @@ class AccountRecords:
     def _get_path(self, account: str) -> Path:
         return create_private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
 
-    def _load_charged(self, account: str) -> RecordHashes | None:
+    def _load_charged_records(self, account: str) -> RecordHashes | None:
         file = self._get_path(account)
         return RecordHashes(**load_file(file)) if file.exists() else None

@@ -88,8 +88,10 @@ class Trunk:
     @classmethod
     def from_encoder(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
         """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        uncentered = cls(network, encoder, input_spec, input_spec)
-        return dataclasses.replace(uncentered, spec=make_centered_spec(input_spec, uncentered.compute_features(pool_x)))
+        uncentered_trunk = cls(network, encoder, input_spec, input_spec)
+        return dataclasses.replace(
+            uncentered_trunk, spec=make_centered_spec(input_spec, uncentered_trunk.compute_features(pool_x))
+        )
 
     @classmethod
     def rebuild(

@@ -368,10 +368,10 @@ class SharedTensors:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SharedTensors:
         """Copies of these tensors."""
-        shared = cls.from_shapes({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+        shared_tensors = cls.from_shapes({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
         for name, tensor in tensors.items():
-            shared.tensors[name].copy_(tensor)
-        return shared
+            shared_tensors.tensors[name].copy_(tensor)
+        return shared_tensors
 
     def close(self) -> None:
         """Close the file; the memory lives until the last tensor of it does."""
