@@ -107,7 +107,7 @@ print(f"the student is right on {report.student_accuracy:.1%} of the test visits
 # ## More noise or fewer questions?
 #
 # Both are public choices, to be made before votes are looked at. The curve needs no data: the price of every
-# (questions, noise) follows from the mechanism. A frugal one, `ConfidentOutcomes`, answers only where a noisy check
+# (questions, noise) follows from the mechanism. A frugal one, `ConfidentGNMax`, answers only where a noisy check
 # finds the teachers agreeing, and pays little for the others.
 
 # %%

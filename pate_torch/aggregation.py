@@ -127,10 +127,10 @@ def answer_queries(
 def _check_next_round(
     state: RoundState, previous_state: RoundState, sensitive: SensitiveValue, mechanism: Mechanism, budget: Budget
 ) -> RoundState:
-    """The next round's, with what it leaves as it was; its values held to the price."""
+    """The next round's state, with what it leaves as it was; its values are held to the price."""
     if state.sensitive is not None:
         if state.sensitive.num_teachers != sensitive.num_teachers or len(state.sensitive) != len(sensitive):
-            raise ValueError("votes: others must answer for as many teachers, on the same points")
+            raise ValueError("votes: those of the next round must be of as many teachers, on the same points")
         check_before_charge(state.sensitive.sensitivity, mechanism, budget)
     return state if state.feature_PD is not None else replace(state, feature_PD=previous_state.feature_PD)
 
@@ -186,8 +186,8 @@ def _check_plan(
     checks.integer(
         "num_queries", num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points to ask about."
     )
-    if len(sensitive) != len(pool):  # no assert: voters can be a user's own, and python -O drops asserts
-        fix = "Voters answer for every public point, in the pool's order."
+    if len(sensitive) != len(pool):  # no assert: a method can be a user's own, and python -O drops asserts
+        fix = "A method answers for every public point, in the pool's order."
         raise checks.error("votes", len(sensitive), f"must cover all {len(pool)} public points", fix)
     rounds = min(checks.integer("query.rounds", strategy.rounds, low=1), num_queries)
     mechanism.check(

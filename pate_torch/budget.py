@@ -1,8 +1,8 @@
-"""The one door to noise: an account of the ledger, and how a run may draw on it.
+"""The one provider of noise: an account of the ledger, and how a run may draw on it.
 
     with budget.spend(events, mechanism="gaussian") as spending:   # terms checked, worst case reserved
-        answers = spending.admit(mechanism.release(votes, spending.noise, context))
-        spending.incur(answers.events)
+        answers = spending.accept(mechanism.release(votes, spending.noise, context))
+        spending.record_cost(answers.events)
         ...                                                        # written down
                                                                    # left without an error: committed
 
@@ -14,7 +14,7 @@ nothing), and the ledger is charged nowhere else. What outlives a ``with`` is su
         spending.suspend(state)             # a hash of all that is needed to go on
     with budget.resume(spending.id, state) as spending: ...
 
-What the noise is to go on with (``NoiseSource.kept``: a sparse vector's threshold) is sealed beside the ledger, which
+What the noise is to go on with (``NoiseSource.state``: a sparse vector's threshold) is sealed beside the ledger, which
 remembers its hash with the state. A state that the ledger does not know (an older one, or one after which noise may
 have been drawn) is refused, and the reservation stays spent.
 """
@@ -63,7 +63,7 @@ class NoiseProvider(Protocol):
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
     ) -> AbstractContextManager[Any]:
-        """A ``Spending``, or the rehearsal itself: with ``noise`` to draw and ``incur`` to say what it cost."""
+        """A ``Spending``, or the ``DryRunNoise`` itself: ``noise`` draws, ``record_cost`` says what the draws cost."""
         ...
 
 
@@ -132,7 +132,7 @@ class Spending:
         """
         self._check_active()
         if type(answers) is not Answers or answers.reservation_id != self.id:
-            origin = "of a rehearsal" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
+            origin = "of a dry run" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
             fix = "A mechanism answers by draw(), from the noise it is given."
             raise checks.error("mechanism", type(answers).__name__, f"its answers are {origin}", fix)
         if len(answers.label_Q) and not self._has_fresh_noise:

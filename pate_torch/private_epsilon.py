@@ -1,7 +1,7 @@
 """Publishing the data-dependent price: computed from the votes, made private by noise of its own, and charged.
 
 The guarantee of a release stays its data-independent price. This one is smaller when the teachers agree, and holds with
-a stated confidence over its own noise; PATE 2018 (appendix B) with the corrections of ``sanitised_release``.
+a stated confidence over its own noise; PATE 2018 (appendix B) with the corrections of ``private_price``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.data_dependent import private_price as publication
+from pate_torch.accounting import accountant
+from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.budget import Budget
@@ -41,7 +41,7 @@ class PrivateEpsilon:
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
     confidence: float = 0.95
     allow_net_loss: bool = False
-    _plans: dict[Any, publication.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
+    _plans: dict[Any, private_price.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.agreement:
@@ -53,8 +53,8 @@ class PrivateEpsilon:
 
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
-    ) -> publication.PublicationPlan:
-        """Public parameters of the publication.
+    ) -> private_price.PublicationPlan:
+        """Public parameters of the private_price.
 
         Args:
             mechanism: Mechanism of the release.
@@ -65,7 +65,7 @@ class PrivateEpsilon:
             delta: Delta of the account.
 
         Raises:
-            ValueError: The price cannot be sanitised; the message says why.
+            ValueError: The price cannot be published; the message says why.
         """
         model = mechanism.make_outcome_model()
         fix = "Set private_epsilon=none: the data-independent price is published in any case."
@@ -80,19 +80,19 @@ class PrivateEpsilon:
             )
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key not in self._plans:
-            guesses = publication.make_example_votes(num_teachers, num_classes, self.agreement)
+            example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
             try:
-                new_plan = publication.choose_plan(
-                    model, guesses, num_queries=num_queries, delta=delta, confidence=self.confidence
+                new_plan = private_price.choose_plan(
+                    model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
                 )
             except ValueError as error:
                 raise ValueError(
-                    f"private_epsilon: {mechanism.name} cannot be sanitised here ({error}) {fix}"
+                    f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
                 ) from error
-            expected_epsilon = publication.forecast_epsilon(
-                new_plan, model, guesses, num_queries=num_queries, delta=delta
+            expected_epsilon = private_price.forecast_epsilon(
+                new_plan, model, example_votes, num_queries=num_queries, delta=delta
             )
-            labels_epsilon = accounting.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
+            labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
             if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
                 message = (
                     f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
@@ -109,13 +109,13 @@ class PrivateEpsilon:
         return self._plans[key]
 
     @staticmethod
-    def privacy_events(plan: publication.PublicationPlan) -> tuple[PrivacyEvent, ...]:
-        """Events of the publication."""
+    def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
+        """Events of the private_price."""
         return (plan.publication_event,)
 
     def publish(
         self,
-        plan: publication.PublicationPlan,
+        plan: private_price.PublicationPlan,
         mechanism: Mechanism,
         votes: Votes,
         budget: Budget,
@@ -131,7 +131,7 @@ class PrivateEpsilon:
         assert model is not None
         with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
-            price = publication.publish_price(
+            price = private_price.publish_price(
                 plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False
             )
             # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.

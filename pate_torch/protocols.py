@@ -170,7 +170,7 @@ class Mechanism(Protocol):
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """Sensitivity of the values that ``privacy_events`` prices; ``release`` opens no value that says more of itself."""
+        """Sensitivity that ``privacy_events`` prices; ``release`` opens no value whose own is larger."""
         ...
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
@@ -178,7 +178,7 @@ class Mechanism(Protocol):
         ...
 
     def release(self, sensitive: Any, noise: Any, context: MechanismContext, /) -> Answers:
-        """Answers of one round, marked by the source of the noise (``NoiseSource.marked``): others are not released.
+        """Answers of one round, marked by the source of the noise (``NoiseSource.stamp``): others are not released.
 
         Args:
             sensitive: ``Votes``, or what records say where the mechanism is for these.
@@ -238,7 +238,7 @@ class QueryStrategy(Protocol):
         ...
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices (int64, distinct, none asked before, at most ``state.remaining``)."""
+        """Pool indices (int64, distinct, none asked before, at most ``state.num_remaining``)."""
         ...
 
 
@@ -423,7 +423,7 @@ class HypothesisClass(Protocol):
     vc_dimension: int
 
     def enumerate_dichotomies(self, x: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        """Every labeling of the points x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        """Every labeling of the points x [n, D] that the class realizes, bool [M, n], and one hypothesis for each."""
         ...
 
     def predict(self, hypothesis: Any, x: np.ndarray) -> np.ndarray:

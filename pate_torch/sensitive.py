@@ -4,7 +4,7 @@ Whoever makes a value states its sensitivity: an ensemble by its shards, records
 what their owner says. Only a mechanism opens one, and only where it is priced for no less.
 
 All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.SourceRecords``) lie with
-their voters.
+their method.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ class CellHistogram:
 
 
 GRID_STEPS = 1 << 15
-"""Features of length 1 and residuals of length 1 are written in units of 1/GRID, rounded towards zero."""
+"""Features of length 1 and residuals of length 1 are written in units of 1/GRID_STEPS, rounded towards zero."""
 UNIT_NORM = GRID_STEPS**2
 """A gradient of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
 MIN_CLIP_NORM = 1 / 64
@@ -328,7 +328,7 @@ _BLOCK_RECORDS = 4096
 
 
 def quantize(value: Tensor) -> Tensor:
-    """Round vectors of length at most 1 towards zero to units of 1/GRID, int64, so that none is longer than GRID.
+    """Round vectors of length at most 1 towards zero to whole units of 1/GRID_STEPS, int64, so that none gets longer.
 
     Raises:
         ValueError: A number is not finite or beyond 2: as an integer its square could wrap around to a small one.
@@ -342,8 +342,8 @@ def quantize(value: Tensor) -> Tensor:
 def _quantize_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
     """(weights as multiples of a unit, the unit: a power of 2).
 
-    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID long, stay
-    below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID_STEPS long,
+    stay below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
 
     Raises:
         ValueError: A column of weights is not finite or longer than 2^40.
@@ -357,10 +357,10 @@ def _quantize_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GradientSums:
-    """PRIVATE. Records as voters: whatever the weights, the sum of their clipped gradients.
+    """PRIVATE. Records that answer for themselves: whatever the weights, the sum of their clipped gradients.
 
     Attributes:
-        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID; whole numbers of any type.
+        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID_STEPS; whole numbers of any type.
         y_N: PRIVATE. Labels.
         z_PD: Releasable. Whitened features of the public points.
         feature_PD: Releasable. Their features before that.

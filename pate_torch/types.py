@@ -103,9 +103,12 @@ class DataSpec:
             facts[key] = tuple(checks.collection(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
-        shape, constants = facts["input_shape"], len(facts["mean"])
-        if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or constants not in (1, shape[0]):
-            message = f"must be positive, of {MAX_BATCH_ELEMENTS} numbers at most, with as many means as its first axis, or one"
+        shape, num_constants = facts["input_shape"], len(facts["mean"])
+        if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or num_constants not in (1, shape[0]):
+            message = (
+                f"must be positive, of {MAX_BATCH_ELEMENTS} numbers at most,"
+                " with as many means as its first axis, or one"
+            )
             raise checks.error("input_shape", shape, message)
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
@@ -403,8 +406,8 @@ class Dataset:
             as private or public as it was.
         advice: What to do where a run needs another relation.
         num_dropped_by_reason: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
-        provenance: Where values come from that are taken to be public, by name: DECLARED, OF_PUBLIC_POINTS,
-            OF_PRIVATE_LABELS or BUILT_IN. The statement says of the others that nobody stated it.
+        provenance: Where values come from that are taken to be public, by name: one of ``PROVENANCES``.
+            The statement says of the others that nobody stated it.
     """
 
     spec: DataSpec
@@ -418,7 +421,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for name, source in self.provenance.items():
-            checks.one_of(f"declared.{name}", source, PROVENANCES)
+            checks.one_of(f"provenance.{name}", source, PROVENANCES)
         for adjacency in checks.collection("adjacencies", self.adjacencies):
             checks.one_of("adjacencies", adjacency, ADJACENCIES)
 
@@ -436,8 +439,7 @@ class Shards:
         adjacency: Neighboring relation that they justify.
         unit: What the privacy unit is.
         has_capacity: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its
-            own
-            shard*: the shard stays its own, what is said by each record does not.
+            own shard*: the shard stays its own, what is said by each record does not.
     """
 
     index_KS: Tensor

@@ -22,7 +22,7 @@ def changed(config: RunConfig, **changes) -> RunConfig:
     terms = {key: changes.pop(key) for key in PRIVACY & changes.keys()}
     voters = {key: changes.pop(key) for key in ("num_teachers", "teachers") if key in changes}
     if "teachers" in voters:
-        voters["stored"] = voters.pop("teachers")
+        voters["teachers_id"] = voters.pop("teachers")
     if voters:
         changes["method"] = dataclasses.replace(changes.get("method", config.method), **voters)
     if "votes" in changes:

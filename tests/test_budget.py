@@ -335,8 +335,8 @@ def test_answers_are_admitted_by_what_paid_for_them_alone(ledger):
         refused = (
             (earlier, "not drawn with this release"),
             (answers(), "not drawn with this release"),
-            (mechanism.release(votes(), DryRunNoise("torch"), asked), "of a rehearsal"),
-            (DryRunNoise("torch").stamp(answers(reservation_id=spending.id)), "of a rehearsal"),
+            (mechanism.release(votes(), DryRunNoise("torch"), asked), "of a dry run"),
+            (DryRunNoise("torch").stamp(answers(reservation_id=spending.id)), "of a dry run"),
             (Loose(sigma=20.0).release(votes(), spending.noise, asked), "not drawn with this release"),
         )
         for one, words in refused:

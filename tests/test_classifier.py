@@ -250,7 +250,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_choice_is_named_and_costs_nothing(case, make, tmp_path, monkeypatch):
     settings, given, named = BAD[case]
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(ValueError, match=named):
         make(**settings).fit(X, Y, **({"public": PUBLIC} | given))
     assert (
@@ -492,7 +492,7 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
     assert (
         choose_method(replace(ROWS, num_classes=26), "teachers").num_teachers == 30_000 // 33
     )  # 1.25 records of a class
-    for facts in ({"images": True}, {"grouped": True}, {"own_teacher": True}):
+    for facts in ({"is_image": True}, {"grouped": True}, {"own_teacher": True}):
         large = choose_method(replace(ROWS, **facts), "teachers")
         assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
     unsaid = choose_method(

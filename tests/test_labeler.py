@@ -117,7 +117,7 @@ def test_blocks_follow_one_another_and_compose(make, ledger):
 def test_a_question_asked_before_is_free(make, ledger):
     labeler = make()
     first = labeler.answer(line(1, 2, 1))
-    entries = len(ledger.entries())
+    entries = len(ledger.read_entries())
     assert labeler.answer(line(2, 1)).tolist() == first[[1, 0]].tolist()
     assert len(ledger.entries()) == entries
     assert len(labeler.history) == 2
@@ -131,7 +131,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
         seen.append((ledger.spent("line").epsilon, ledger.entries()[-1].kind))
         return draw(self, *args)
 
-    monkeypatch.setattr(NoiseSource, "gaussian", watched)
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", watched)
     labeler = make()
     labeler.answer(line(1, 2))
     labeler.answer(line(3))
@@ -139,7 +139,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
 
 
 def test_past_the_cap_nothing_is_drawn(make, ledger, monkeypatch):
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
     labeler = make(mechanism=GNMax(sigma=0.1))
     with pytest.raises(BudgetExceeded):
         labeler.answer(line(1))
@@ -151,7 +151,7 @@ def test_an_interrupted_call_stays_charged_at_its_worst(make, ledger, monkeypatc
     labeler = make()
     labeler.answer(line(1))
     with monkeypatch.context() as patch:
-        patch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(NoiseSource, "draw_gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             labeler.answer(line(2))
     labeler.close()
@@ -169,7 +169,7 @@ def test_a_block_goes_on_after_a_restart(make, ledger):
     answers = labeler.answer(line(1, -2))
     labeler._journal.close()  # killed: the block was never settled
     again = make()
-    entries = len(ledger.entries())
+    entries = len(ledger.read_entries())
     assert again.answer(line(1, -2)).tolist() == answers.tolist()
     assert len(ledger.entries()) == entries
     again.answer(line(3))
@@ -186,7 +186,7 @@ def test_a_block_of_another_mechanism_is_settled_at_what_it_answered(make, ledge
     again = make(mechanism=GNMax(sigma=20.0))
     assert used(ledger) == pytest.approx(price(10, 2), abs=1e-9)
     again.answer(line(3))
-    assert ledger.get_account("line").num_releases == 1 and ledger.get_account("line").open == 1
+    assert ledger.get_account("line").num_releases == 1 and ledger.get_account("line").num_open == 1
 
 
 @pytest.mark.parametrize("cut", [1, 40, "line"])
@@ -265,7 +265,7 @@ def test_a_journal_where_files_cannot_be_locked_is_refused(make, ledger, monkeyp
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(ValueError, match=r"journal=.*cannot be locked \(Operation not supported\).*local disk"):
         make()
-    assert ledger.get_account("line").open == 0
+    assert ledger.get_account("line").num_open == 0
 
 
 def test_a_damaged_line_is_refused(make, tmp_path):
@@ -360,7 +360,7 @@ def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spen
     again = sparse()
     again.answer(line(3))
     account = ledger.get_account("svt")
-    assert account.open == 2  # the first stays as it was reserved, two blocks at worst; the answer opened another
+    assert account.num_open == 2  # the first stays as it was reserved, two blocks at worst; the answer opened another
     again.close()
     counts = {type(e).__name__: e.count for e in ledger.get_account("svt").incurred_events}
     assert counts == {"PureDP": 3, "Delta": 2}
@@ -383,7 +383,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     with pytest.raises(ValueError, match="min_answers"):
         labeler.publish(Supervised(network="logistic", steps=2, augment=None), min_answers=41)
     labeler.publish(Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None), min_answers=40)
-    spent = ledger.spent("line").epsilon
+    spent = ledger.get_guarantee("line").epsilon
     assert spent == pytest.approx(price(10, 40), abs=1e-9)
     assert labeler.answer(line(-9, 9)).tolist() == [0, 1]
     assert labeler.answer(torch.tensor([7.5])).item() == 1
@@ -401,7 +401,7 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     labeler.answer(line(*[v - 9.5 for v in range(20)]))
     x = np.linspace(-9, 9, 2000)
     sample = Sample(x, x > 0)
-    before = ledger.spent("line").epsilon
+    before = ledger.get_guarantee("line").epsilon
     cut = labeler.publish_hypothesis(Thresholds(), sample, epsilon=1.0)
     assert abs(cut) < 2  # 2000 records at epsilon 1: a wrong cut costs a hundred errors
     charged = ledger.spent("line").epsilon
@@ -421,4 +421,4 @@ def test_seeded_noise_is_marked_for_good(make, ledger):
     labeler.close()
     assert labeler.epsilon == math.inf
     assert not make().private
-    assert not ledger.get_account("line").private
+    assert not ledger.get_account("line").is_private

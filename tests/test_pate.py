@@ -136,7 +136,7 @@ def test_other_questions_compose_in_one_account(make):
 
 def test_the_charge_stands_before_the_noise(make, monkeypatch):
     pate = make().fit_teachers(X, Y)
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         pate.label(POOL, num_queries=20)
     assert pate.epsilon == price(20)
@@ -145,7 +145,7 @@ def test_the_charge_stands_before_the_noise(make, monkeypatch):
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
     pate = make(budget_epsilon=8.0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: pytest.fail("noise was drawn"))
     with pytest.raises(BudgetExceeded):
         pate.label(POOL, num_queries=40)
     assert pate.epsilon == price(10)
@@ -213,7 +213,7 @@ def test_units_adjacency_and_constants_reach_the_account(make):
 def test_seeded_noise_claims_nothing(make):
     pate = make(insecure_noise_seed=0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert not pate.report().private and not pate.account.private
+    assert not pate.report().is_private and not pate.account.is_private
 
 
 def test_images_with_fixmatch(make):

@@ -80,7 +80,7 @@ class Counted(TorchDispatchMode):
         self.counts = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.counts[function._build_schema.name.split("::")[-1]] += 1
+        self.counts[function._schema.name.split("::")[-1]] += 1
         return function(*args, **(kwargs or {}))
 
     @classmethod

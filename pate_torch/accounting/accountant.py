@@ -32,8 +32,8 @@ class Guarantee:
     """(epsilon, delta)-differential privacy, between neighbors that differ in one privacy unit.
 
     Attributes:
-        compute_guarantee: Epsilon at ``compute_delta``.
-        compute_delta: Delta of the account, or as asked.
+        epsilon: Epsilon at ``delta``.
+        delta: Delta of the account, or as asked.
         route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
             order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta" (the
             events cost only delta), "cap" (of the account, where its releases reserved more).
@@ -62,7 +62,7 @@ def compute_guarantee(
 
     Args:
         events: Events of the whole release.
-        compute_delta: Target delta, Delta events included.
+        delta: Target delta, Delta events included.
         adjacency: Stated in the guarantee.
         unit: Stated in the guarantee.
 

@@ -46,7 +46,7 @@ class FilterCost:
 
     def __post_init__(self) -> None:
         if not (self.scalar >= 0 and self.delta >= 0):  # also refuses NaN
-            raise checks.error("Spend", (self.scalar, self.delta), "must be numbers of at least 0")
+            raise checks.error("FilterCost", (self.scalar, self.delta), "must be numbers of at least 0")
 
     @staticmethod
     def from_sum(summands: Iterable[FilterCost]) -> FilterCost:
@@ -193,10 +193,11 @@ def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float,
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)
     num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)
     if not num_copies.max() > 0:
+        min_epsilon = float(np.min(rdp.compute_conversion_term(orders, delta)))
         raise checks.error(
             "budget_epsilon",
             epsilon,
             f"is too small for an RDP filter at delta={delta:g}",
-            f"At least {float(np.min(rdp.compute_conversion_term(orders, delta))):.4g} is needed before anything can be charged.",
+            f"At least {min_epsilon:.4g} is needed before anything can be charged.",
         )
     return float(orders[int(np.argmax(num_copies))])

@@ -42,7 +42,7 @@ class ExponentialOutcomes(_Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentOutcomes(_Outcome):
-    """No answer if top + N(0, screen_sigma^2) < threshold; else Gnmax(sigma). All in votes."""
+    """No answer if top + N(0, screen_sigma^2) < threshold; else GNMax(sigma). All in votes."""
 
     screen_sigma: float
     threshold: float

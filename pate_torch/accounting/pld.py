@@ -25,9 +25,8 @@ from pate_torch.core import checks
 
 _MAX_GRID_STEP = 1e-4
 _MAX_GRID_CELLS = 2e6
-_ROUNDING_PER_COMPOSITION = (
-    1e-14  # of delta, per composition: k-fold powers of a transform carry an error of about k 1e-16 log n
-)
+_ROUNDING_PER_COMPOSITION = 1e-14
+"""Of delta, per composition: k-fold powers of a transform carry an error of about k 1e-16 log n."""
 
 
 def can_price(events: Iterable[PrivacyEvent]) -> bool:

@@ -38,7 +38,7 @@ def compute_curve(events: Iterable[PrivacyEvent], orders: ArrayLike = ORDERS) ->
     """Renyi divergence of the composed events at each order, [A]; infinite where a curve is unknown.
 
     ``DeltaEvent`` events add nothing here: their failure probability is taken from delta separately
-        (``compute_epsilon.py``).
+        (``accountant.py``).
 
     Raises:
         ValueError: An order at or below 1, or anything that is not an event.

@@ -88,7 +88,7 @@ class Stages:
         self, *, quiet: bool = False, stream: TextIO | None = None, line_interval_seconds: float = 60.0
     ) -> None:
         self.quiet = checks.boolean("quiet", quiet)
-        self.line_interval_seconds = checks.positive("every", line_interval_seconds)
+        self.line_interval_seconds = checks.positive("line_interval_seconds", line_interval_seconds)
         self.stream = sys.stderr if stream is None else stream
         self.live_display: Progress | None = None
         console = Console(file=self.stream)

@@ -144,61 +144,61 @@ class ImageBenchmark:
         """Number of images these hold, as published."""
         return sum(self.sizes[split] for split in self.splits)
 
-    def _folder(self, where: Path) -> Path:
+    def _get_folder(self, root: Path) -> Path:
         """The folder of the files, for messages."""
-        return where
+        return root
 
-    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
+    def _read_split(self, root: Path, split: str) -> tuple[Tensor, Tensor]:
         """Images and labels of one file, fetched where ``download`` says so."""
         raise NotImplementedError
 
     def load(self) -> Dataset:
-        parts = [self._part(split) for split in self.splits]
+        parts = [self._load_split(split) for split in self.splits]
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
         return assemble(
             name=self.name,
             class_names=self.classes,
             private=(x[: self.private], y[: self.private]),
-            public_test=split_public_test(*self._part("test"), self.public, self.test),
+            public_test=split_public_test(*self._load_split("test"), self.public, self.test),
             nominal_size=self.private or self.size,
         )
 
-    def _part(self, split: str) -> tuple[Tensor, Tensor]:
+    def _load_split(self, split: str) -> tuple[Tensor, Tensor]:
         """Images and labels of one file.
 
         Raises:
             ValueError: Files that are missing (it names the switch), unreadable or could not be fetched.
         """
         root = locations.get_benchmark_folder(self.path, self.root)
-        where = self._folder(root)
+        folder = self._get_folder(root)
         try:
-            x, y = self._open(root, split)
+            x, y = self._read_split(root, split)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise locations.missing_data_error(self.name, where, str(error)) from error
+            raise locations.missing_data_error(self.name, folder, str(error)) from error
         except (RuntimeError, OSError) as error:
             if self.download:
                 raise checks.error(
                     "dataset.download",
                     True,
-                    f"{self.name} could not be fetched into {where.absolute()} ({error})",
+                    f"{self.name} could not be fetched into {folder.absolute()} ({error})",
                     "Check the network, or put the files there by hand.",
                 ) from error
             if "not found" in str(error):
-                raise locations.missing_data_error(self.name, where) from error
-            raise self._unreadable(where, repr(error)) from error
+                raise locations.missing_data_error(self.name, folder) from error
+            raise self._unreadable_error(folder, repr(error)) from error
         except Exception as error:  # each parser has errors of its own for damaged files (zlib, pickle, MATLAB, ...)
-            raise self._unreadable(where, repr(error)) from error
+            raise self._unreadable_error(folder, repr(error)) from error
         if len(x) != len(y) or len(y) == 0:
-            raise self._unreadable(where, f"{len(x)} images, {len(y)} labels")
+            raise self._unreadable_error(folder, f"{len(x)} images, {len(y)} labels")
         if int(y.min()) < 0 or int(y.max()) >= len(self.classes):
-            raise self._unreadable(where, f"labels outside 0..{len(self.classes) - 1}")
+            raise self._unreadable_error(folder, f"labels outside 0..{len(self.classes) - 1}")
         return x, y
 
-    def _unreadable(self, where: Path, reason: str) -> ValueError:
+    def _unreadable_error(self, folder: Path, reason: str) -> ValueError:
         """The error of files that are there but are not what they should be."""
         return checks.error(
             "dataset.name",
             self.name,
-            f"its files in {where.absolute()} could not be read ({reason})",
+            f"its files in {folder.absolute()} could not be read ({reason})",
             "Remove them and fetch them anew with dataset.download=true.",
         )

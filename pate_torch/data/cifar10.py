@@ -48,14 +48,14 @@ class Cifar10(ImageBenchmark):
     classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
     sizes: ClassVar[Mapping[str, int]] = {"train": 50_000}
 
-    def _folder(self, where: Path) -> Path:
-        return where / datasets.CIFAR10.base_folder
+    def _get_folder(self, root: Path) -> Path:
+        return root / datasets.CIFAR10.base_folder
 
-    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
+    def _read_split(self, root: Path, split: str) -> tuple[Tensor, Tensor]:
         if self.download:
-            datasets.CIFAR10(str(where), download=True)
+            datasets.CIFAR10(str(root), download=True)
         files = datasets.CIFAR10.train_list if split == "train" else datasets.CIFAR10.test_list
-        return _read_batches([self._folder(where) / name for name, _ in files])
+        return _read_batches([self._get_folder(root) / name for name, _ in files])
 
 
 def _read_batches(paths: list[Path]) -> tuple[Tensor, Tensor]:

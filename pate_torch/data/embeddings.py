@@ -16,7 +16,7 @@ from torch import Tensor
 from pate_torch.core import checks, texts
 from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
-from pate_torch.data.file_source import Part, Points, content_ids
+from pate_torch.data.file_source import Part, Points, make_content_ids
 from pate_torch.data.tabular import LabeledTable
 from pate_torch.data.units import name_units
 from pate_torch.types import Dataset, EncoderCard
@@ -33,7 +33,7 @@ class Embeddings(LabeledTable):
     sensitivity that anybody could state.
 
     Attributes:
-        read_vectors: .npy [N, D], .safetensors with ``embeddings`` [N, D] (and whole numbers ``id`` [N]), or .parquet
+        vectors: .npy [N, D], .safetensors with ``embeddings`` [N, D] (and whole numbers ``id`` [N]), or .parquet
             with the column of ids and either a column of lists, ``embedding``, or columns of numbers.
         ids: A text file of ids, one a line, in the order of the vectors, where their file holds none.
         encoder: What made them, for the statement: {name, sha256, license, trained_on, disjoint}, as far as known.
@@ -59,7 +59,7 @@ class Embeddings(LabeledTable):
         """What the release says of what made the vectors."""
         return EncoderCard(kind="given", **({"name": "an encoder that nobody declares"} | dict(self.encoder or {})))
 
-    def _needed(self) -> dict[str, str]:
+    def _get_required_columns(self) -> dict[str, str]:
         assert self.id is not None
         return {"dataset.id": self.id}
 
@@ -70,27 +70,27 @@ class Embeddings(LabeledTable):
         spec = replace(data.spec, mean=tuple(x_PD.mean(0).tolist()), std=(std,) * x_PD.shape[1], encoder=self.card)
         return replace(data, spec=spec)
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         assert self.id is not None
         file = locations.resolve_path("dataset.vectors", self.vectors, self.root)
         ids, x = read_vectors(file, self.id, None if self.ids is None else self._read_ids())
-        place = {name: row for row, name in enumerate(ids)}
-        if len(place) < len(ids):
+        row_by_id = {name: row for row, name in enumerate(ids)}
+        if len(row_by_id) < len(ids):
             raise checks.error("dataset.vectors", str(file), "has several vectors of one id")
-        wanted = [texts.to_canonical_text(name) for part in parts.values() for name in part.content[self.id]]
-        row_N = torch.tensor([place.get(name, -1) for name in wanted])
+        record_ids = [texts.to_canonical_text(name) for part in parts.values() for name in part.content[self.id]]
+        row_N = torch.tensor([row_by_id.get(name, -1) for name in record_ids])
         x = x[row_N]
-        has_N = ((row_N >= 0) & x.isfinite().all(1)).numpy()
-        public_N = self._public(role_N)
-        if not has_N[public_N].all():
-            lacking = [name for name, has in zip(np.array(wanted)[public_N], has_N[public_N], strict=True) if not has]
-            what = f"has no finite vector of {len(lacking)} public records, such as {str(lacking[0])!r}"
-            raise checks.error("dataset.vectors", str(file), what, "Every id of public records needs one.")
+        has_vector_N = ((row_N >= 0) & x.isfinite().all(1)).numpy()
+        public_N = self._is_public(role_N)
+        if not has_vector_N[public_N].all():
+            missing_ids = np.array(record_ids)[public_N & ~has_vector_N]
+            message = f"has no finite vector of {len(missing_ids)} public records, such as {str(missing_ids[0])!r}"
+            raise checks.error("dataset.vectors", str(file), message, "Every id of public records needs one.")
         return Points(
             x=x,
-            usable_N=has_N,
-            why="without a finite vector",
-            content=lambda public: content_ids(x[public]),
+            usable_N=has_vector_N,
+            drop_reason="without a finite vector",
+            make_content_ids=lambda public: make_content_ids(x[public]),
         )
 
     def _read_ids(self) -> list[str]:

@@ -12,7 +12,7 @@ from pate_torch.data.mnist import Mnist
 
 @dataclass(frozen=True, kw_only=True)
 class FashionMnist(Mnist):
-    """28x28 grey clothes from ``FashionMNIST/raw``; parts and errors as in Mnist.
+    """28x28 gray clothes from ``FashionMNIST/raw``; parts and errors as in Mnist.
 
     Source: Xiao, Rasul, Vollgraf 2017 (arXiv 1708.07747).
     """

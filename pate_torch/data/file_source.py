@@ -42,12 +42,12 @@ class Part:
     Attributes:
         content: What it holds, in the form of its source.
         label: Their labels [N]; "" unknown.
-        unit_id: Makes the names of their units, str [N].
+        make_unit_ids: Makes the names of their units, str [N].
     """
 
     content: Any
     label: Sequence[str]
-    unit_id: Callable[[], np.ndarray]
+    make_unit_ids: Callable[[], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -57,24 +57,25 @@ class Points:
     Attributes:
         x: uint8 [N, Ch, H, W] or float32 [N, D].
         usable_N: bool [N]; a private record that cannot be used has a fixed filler as its point. None: all can be.
-        why: The reason why others cannot, for the owner.
+        drop_reason: The reason why others cannot, for the owner.
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
         schema: How a table became these rows, as it may be published.
-        declared: Columns whose categories the owner declared.
+        owner_columns: Columns whose categories the owner declared.
         resize: How images became these.
         text: The column whose texts these are.
-        content: Hashes by which whoever holds public points without ids finds them, of their places among the records.
+        make_content_ids: Hashes by which whoever holds public points without ids finds them, of their indices among the
+            records.
     """
 
     x: Tensor
     usable_N: np.ndarray | None = None
-    why: str = ""
+    drop_reason: str = ""
     standardize: bool | Sequence[bool] = False
     schema: TableSchema | None = None
-    declared: Collection[str] = ()
+    owner_columns: Collection[str] = ()
     resize: str | None = None
     text: str | None = None
-    content: Callable[[np.ndarray], list[str]] | None = None
+    make_content_ids: Callable[[np.ndarray], list[str]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,33 +123,33 @@ class FileSource:
             checks.boolean(f"dataset.{key}", getattr(self, key))
         if self.nominal_size is not None:
             checks.integer("dataset.nominal_size", self.nominal_size, low=1)
-        checks.one_of("dataset.roles", self._way, ("hash", "position"))
-        if self._way == "position" and not self._single:
-            what = "goes with one file of single records, named by position"
-            raise checks.error("dataset.roles", self._way, what, "Use dataset.roles=hash.")
+        checks.one_of("dataset.roles", self._role_assignment, ("hash", "position"))
+        if self._role_assignment == "position" and not self._has_unnamed_records:
+            message = "goes with one file of single records, named by position"
+            raise checks.error("dataset.roles", self._role_assignment, message, "Use dataset.roles=hash.")
 
-    def _read(self, part: int, key: str, place: Path) -> Part:
+    def _read_part(self, role: int, key: str, path: Path) -> Part:
         """The records of one file.
 
         Args:
-            part: The role it was given for (PRIVATE: the main file).
+            role: The role it was given for (PRIVATE: the main file).
             key: The setting that names it, for messages.
-            place: Where it is.
+            path: The file or folder.
         """
         raise NotImplementedError
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
-        """The points of the records of all files, of which those of ``_public`` may be looked at."""
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+        """The points of the records of all files, of which those of ``_is_public`` may be looked at."""
         raise NotImplementedError
 
     @property
-    def _way(self) -> str:
+    def _role_assignment(self) -> str:
         """How roles are dealt: "hash" or "position"."""
         return "hash"
 
     @property
-    def _single(self) -> bool:
-        """One file of single records, which are named by nothing but their positions."""
+    def _has_unnamed_records(self) -> bool:
+        """Whether there is one file of single records, which are named by nothing but their positions."""
         return not (self.public_path or self.test_path or self.group)
 
     @property
@@ -156,122 +157,126 @@ class FileSource:
         """What the privacy unit is."""
         return "record" if self.group is None else f"group:{self.group}"
 
-    def _promise(self) -> tuple[tuple[str, ...], str]:
+    def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
         """``Dataset.adjacencies`` and ``Dataset.advice``: the relations under which no other record moves.
 
         Where an id decides, a replaced row may take another role and change how many are private, unless the whole file
         is private. Where the position decides, a row less renames all later ones, which harms nobody only on a public
         benchmark.
         """
-        if self._way == "position":
+        if self._role_assignment == "position":
             advice = "Use partition=replace_one, or dataset.roles=hash."
             return (("add_remove", "replace_one") if self.benchmark else ("replace_one",)), advice
         if self.group is not None:
             return ("add_remove",), "Use partition=add_remove, which keeps all of a unit's records together."
         if self.public_path:
             return ("add_remove", "replace_one"), ""
-        own = "the public records a file of their own (dataset.public_path)."
-        return ("add_remove",), f"Use dataset.roles=position, or give {own}" if self._single else f"Give {own}"
+        advice = "Use dataset.roles=position, or give" if self._has_unnamed_records else "Give"
+        return ("add_remove",), f"{advice} the public records a file of their own (dataset.public_path)."
 
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
-        """By what whoever holds the public points finds them: of their places among the records, and of no others'."""
+        """By what whoever holds the public points finds them: of their indices among the records, and of no others'."""
         source = None if self.public_path is None else Path(self.public_path).name
-        return None if points.content is None else PointNames("content", tuple(points.content(public)), source)
+        if points.make_content_ids is None:
+            return None
+        return PointNames("content", tuple(points.make_content_ids(public)), source)
 
-    def _split(self) -> tuple[float, float]:
+    def _compute_split_shares(self) -> tuple[float, float]:
         """The shares of the main file that become (public points, test records); 0 where these come from elsewhere."""
         private, public, test = self.fractions
         public = 0.0 if self.public_path else public
         test = 0.0 if self.public_path or self.test_path else test
-        whole = private + public + test
-        return public / whole, test / whole
+        total = private + public + test
+        return public / total, test / total
 
-    def _shown(self, role_N: np.ndarray) -> np.ndarray:
-        """Records that may be shown as they are: who agreed to figures on test records agreed to no more."""
-        return np.isin(role_N, (PUBLIC, TEST) if self.benchmark or self._split()[1] == 0 else (PUBLIC,))
+    def _is_releasable(self, role_N: np.ndarray) -> np.ndarray:
+        """Which records may be shown as they are: who agreed to figures on test records agreed to no more."""
+        return np.isin(role_N, (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,))
 
-    def _public(self, role_N: np.ndarray) -> np.ndarray:
-        """Records that may be looked at: they give classes, categories and widths, and figures are published."""
-        return np.isin(role_N, (PUBLIC, TEST)) if self.publish_test else self._shown(role_N)
+    def _is_public(self, role_N: np.ndarray) -> np.ndarray:
+        """Which records may be looked at: they give classes, categories and widths, and figures are published."""
+        return np.isin(role_N, (PUBLIC, TEST)) if self.publish_test else self._is_releasable(role_N)
 
     @property
-    def _agreed(self) -> bool:
+    def _is_pool_public(self) -> bool:
         """Whether the public points are public: they came as such, or their owner agreed."""
-        return bool(self.benchmark or self.publish_split or not self._split()[0])
+        return bool(self.benchmark or self.publish_split or not self._compute_split_shares()[0])
 
-    def _files(self) -> list[tuple[int, str, Path]]:
-        """The role, the key and the place of every file there is.
+    def _list_files(self) -> list[tuple[int, str, Path]]:
+        """The role, the key and the path of every file there is.
 
         Raises:
             ValueError: One is missing, or private records would become public without a word.
         """
         keys = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
-        there = [
-            (part, f"dataset.{key}", locations.resolve_path(f"dataset.{key}", getattr(self, key), self.root))
-            for part, key in keys.items()
-            if getattr(self, key) or part == PRIVATE
+        files = [
+            (role, f"dataset.{key}", locations.resolve_path(f"dataset.{key}", getattr(self, key), self.root))
+            for role, key in keys.items()
+            if getattr(self, key) or role == PRIVATE
         ]
-        private = there[0][2].resolve()
-        for part, key, place in there:
-            if part != PRIVATE and {private, *private.parents} & {place.resolve()}:
-                what = "is dataset.path, or a folder around it: every private record would be public"
-                raise checks.error(key, str(place), what, "Name points of their own, or leave it out.")
-        if not self._agreed:
-            self._refuse_split()
-        return there
+        private_path = files[0][2].resolve()
+        for role, key, path in files:
+            if role != PRIVATE and {private_path, *private_path.parents} & {path.resolve()}:
+                message = "is dataset.path, or a folder around it: every private record would be public"
+                raise checks.error(key, str(path), message, "Name points of their own, or leave it out.")
+        if not self._is_pool_public:
+            raise self._unpublished_split_error()
+        return files
 
-    def _refuse_split(self) -> None:
-        """Raise ValueError: a part of a private file would become public, and its owner has not said that it may."""
-        public, test = self._split()
-        who = "its records" if self.group is None else f"its units (dataset.group={self.group}), with all their records"
-        kept = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
-        raise checks.error(
+    def _unpublished_split_error(self) -> ValueError:
+        """The error of a private file of which a part would become public: its owner has not said that it may."""
+        public, test = self._compute_split_shares()
+        subject = (
+            "its records" if self.group is None else f"its units (dataset.group={self.group}), with all their records"
+        )
+        hint = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
+        return checks.error(
             "dataset.publish_split",
             False,
-            f"about {public:.0%} of {who} in {self.path} would become public: a student learns from them as they "
+            f"about {public:.0%} of {subject} in {self.path} would become public: a student learns from them as they "
             "are, class names, categories and hashes of theirs are released, and no epsilon covers them",
             "Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true."
-            + kept,
+            + hint,
         )
 
-    def _parts(self) -> dict[int, Part]:
+    def _read_parts(self) -> dict[int, Part]:
         """The records of every file, by the role it was given for."""
-        return {part: self._read(part, key, place) for part, key, place in self._files()}
+        return {role: self._read_part(role, key, path) for role, key, path in self._list_files()}
 
     def load(self) -> Dataset:
         """Part the records by role; private ones of no use or of unknown class are marked and filled, one by one."""
-        parts = self._parts()
+        parts = self._read_parts()
         sizes = [len(part.label) for part in parts.values()]
-        if self._way == "position":
+        if self._role_assignment == "position":
             unit_id = units.make_position_ids(sizes[0])
             role_N = roles.assign_by_position(sizes[0], self.fractions, self.seed)
         else:
-            unit_id = np.concatenate([part.unit_id() for part in parts.values()])
+            unit_id = np.concatenate([part.make_unit_ids() for part in parts.values()])
             role_N = roles.assign_by_hash(unit_id, np.repeat(list(parts), sizes), set(parts), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
-        points = self._points(parts, role_N)
+        points = self._build_points(parts, role_N)
         x = points.x
         label_N = np.array([normalize_class_name(value) for part in parts.values() for value in part.label], dtype=str)
-        class_names = roles.build_class_list(self.classes, np.unique(label_N[self._public(role_N)]).tolist())
-        code = {value: index for index, value in enumerate(class_names)}
-        y_N = np.array([code.get(value, -1) for value in label_N.tolist()], dtype=np.int64)
-        whole_N = np.ones(len(y_N), bool) if points.usable_N is None else points.usable_N
-        usable_N = whole_N & (y_N >= 0)
+        class_names = roles.build_class_list(self.classes, np.unique(label_N[self._is_public(role_N)]).tolist())
+        code_by_class = {value: index for index, value in enumerate(class_names)}
+        y_N = np.array([code_by_class.get(value, -1) for value in label_N.tolist()], dtype=np.int64)
+        has_point_N = np.ones(len(y_N), bool) if points.usable_N is None else points.usable_N
+        usable_N = has_point_N & (y_N >= 0)
         private = np.flatnonzero(role_N == PRIVATE)
         # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
-        public = np.flatnonzero((role_N == PUBLIC) & whole_N)
+        public = np.flatnonzero((role_N == PUBLIC) & has_point_N)
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
         test = np.flatnonzero((role_N == TEST) & usable_N)
         roles.check_parts(self.name, int(usable_N[private].sum()), len(public), len(test))
-        unknown = int(((role_N != PUBLIC) & whole_N & (y_N < 0)).sum())
-        dropped = {points.why: int((~whole_N).sum()), "of no known class": unknown}
+        num_unknown = int(((role_N != PUBLIC) & has_point_N & (y_N < 0)).sum())
+        count_by_reason = {points.drop_reason: int((~has_point_N).sum()), "of no known class": num_unknown}
         private_x = x[private]  # a copy, so that the filler is in these alone
         filler = texts.encode_texts("filler", ["-"], private_x.shape[1])[0] if points.text else 0
-        private_x[torch.from_numpy(~whole_N[private])] = filler
+        private_x[torch.from_numpy(~has_point_N[private])] = filler
         pool_x = x[public]
-        mean, std = roles.normalization(pool_x, points.standardize)
-        labeled = bool((y_N[public] >= 0).all())
-        adjacencies, advice = self._promise()
+        mean, std = roles.compute_normalization(pool_x, points.standardize)
+        has_pool_labels = bool((y_N[public] >= 0).all())
+        adjacencies, advice = self._get_adjacency_terms()
         schema = points.schema
         return Dataset(
             spec=DataSpec(
@@ -296,27 +301,27 @@ class FileSource:
             ),
             pool=PublicPool(
                 pool_x,
-                0.0 if self.benchmark else self._split()[0],
-                self._make_point_names(parts, points, public) if self._agreed else None,
+                0.0 if self.benchmark else self._compute_split_shares()[0],
+                self._make_point_names(parts, points, public) if self._is_pool_public else None,
             ),
             evaluation=Evaluation(
                 x[test],
                 torch.from_numpy(y_N[test]),
-                torch.from_numpy(y_N[public]) if labeled else None,
-                public=bool(self._public(np.array([TEST]))[0]),
+                torch.from_numpy(y_N[public]) if has_pool_labels else None,
+                public=bool(self._is_public(np.array([TEST]))[0]),
             ),
             adjacencies=adjacencies,
             advice=advice,
-            num_dropped_by_reason={why: count for why, count in dropped.items() if count},
+            num_dropped_by_reason={reason: count for reason, count in count_by_reason.items() if count},
             provenance={
                 CLASSES: FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
                 NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
-                **({} if schema is None else {CATEGORIES: roles.get_categories_origin(schema, points.declared)}),
+                **({} if schema is None else {CATEGORIES: roles.get_categories_origin(schema, points.owner_columns)}),
                 **({} if self.nominal_size is None else {NUMBER_OF_RECORDS: FROM_OWNER}),
             },
         )
 
 
-def content_ids(x_N: Tensor) -> list[str]:
+def make_content_ids(x_N: Tensor) -> list[str]:
     """A hash of each point's own numbers."""
     return [units.compute_content_id([point.numpy().tobytes()]) for point in x_N]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pate_torch.core import checks
 from pate_torch.data import roles, units
-from pate_torch.data.file_source import FileSource, Part, Points, content_ids
+from pate_torch.data.file_source import FileSource, Part, Points, make_content_ids
 from pate_torch.types import PointNames
 
 RESIZE_METHOD = "bilinear"
@@ -37,7 +37,7 @@ class ImageFolder(FileSource):
 
     Attributes:
         size: Height and width in pixels.
-        channels: 3 (color) or 1 (grey).
+        channels: 3 (color) or 1 (gray).
         group: A regular expression on the file name whose first bracket (or whole match) names the privacy unit, e.g.
             ``^(patient[0-9]+)_``; None: the unit is the file's path in the folder.
     """
@@ -57,43 +57,44 @@ class ImageFolder(FileSource):
             except re.error as error:
                 raise checks.error("dataset.group", self.group, f"must be a regular expression ({error})") from error
 
-    def _read(self, part: int, key: str, place: Path) -> Part:
-        files = _list_class_images(key, place, allow_unlabeled=part == roles.PUBLIC and bool(self.test_path))
-        relative = [file.relative_to(place) for file in files]
+    def _read_part(self, role: int, key: str, path: Path) -> Part:
+        files = _list_class_images(key, path, allow_unlabeled=role == roles.PUBLIC and bool(self.test_path))
+        relative_paths = [file.relative_to(path) for file in files]
         return Part(
-            content=(files, relative),
-            label=[path.parts[0] if len(path.parts) > 1 else "" for path in relative],
-            unit_id=lambda: units.name_units(
-                "dataset.group", [self._parse_unit_id(path) for path in relative], len(files)
+            content=(files, relative_paths),
+            label=[file.parts[0] if len(file.parts) > 1 else "" for file in relative_paths],
+            make_unit_ids=lambda: units.name_units(
+                "dataset.group", [self._parse_unit_id(file) for file in relative_paths], len(files)
             ),
         )
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         files = [file for part in parts.values() for file in part.content[0]]
         x = read_images("dataset.path", files, (self.channels, self.size, self.size), RESIZE_METHOD)
-        return Points(x=x, resize=RESIZE_METHOD, content=lambda public: content_ids(x[public]))
+        return Points(x=x, resize=RESIZE_METHOD, make_content_ids=lambda public: make_content_ids(x[public]))
 
     @property
     def _unit_name(self) -> str:
         return "record" if self.group is None else "group:file name"
 
-    def _promise(self) -> tuple[tuple[str, ...], str]:
+    def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
         return _ADJACENCY_TERMS
 
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Files of a public folder by their paths; images split off the data, whose paths name units, by content."""
         if self.public_path is None:
             return super()._make_point_names(parts, points, public)
-        relative = [path.as_posix() for part in parts.values() for path in part.content[1]]
-        return PointNames("file", tuple(relative[place] for place in public.tolist()), Path(self.public_path).name)
+        relative_paths = [path.as_posix() for part in parts.values() for path in part.content[1]]
+        names = tuple(relative_paths[index] for index in public.tolist())
+        return PointNames("file", names, Path(self.public_path).name)
 
-    def _parse_unit_id(self, relative: Path) -> str:
+    def _parse_unit_id(self, path: Path) -> str:
         if self.group is None:
-            return relative.as_posix()
-        match = re.search(self.group, relative.name)
+            return path.as_posix()
+        match = re.search(self.group, path.name)
         if match is None or not match.group(1 if match.re.groups else 0):
-            what = "does not match every file name, and every file needs a unit"
-            raise checks.error("dataset.group", self.group, what)
+            message = "does not match every file name, and every file needs a unit"
+            raise checks.error("dataset.group", self.group, message)
         return match.group(1 if match.re.groups else 0)
 
 
@@ -103,8 +104,8 @@ def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: s
     Args:
         key: The setting that names them, for errors.
         files: Their places.
-        shape: Channels (1: grey, 3: color), height and width.
-        resize: RESIZE, or None: only images of this size are taken.
+        shape: Channels (1: gray, 3: color), height and width.
+        resize: RESIZE_METHOD, or None: only images of this size are taken.
 
     Raises:
         ValueError: Names the file that cannot be read so.

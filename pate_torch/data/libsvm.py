@@ -59,45 +59,49 @@ class Libsvm(FileSource):
         checks.integer("dataset.projected_dim", self.projected_dim, low=1)
 
     @property
-    def _way(self) -> str:
+    def _role_assignment(self) -> str:
         return self.roles
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         width = max(part.content.shape[1] for part in parts.values())
         rows = sp.vstack([_widen(part.content, width) for part in parts.values()], format="csr")
-        public_N = self._public(role_N)
+        public_N = self._is_public(role_N)
         x = self._to_dense(rows, public_N)
         finite_N = x.isfinite().all(1).numpy()
         if not finite_N[public_N].all():
-            what = "has public records whose features are not finite numbers"
-            raise checks.error("dataset.name", self.name, what, "Remove NaN and infinity.")
-        return Points(x=x, usable_N=finite_N, why="with features that are not finite", standardize=self.standardize)
+            message = "has public records whose features are not finite numbers"
+            raise checks.error("dataset.name", self.name, message, "Remove NaN and infinity.")
+        return Points(
+            x=x, usable_N=finite_N, drop_reason="with features that are not finite", standardize=self.standardize
+        )
 
-    def _read(self, part: int, key: str, place: Path) -> Part:
+    def _read_part(self, role: int, key: str, path: Path) -> Part:
         """Sparse float rows, labels as text, and unit ids."""
         try:
-            rows, y, *query = load_svmlight_file(
-                str(place), zero_based=self.zero_based, query_id=self.group is not None
+            rows, y, *query_ids = load_svmlight_file(
+                str(path), zero_based=self.zero_based, query_id=self.group is not None
             )
         except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
             raise checks.error(
                 key,
-                str(place),
+                str(path),
                 # Not the parser's own words: they repeat what stands in the file, and this message may be logged.
                 f"is not a readable LIBSVM file ({type(error).__name__})",
                 "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true.",
             ) from error
         rows = sp.csr_matrix(rows)
         if len(y) == 0:
-            raise checks.error(key, str(place), "has no rows")
+            raise checks.error(key, str(path), "has no rows")
         label = [normalize_class_name(value) for value in y.tolist()]
-        if query and len(query[0]) != len(y):
-            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {place}")
+        if query_ids and len(query_ids[0]) != len(y):
+            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {path}")
         return Part(
             content=rows,
             label=label,
-            unit_id=lambda: (
-                units.name_units("dataset.group", query[0], len(y)) if query else _compute_content_ids(rows, label)
+            make_unit_ids=lambda: (
+                units.name_units("dataset.group", query_ids[0], len(y))
+                if query_ids
+                else _compute_content_ids(rows, label)
             ),
         )
 
@@ -132,10 +136,10 @@ def _widen(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
 def _compute_content_ids(rows: sp.csr_matrix, label: list[str]) -> np.ndarray:
     """A hash of every row's own label and entries."""
     index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
-    spans = itertools.pairwise(start)
+    row_ranges = itertools.pairwise(start)
     return np.array(
         [
             units.compute_content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
-            for name, (a, b) in zip(label, spans, strict=True)
+            for name, (a, b) in zip(label, row_ranges, strict=True)
         ]
     )

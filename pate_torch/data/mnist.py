@@ -15,7 +15,7 @@ from pate_torch.data.benchmark import ImageBenchmark
 
 @dataclass(frozen=True, kw_only=True)
 class Mnist(ImageBenchmark):
-    """28x28 grey digits from ``MNIST/raw``.
+    """28x28 gray digits from ``MNIST/raw``.
 
     Source: LeCun, Cortes, Burges; the split of Papernot et al. 2017 (arXiv 1610.05755, section 4).
     """
@@ -25,9 +25,9 @@ class Mnist(ImageBenchmark):
     reader: ClassVar[type[datasets.MNIST]] = datasets.MNIST
     sizes: ClassVar[Mapping[str, int]] = {"train": 60_000}
 
-    def _folder(self, where: Path) -> Path:
-        return where / self.reader.__name__ / "raw"
+    def _get_folder(self, root: Path) -> Path:
+        return root / self.reader.__name__ / "raw"
 
-    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
-        data = self.reader(str(where), train=split == "train", download=self.download)
+    def _read_split(self, root: Path, split: str) -> tuple[Tensor, Tensor]:
+        data = self.reader(str(root), train=split == "train", download=self.download)
         return data.data[:, None], data.targets.long()

@@ -42,9 +42,9 @@ def assign_by_hash(
         fractions: Private, public and test.
         seed: Key of the hash.
     """
-    public_from = PUBLIC if PUBLIC in parts else PRIVATE
-    test_from = TEST if TEST in parts else public_from
-    source = np.array([PRIVATE, public_from, test_from])
+    public_source = PUBLIC if PUBLIC in parts else PRIVATE
+    test_source = TEST if TEST in parts else public_source
+    source = np.array([PRIVATE, public_source, test_source])
     checks.integer("dataset.seed", seed, low=0)
     uniform_N = compute_keyed_hash(unit_id.tolist(), seed, "role")[:, 0] / 2.0**64
     role_N = np.empty(len(unit_id), dtype=np.int64)
@@ -131,16 +131,18 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
             )
 
 
-def normalization(pool_x: Tensor, standardize: bool | Sequence[bool]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def compute_normalization(
+    pool_x: Tensor, standardize: bool | Sequence[bool]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Constants of public points; of feature rows, ``standardize`` says which are centered and scaled by theirs."""
     if pool_x.dim() == 4:
         return compute_channel_statistics(pool_x)
     if pool_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     width = pool_x.shape[1]
-    chosen = [standardize] * width if isinstance(standardize, bool) else list(standardize)
-    if not any(chosen):
+    is_standardized = [standardize] * width if isinstance(standardize, bool) else list(standardize)
+    if not any(is_standardized):
         return (0.0,) * width, (1.0,) * width
     mean, std = compute_feature_statistics(pool_x)
-    kept = list(zip(chosen, mean, std, strict=True))
-    return tuple(m if c else 0.0 for c, m, _ in kept), tuple(s if c else 1.0 for c, _, s in kept)
+    statistics = list(zip(is_standardized, mean, std, strict=True))
+    return tuple(m if c else 0.0 for c, m, _ in statistics), tuple(s if c else 1.0 for c, _, s in statistics)

@@ -125,8 +125,8 @@ class TableSchema:
     @property
     def numeric_indices(self) -> tuple[int, ...]:
         """Positions of the numeric columns among the features."""
-        kinds = [column.categories is None for column in self.columns for _ in column.features]
-        return tuple(place for place, numeric in enumerate(kinds) if numeric)
+        is_numeric_feature = [column.categories is None for column in self.columns for _ in column.features]
+        return tuple(index for index, is_numeric in enumerate(is_numeric_feature) if is_numeric)
 
     def encode(self, table: Any, *, unknown: str = "error", missing: str = "error") -> np.ndarray:
         """Features of records, float32 [N, D].
@@ -176,7 +176,8 @@ class TableSchema:
             fix = "unknown=zeros takes other values as none of these."
             raise checks.error("table", ", ".join(unknown_values.values()), message, fix)
         if unknown_values and unknown == "warn":
-            message = f"Some values of {', '.join(map(repr, unknown_values))} are missing or are not among the known categories"
+            columns_text = ", ".join(map(repr, unknown_values))
+            message = f"Some values of {columns_text} are missing or are not among the known categories"
             warnings.warn(f"{message}. They are encoded as in training: as none of the categories.", stacklevel=2)
         return np.concatenate(blocks, axis=1)
 
@@ -330,11 +331,11 @@ def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: b
     if names is None:
         values = np.asarray(table)
         if not array or values.ndim != 2 or (required is not None and values.shape[1] != len(required)):
-            shape = "must be a DataFrame or {column: values}"
-            shape += f", or an array of {len(required or ())} columns" if array and required else ""
-            raise checks.error("table", f"{type(table).__name__} {('*', *values.shape[1:])}", shape)
-        column_names = list(required) if required is not None else [str(place) for place in range(values.shape[1])]
-        text_by_column = {name: _to_texts(values[:, place]) for place, name in enumerate(column_names)}
+            message = "must be a DataFrame or {column: values}"
+            message += f", or an array of {len(required or ())} columns" if array and required else ""
+            raise checks.error("table", f"{type(table).__name__} {('*', *values.shape[1:])}", message)
+        column_names = list(required) if required is not None else [str(index) for index in range(values.shape[1])]
+        text_by_column = {name: _to_texts(values[:, index]) for index, name in enumerate(column_names)}
     else:
         required = names if required is None else required
         if missing_columns := [name for name in required if name not in names]:

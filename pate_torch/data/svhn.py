@@ -44,11 +44,11 @@ class Svhn(ImageBenchmark):
     def splits(self) -> tuple[str, ...]:
         return ("train", "extra") if self.extra else ("train",)
 
-    def _open(self, where: Path, split: str) -> tuple[Tensor, Tensor]:
+    def _read_split(self, root: Path, split: str) -> tuple[Tensor, Tensor]:
         url, file, md5 = datasets.SVHN.split_list[split]
         if self.download:
-            datasets.utils.download_url(url, str(where), file, md5)
-        return _read_matlab(where / file)
+            datasets.utils.download_url(url, str(root), file, md5)
+        return _read_matlab(root / file)
 
 
 def _read_matlab(path: Path) -> tuple[Tensor, Tensor]:

@@ -59,33 +59,33 @@ class TableSource(FileSource):
             raise checks.error("dataset.separator", self.separator, "must be one character", "A tab is '\\t'.")
 
     @property
-    def _single(self) -> bool:
-        return super()._single and not self.id
+    def _has_unnamed_records(self) -> bool:
+        return super()._has_unnamed_records and not self.id
 
     @property
     def _unit_column(self) -> tuple[str, str | None]:
         """The setting that names the column of unit ids, and the column."""
         return ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
 
-    def _table(self, key: str, place: Path) -> Table:
-        return read_table(key, place, self.separator, unit=self._unit_column)
+    def _read_table(self, key: str, path: Path) -> Table:
+        return read_table(key, path, self.separator, unit=self._unit_column)
 
-    def _needed(self) -> dict[str, str]:
+    def _get_required_columns(self) -> dict[str, str]:
         """Columns that every file must have, by their keys, beside the label."""
         return {}
 
-    def _read(self, part: int, key: str, place: Path) -> Part:
-        table = self._table(key, place)
-        if part == roles.PUBLIC and self.test_path and self.label not in table:
+    def _read_part(self, role: int, key: str, path: Path) -> Part:
+        table = self._read_table(key, path)
+        if role == roles.PUBLIC and self.test_path and self.label not in table:
             table[self.label] = [""] * count_rows(table)
-        for name, column in ({"dataset.label": self.label} | self._needed()).items():
+        for name, column in ({"dataset.label": self.label} | self._get_required_columns()).items():
             check_column(name, column, table)
-        return Part(content=table, label=table[self.label], unit_id=lambda: self._unit_ids(table, part))
+        return Part(content=table, label=table[self.label], make_unit_ids=lambda: self._make_unit_ids(table, role))
 
-    def _unit_ids(self, table: Table, part: int) -> np.ndarray:
+    def _make_unit_ids(self, table: Table, role: int) -> np.ndarray:
         """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
         key, column = self._unit_column
-        if column is not None and part == roles.PRIVATE:
+        if column is not None and role == roles.PRIVATE:
             check_column(key, column, table)
         if column is not None and column in table:
             return np.array(table[column], dtype=str)
@@ -95,10 +95,10 @@ class TableSource(FileSource):
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Public points by their own ids where their file has them, else by content."""
         if self.public_path is not None:
-            own, first = parts[roles.PUBLIC].content, len(parts[roles.PRIVATE].label)
+            public_table, first_row = parts[roles.PUBLIC].content, len(parts[roles.PRIVATE].label)
             for column in (self.id, self.group):
-                if column is not None and column in own:
-                    names = tuple(own[column][row - first].strip() for row in public.tolist())
+                if column is not None and column in public_table:
+                    names = tuple(public_table[column][row - first_row].strip() for row in public.tolist())
                     if len(set(names)) == len(names):  # a group may own several points
                         return PointNames("id", names, Path(self.public_path).name, column)
         return super()._make_point_names(parts, points, public)
@@ -124,9 +124,9 @@ class LabeledTable(TableSource):
         if self.columns is not None:
             checks.collection("dataset.columns", self.columns)
 
-    def _table(self, key: str, place: Path) -> Table:
+    def _read_table(self, key: str, path: Path) -> Table:
         header, unit = self.columns, self._unit_column
-        return read_table(key, place, self.separator, columns=header, quotes=self.quotes, unit=unit)
+        return read_table(key, path, self.separator, columns=header, quotes=self.quotes, unit=unit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,50 +169,48 @@ class Csv(TableSource):
         checks.integer("dataset.max_categories", self.max_categories, low=2)
 
     @property
-    def _way(self) -> str:
+    def _role_assignment(self) -> str:
         return self.roles
 
-    def _parts(self) -> dict[int, Part]:
-        parts = super()._parts()
-        needed = set(self._select_columns(parts[roles.PRIVATE].content))
-        for part, key, place in self._files():
-            if lacking := sorted(needed - set(parts[part].content)):
-                raise checks.error(key, str(place), f"lacks the feature columns {lacking} of dataset.path")
+    def _read_parts(self) -> dict[int, Part]:
+        parts = super()._read_parts()
+        required_columns = set(self._select_columns(parts[roles.PRIVATE].content))
+        for role, key, path in self._list_files():
+            if missing_columns := sorted(required_columns - set(parts[role].content)):
+                raise checks.error(key, str(path), f"lacks the feature columns {missing_columns} of dataset.path")
         return parts
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         table = {
             name: [value for part in parts.values() for value in part.content[name]]
             for name in self._select_columns(parts[roles.PRIVATE].content)
         }
-        public_N = self._public(role_N)
+        public_N = self._is_public(role_N)
         schema = self._build_schema(_select_rows(table, np.flatnonzero(public_N)))
         x = schema.encode(table, unknown="zeros", missing="nan")
         finite_ND = np.isfinite(x)
         if not finite_ND[public_N].all() and self.missing == "error":
-            bad = [
-                schema.feature_names[place] for place in schema.numeric_indices if not finite_ND[public_N, place].all()
-            ]
+            bad_columns = [schema.feature_names[i] for i in schema.numeric_indices if not finite_ND[public_N, i].all()]
             raise checks.error(
                 "dataset.missing",
                 self.missing,
-                f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad)}",
+                f"stops at numeric columns with empty, infinite or non-numeric public values: {', '.join(bad_columns)}",
                 "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore.",
             )
-        shown = _select_rows(table, np.flatnonzero(self._shown(role_N)))
+        releasable_table = _select_rows(table, np.flatnonzero(self._is_releasable(role_N)))
         return Points(
             x=torch.from_numpy(x),
             usable_N=finite_ND.all(1),
-            why="with missing numbers",
+            drop_reason="with missing numbers",
             standardize=np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
-            schema=schema.withhold_categories(shown, self.categories or ()),
-            declared=self.categories or (),
+            schema=schema.withhold_categories(releasable_table, self.categories or ()),
+            owner_columns=self.categories or (),
             # Of features alone, never of an id, a group or a label of the private file.
-            content=lambda public: schema.compute_content_ids(_select_rows(table, public)),
+            make_content_ids=lambda public: schema.compute_content_ids(_select_rows(table, public)),
         )
 
     def _select_columns(self, table: Table) -> list[str]:
-        special = {self.label, self.group, self.id, *self.ignore}
+        non_features = {self.label, self.group, self.id, *self.ignore}
         for key, names in (
             ("features", self.features or ()),
             ("ignore", self.ignore),
@@ -220,7 +218,7 @@ class Csv(TableSource):
         ):
             for name in names:
                 check_column(f"dataset.{key}", name, table)
-        columns = [name for name in (self.features or table) if name not in special]
+        columns = [name for name in (self.features or table) if name not in non_features]
         if not columns:
             raise checks.error(
                 "dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}."
@@ -242,8 +240,8 @@ class Csv(TableSource):
                 "dataset.max_categories",
                 self.max_categories,
                 f"column {error.column!r} has {error.count} different public values{hint}",
-                f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the "
-                "limit.",
+                f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the"
+                " limit.",
             ) from None
 
 
@@ -348,9 +346,9 @@ def _iterate_balanced_lines(lines: Iterable[str]) -> Iterator[str]:
 
 def _check_header(header: list[str]) -> list[str]:
     """The names of the columns, every one with a name of its own."""
-    for place, name in enumerate(header, start=1):
+    for number, name in enumerate(header, start=1):
         if not name.strip():
-            raise ValueError(f"column {place} of the header has no name (pandas writes none with index=False)")
+            raise ValueError(f"column {number} of the header has no name (pandas writes none with index=False)")
     if duplicates := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"the header names column {duplicates[0]!r} more than once")
     return header
@@ -386,8 +384,8 @@ def _read_parquet(file: Path, unit: str | None) -> Table:
     return {name: table.column(i).to_pylist() if name == unit else _to_texts(table, i) for name, i in pairs}
 
 
-def _to_texts(table: pa.Table, place: int) -> list[str]:
-    column = table.column(place)
+def _to_texts(table: pa.Table, index: int) -> list[str]:
+    column = table.column(index)
     try:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
@@ -399,4 +397,4 @@ def _to_texts(table: pa.Table, place: int) -> list[str]:
             column = pc.if_else(column, "True", "False")  # as pandas writes them into a CSV file
         return pc.fill_null(column.cast(pa.string()), "").to_pylist()
     except pa.ArrowNotImplementedError as error:
-        raise ValueError(f"column {table.column_names[place]!r} of type {column.type} is no plain value") from error
+        raise ValueError(f"column {table.column_names[index]!r} of type {column.type} is no plain value") from error

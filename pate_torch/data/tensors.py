@@ -84,9 +84,11 @@ class Tensors:
                 raise checks.error(key, tuple(part_x.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
         test_y = parse_labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else parse_labels("pool_y", self.pool_y, len(pool_x), len(classes))
-        given = None if self.mean is None or self.std is None else (self.mean, self.std)
+        declared_constants = None if self.mean is None or self.std is None else (self.mean, self.std)
         mean, std = (
-            compute_statistics(pool_x) if given is None else (tuple(map(float, constants)) for constants in given)
+            compute_statistics(pool_x)
+            if declared_constants is None
+            else (tuple(map(float, constants)) for constants in declared_constants)
         )
         return Dataset(
             spec=DataSpec(
@@ -156,12 +158,12 @@ def build_private_data(
         names = np.array([units.compute_content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
     else:
         raise checks.error("unit_id", None, f"must name the unit of every record where it is {unit}")
-    dropped = {
+    count_by_reason = {
         "of no known class": int((~valid_label_N).sum()),
         "with numbers that are not finite": int((~finite_N).sum()),
     }
     return PrivateData(x, y, names, unit, usable_N=usable_N), {
-        reason: count for reason, count in dropped.items() if count
+        reason: count for reason, count in count_by_reason.items() if count
     }
 
 

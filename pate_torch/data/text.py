@@ -34,26 +34,28 @@ class Text(LabeledTable):
         checks.integer("dataset.max_bytes", self.max_bytes, low=4)
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
 
-    def _needed(self) -> dict[str, str]:
+    def _get_required_columns(self) -> dict[str, str]:
         return {"dataset.column": self.column}
 
-    def _points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
+    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         column = [text for part in parts.values() for text in part.content[self.column]]
-        has_N = np.array([texts.is_text(text) for text in column])
-        lacking = int((~has_N[self._public(role_N)]).sum())
-        if lacking and self.empty == "error":
+        has_text_N = np.array([texts.is_text(text) for text in column])
+        num_missing = int((~has_text_N[self._is_public(role_N)]).sum())
+        if num_missing and self.empty == "error":
             raise checks.error(
                 "dataset.empty",
                 self.empty,
-                f"stops at {lacking} public records without a text in column {self.column!r}",
+                f"stops at {num_missing} public records without a text in column {self.column!r}",
                 "Remove them, or drop them one by one (dataset.empty=drop).",
             )
-        filled = [text if has else "-" for text, has in zip(column, has_N.tolist(), strict=True)]
-        x = texts.encode_texts(f"column {self.column}", filled, self.max_bytes)
+        filled_texts = [text if has else "-" for text, has in zip(column, has_text_N.tolist(), strict=True)]
+        x = texts.encode_texts(f"column {self.column}", filled_texts, self.max_bytes)
         return Points(
             x=x,
-            usable_N=has_N,
-            why="without a text",
+            usable_N=has_text_N,
+            drop_reason="without a text",
             text=self.column,
-            content=lambda public: [compute_content_id([text.encode()]) for text in texts.decode_texts(x[public])],
+            make_content_ids=lambda public: [
+                compute_content_id([text.encode()]) for text in texts.decode_texts(x[public])
+            ],
         )

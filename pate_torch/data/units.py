@@ -30,7 +30,7 @@ _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 
 
 def name_units(key: str, column: Any, count: int) -> np.ndarray:
-    """PRIVATE. The names of a column of ids, str [count]: ``texts.spell`` of each, with what has no such name refused.
+    """PRIVATE. The names of a column of ids, str [count]: the canonical text of each; what has none is refused.
 
     Floating-point ids are refused because one missing id turns a column of integers into them: the digits of long ids
     are then lost, and units merge. Several types are refused because 1 and "1" would be one unit.
@@ -115,8 +115,10 @@ def hold_out(
 
     By the hash of a unit's name (``get_unit_names``).
     """
-    held_out_N = compute_keyed_hash(get_unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
-    return select(private, np.flatnonzero(~held_out_N)), select(private, np.flatnonzero(held_out_N))
+    is_held_out_N = (
+        compute_keyed_hash(get_unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
+    )
+    return select(private, np.flatnonzero(~is_held_out_N)), select(private, np.flatnonzero(is_held_out_N))
 
 
 def select(private: PrivateData, index: np.ndarray) -> PrivateData:

@@ -170,6 +170,6 @@ def format_overlap_warning(card: EncoderCard) -> str:
     else:
         origin = f"It was trained on {card.trained_on}"
     return (
-        f"Encoder {card.name}: {origin}. What it learned of a private record there, no epsilon covers; if you know that "
-        "none was among it, say features.disjoint=true (in Python, Encoder(disjoint=True))."
+        f"Encoder {card.name}: {origin}. What it learned of a private record there, no epsilon covers; if you know that"
+        " none was among it, say features.disjoint=true (in Python, Encoder(disjoint=True))."
     )

@@ -3,7 +3,7 @@ r"""Bring your encoder: a frozen public network turns texts, images or rows into
     python train.py dataset=text dataset.path=mails.csv features=encoder \
         features.weights=table.safetensors features.tokenizer=tokenizer.json
 
-What it gives is what a run works on: teachers, voters and students see features alone, and the student that is
+What it gives is what a run works on: teachers, methods and students see features alone, and the student that is
 published says which encoder it needs, by hash. Everything here is public but the points.
 
 Guarantee: a point's features are a function of that point, the encoder and nothing else, bit for bit: batches are of
@@ -159,7 +159,7 @@ class Encoder:
         return {names[key]: path for key, path in self.files.items()} if self.publish else {}
 
     def make_card(self, points: DataSpec) -> EncoderCard:
-        """What the release says of it. points: what it takes.
+        """What the release says of it; ``points`` says what it takes.
 
         Raises:
             ValueError: It cannot take them, or a file is missing.
@@ -201,7 +201,7 @@ class Encoder:
         """The encoder that a student names, of files that are here: a module's code is not, and must be given.
 
         Args:
-            make_card: The student's.
+            card: The card of the student.
             files: weights, tokenizer.
 
         Raises:
@@ -324,10 +324,10 @@ class Encoder:
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
         if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, beside others
             raise dependence_error
-        for place in range(size if size > 1 else 0):
+        for slot in range(size if size > 1 else 0):
             single_x = torch.zeros_like(x_S[:size])
-            single_x[place] = x_S[place]
-            if not torch.equal(run(single_x)[place].cpu(), feature_SD[place]):
+            single_x[slot] = x_S[slot]
+            if not torch.equal(run(single_x)[slot].cpu(), feature_SD[slot]):
                 raise dependence_error
 
     # ---- parts -----------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ class Encoder:
             z = F.interpolate(z, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
         if self.mean is not None and self.std is not None:
             mean, std = (torch.tensor(list(v), dtype=torch.float32).view(-1, 1, 1) for v in (self.mean, self.std))
-            z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # grey ones as three alike
+            z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # gray ones as three alike
         return z
 
     def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:

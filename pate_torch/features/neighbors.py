@@ -82,12 +82,12 @@ class Graph:
 
     def multiply_by_segments(self, value_PC: Tensor) -> Tensor:
         """The product on a GPU: each row's edges added one after the other (atomic additions have no order)."""
-        to_E, weight_E1, degree_P = self._edges
-        first_P, edges = self.weight_PP.indptr, len(to_E) // len(self)  # of all rows; and of one, on average
+        column_E, weight_E1, degree_P = self._edges
+        first_P, edges = self.weight_PP.indptr, len(column_E) // len(self)  # of all rows; and of one, on average
         parts = []
         for rows in split_blocks(value_PC, edges * value_PC.shape[1]):
             segment = slice(int(first_P[rows.start]), int(first_P[rows.stop]))
-            term_EC = weight_E1[segment] * value_PC[to_E[segment]]
+            term_EC = weight_E1[segment] * value_PC[column_E[segment]]
             parts.append(torch.segment_reduce(term_EC, "sum", lengths=degree_P[rows], unsafe=True))
         return torch.cat(parts)
 
@@ -96,8 +96,8 @@ class Graph:
         """On the device: the column and the weight [E, 1] of each edge, row by row, and how many each row has."""
         rows = self.weight_PP
         parts = (rows.indices.astype(np.int64), rows.data[:, None], np.diff(rows.indptr).astype(np.int64))
-        to_E, weight_E1, degree_P = (torch.from_numpy(part).to(self.device) for part in parts)
-        return to_E, weight_E1, degree_P
+        column_E, weight_E1, degree_P = (torch.from_numpy(part).to(self.device) for part in parts)
+        return column_E, weight_E1, degree_P
 
 
 def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
@@ -110,12 +110,12 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
     if num_near < 1:
         raise ValueError(f"graph: needs at least two points, the pool has {count}")
-    squared_PK, to_PK = (part.cpu() for part in find_nearest(x_PD.float(), num_near))
+    squared_PK, neighbor_PK = (part.cpu() for part in find_nearest(x_PD.float(), num_near))
     distance_PK = squared_PK.sqrt()
     scale_P = distance_PK[:, -1].clamp(min=1e-6)
-    weight_PK = torch.exp(-squared_PK / (scale_P[:, None] * scale_P[to_PK]))
+    weight_PK = torch.exp(-squared_PK / (scale_P[:, None] * scale_P[neighbor_PK]))
     first_P = np.arange(0, count * num_near + 1, num_near)
-    directed = csr_array((weight_PK.flatten().numpy(), to_PK.flatten().numpy(), first_P), shape=(count, count))
+    directed = csr_array((weight_PK.flatten().numpy(), neighbor_PK.flatten().numpy(), first_P), shape=(count, count))
     directed.sort_indices()
     symmetric = (directed + directed.T).tocoo()
     degree_P = symmetric.sum(1).clip(min=1e-12)
@@ -124,25 +124,23 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
 
 
 def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` nearest other points of each, on the points' device: their squared distances and places, [P, K].
+    """The ``count`` nearest other points of each, on the points' device: their squared distances and indices, [P, K].
 
     One product and one selection for each block: twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
     norm_P = x_PD.square().sum(1)
     parts, row_blocks = [], split_blocks(x_PD, len(x_PD))
-    buffer_BP = x_PD.new_empty(
-        row_blocks[0].stop, len(x_PD)
-    )  # once: fresh memory for each block would cost a fifth more
+    buffer_BP = x_PD.new_empty(row_blocks[0].stop, len(x_PD))  # once: new memory for each block costs a fifth more
     for rows in row_blocks:
         squared_BP = torch.add(norm_P, norm_P[rows, None], out=buffer_BP[: rows.stop - rows.start])
         squared_BP.addmm_(x_PD[rows], x_PD.T, alpha=-2)
         squared_BP.diagonal(rows.start).fill_(torch.inf)
         parts.append(_select_smallest(squared_BP, count))
-    return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([places for _, places in parts])
+    return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([indices for _, indices in parts])
 
 
 def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` least of each row, increasing, and their places, [B, count].
+    """The ``count`` least of each row, increasing, and their indices, [B, count].
 
     A row is dealt to groups. The groups of the ``count`` least minima hold ``count`` numbers that no number of another
     group falls below, so one pass for the minima leaves a few groups to sort.
@@ -151,16 +149,14 @@ def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if groups <= count:
         smallest = value_BP.topk(count, dim=1, largest=False)
         return smallest.values, smallest.indices
-    places_P = torch.arange(value_BP.shape[1], device=value_BP.device)
-    place_GM, place_R = (
-        places_P[: groups * _GROUP_COLUMNS].view(_GROUP_COLUMNS, groups).T,
-        places_P[groups * _GROUP_COLUMNS :],
-    )
-    minimum_BG = value_BP[:, : groups * _GROUP_COLUMNS].unflatten(1, (_GROUP_COLUMNS, groups)).amin(1)
+    index_P = torch.arange(value_BP.shape[1], device=value_BP.device)
+    num_grouped = groups * _GROUP_COLUMNS
+    index_GM, index_R = index_P[:num_grouped].view(_GROUP_COLUMNS, groups).T, index_P[num_grouped:]
+    minimum_BG = value_BP[:, :num_grouped].unflatten(1, (_GROUP_COLUMNS, groups)).amin(1)
     group_BK = minimum_BG.topk(count, dim=1, largest=False, sorted=False).indices
-    place_BR = torch.cat([place_GM[group_BK].flatten(1), place_R.expand(len(value_BP), -1)], 1)
-    smallest = value_BP.gather(1, place_BR).topk(count, dim=1, largest=False)
-    return smallest.values, place_BR.gather(1, smallest.indices)
+    index_BR = torch.cat([index_GM[group_BK].flatten(1), index_R.expand(len(value_BP), -1)], 1)
+    smallest = value_BP.gather(1, index_BR).topk(count, dim=1, largest=False)
+    return smallest.values, index_BR.gather(1, smallest.indices)
 
 
 @single_thread_mode()  # several would round otherwise

@@ -71,8 +71,8 @@ def load_weights(module: nn.Module, weights: Path) -> None:
     fix = f"They must be those of {type(module).__name__}."
     for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{more}", fix)
+            others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{others_text}", fix)
     module.load_state_dict(tensors)
 
 
@@ -160,30 +160,30 @@ def check_no_external_data(weights: Path) -> None:
 
 def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """The fields of a protocol buffer: number, and value. Raises IndexError where it is cut off."""
-    place = 0
-    while place < len(message):
-        tag, place = _read_varint(message, place)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _read_varint(message, offset)
         if tag & 7 == 0:
-            value, place = _read_varint(message, place)
+            value, offset = _read_varint(message, offset)
             yield tag >> 3, value
         elif tag & 7 in (1, 2, 5):
-            size, place = _read_varint(message, place) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, place)
-            if place + size > len(message):
+            size, offset = _read_varint(message, offset) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, offset)
+            if offset + size > len(message):
                 raise IndexError("cut off")
-            yield tag >> 3, message[place : place + size]
-            place += size
+            yield tag >> 3, message[offset : offset + size]
+            offset += size
         else:
             raise IndexError("no such type of field")
 
 
-def _read_varint(message: memoryview, place: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the place behind it."""
+def _read_varint(message: memoryview, offset: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the offset behind it."""
     value = 0
     for shift in range(0, 70, 7):
-        value |= (message[place] & 127) << shift
-        place += 1
-        if message[place - 1] < 128:
-            return value, place
+        value |= (message[offset] & 127) << shift
+        offset += 1
+        if message[offset - 1] < 128:
+            return value, offset
     raise IndexError("no number is that long")
 
 

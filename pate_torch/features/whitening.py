@@ -73,7 +73,7 @@ _RIDGE_RANGE = (1e-3, 1e6)
 
 
 def solve_ridge(values_D: Tensor, effective_dim: float) -> float:
-    """The ridge r, in units of the mean variance v, at which sum_d v_d / (v_d + r v) = directions, or the nearest end.
+    """The ridge r, in units of the mean variance v: sum_d v_d / (v_d + r v) = effective_dim, or the nearest end.
 
     The sum is the mean squared length of a whitened point: the effective dimension of ridge regression.
     """

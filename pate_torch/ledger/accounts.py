@@ -430,23 +430,23 @@ def budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
     """The error that says what was asked, what is left, and what would fit."""
-    account_filter, total_cost = account.filter, FilterCost.from_sum((account.total_cost, requested_cost))
-    spent_epsilon, requested_epsilon = (
-        account_filter.to_epsilon(account.total_cost),
-        account_filter.to_epsilon(requested_cost),
-    )
+    account_filter, remaining = account.filter, account.remaining_capacity
+    total_cost = FilterCost.from_sum((account.total_cost, requested_cost))
+    spent_epsilon = account_filter.to_epsilon(account.total_cost)
+    requested_epsilon = account_filter.to_epsilon(requested_cost)
     num_fitting_copies = account.count_fitting_copies(events)
     remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total_cost.delta > account_filter.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (
-            f"it may fail with probability {requested_cost.delta:.6g}, and {account.remaining_capacity.delta:.6g} of the"
+            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining.delta:.6g} of the"
             f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
         )
     else:
         cause = (
-            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both together"
-            f" ({account_filter.to_epsilon(total_cost):.6g}) pass the cap {account_filter.epsilon:.6g} at delta={account_filter.delta:g}"
+            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both"
+            f" together ({account_filter.to_epsilon(total_cost):.6g}) pass the cap {account_filter.epsilon:.6g} at"
+            f" delta={account_filter.delta:g}"
         )
     advice = (
         f"What would fit: {100 * num_fitting_copies:.3g} % of it"
@@ -454,10 +454,11 @@ def budget_exceeded_error(
         else "Nothing more of its kind fits"
     )
     noise_events = [e for e in events if not isinstance(e, DeltaEvent)]
-    if 0 < account.remaining_capacity.scalar < requested_cost.scalar and all(
+    if 0 < remaining.scalar < requested_cost.scalar and all(
         isinstance(e, GaussianEvent | ZCDPEvent) for e in noise_events
     ):
-        advice += f", or all of it with {(requested_cost.scalar / account.remaining_capacity.scalar) ** 0.5:.4g} times the noise"
+        noise_factor = (requested_cost.scalar / remaining.scalar) ** 0.5
+        advice += f", or all of it with {noise_factor:.4g} times the noise"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
     return BudgetExceeded(
         message,

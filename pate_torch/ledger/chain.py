@@ -70,7 +70,7 @@ class LedgerEntry:
 
 
 class HashChain:
-    """An open chain, verified as it is read: ``read_new_entries`` never returns an entry that does not follow the last one."""
+    """An open chain, verified as it is read: no entry is returned that does not follow the one before it."""
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
         """Open the chain at ``path``, or create it.
@@ -131,10 +131,10 @@ class HashChain:
                 raise
 
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
-        """Write one entry after the last, return its hash; only inside ``transaction`` and after reading all ``read_new_entries``."""
+        """Write one entry after the last, return its hash; only in ``transaction``, after ``read_new_entries``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
         seq, prev = self._read_last()
-        assert (seq, prev) == (self._seq, self._hash), "news were not read before writing"
+        assert (seq, prev) == (self._seq, self._hash), "new entries were not read before writing"
         text, entry_hash = encode_entry(seq + 1, kind, account, facts, prev)
         self._db.execute("INSERT INTO entries (seq, hash, body) VALUES (?, ?, ?)", (seq + 1, entry_hash, text))
         return entry_hash
@@ -236,8 +236,8 @@ class HashChain:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > LEDGER_SCHEMA_VERSION:
             raise LedgerError(
-                f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to {LEDGER_SCHEMA_VERSION})."
-                " Upgrade pate-torch; this version could misread its charges."
+                f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to"
+                f" {LEDGER_SCHEMA_VERSION}). Upgrade pate-torch; this version could misread its charges."
             )
         schema = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
         if version != LEDGER_SCHEMA_VERSION or schema != SCHEMA:

@@ -5,7 +5,7 @@
     resume    it goes on from there, once; noise may be drawn from here on, so it is resumed again only once recorded
     commit    what it did cost, once the answers are written down
 
-Only ``budget`` calls these four: it is the one door to noise.
+Only ``budget`` calls these four: nothing else hands out noise.
 
 A reservation without a commit counts as spent, so a crash can lose answers but never a charge. The account is keyed by
 the *declared name* of the private data: two ensembles trained on the same records share one budget, and a changed
@@ -162,7 +162,8 @@ class Ledger:
             delta: Delta of the cap.
             adjacency: Neighboring relation.
             unit: What the privacy unit is.
-            planned_events: Choose the filter (``PrivacyFilter.plan``) when the account opens; ignored afterwards.
+            planned_events: Choose the filter when the account opens (``PrivacyFilter.from_planned_events``); ignored
+                afterwards.
             noise: The kind that its releases will draw: "torch", "discrete", or "by <library>".
             filter: Overrules the choice of the filter's kind.
             delta_reserve: Overrules the choice of its reserve.
@@ -277,7 +278,7 @@ class Ledger:
         """Charge a whole release at its worst, before anything is drawn.
 
         Args:
-            get_account: By name.
+            account: Name of the account.
             events: Events of the worst case.
             fingerprint: Content fingerprint of the records, or of votes in their place.
             mechanism: Name of the mechanism that will draw the noise.
@@ -349,7 +350,7 @@ class Ledger:
             state: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
         """
         with self._chain.transaction():
-            account, identity, _ = self._open_charge(reservation)
+            account, identity, _ = self._find_open_charge(reservation)
             facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state}
             self._chain.append("record", account, facts)
 
@@ -361,7 +362,7 @@ class Ledger:
                 drawn since the last record, or the state is an older one.
         """
         with self._chain.transaction():
-            account, identity, charge = self._open_charge(reservation)
+            account, identity, charge = self._find_open_charge(reservation)
             if not charge.is_suspended or charge.state_digest != state:
                 raise LedgerError(
                     f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
@@ -400,12 +401,13 @@ class Ledger:
         """
         events = tuple(incurred_events)
         with self._chain.transaction():
-            account, identity, charge = self._open_charge(reservation)
+            account, identity, charge = self._find_open_charge(reservation)
             incurred_cost = self._accounts[account].filter.compute_cost(events)
             if not is_within(incurred_cost, charge.reserved_cost):
                 raise LedgerError(
                     f"reservation={identity!r}: the release incurred more than it reserved"
-                    f" ({incurred_cost} against {charge.reserved_cost}). The reservation stands; the mechanism's worst case is wrong."
+                    f" ({incurred_cost} against {charge.reserved_cost}). The reservation stands; the mechanism's worst"
+                    " case is wrong."
                 )
             charged_cost = FilterCost(
                 min(incurred_cost.scalar, charge.reserved_cost.scalar),
@@ -508,7 +510,7 @@ class Ledger:
             )
         return self._accounts[name]
 
-    def _open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
+    def _find_open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
         """The account, the id and the charge of a reservation that is not committed."""
         self._catch_up()
         identity = reservation if isinstance(reservation, str) else reservation.id

@@ -70,7 +70,7 @@ class VoteMechanism:
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """The sensitivity that ``worst_case`` prices; a value of a larger one is not opened."""
+        """The sensitivity that ``privacy_events`` prices; a value of a larger one is not opened."""
         return VOTE_SENSITIVITY
 
     @final

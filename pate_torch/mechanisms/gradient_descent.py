@@ -41,9 +41,8 @@ class GradientDescent(RecordMechanism):
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
-    noise_kinds: ClassVar[tuple[str, ...]] = (
-        "torch",
-    )  # a discrete sampler's tables are as long as its noise: here 2^30
+    # A discrete sampler's tables are as long as its noise, which here is 2^30.
+    noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
     output_description: ClassVar[str] = "sums gradients"
     input_type: ClassVar[Any] = GradientSums

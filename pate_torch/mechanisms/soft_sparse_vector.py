@@ -35,8 +35,8 @@ class SoftSparseVector(SparseVectorMechanism):
     Attributes:
         bins: Number of bins, 1/g.
 
-    Guarantee: (epsilon, delta) for the whole release, as ``sparse_vector`` with up to l S + T tests, S scores a query (a
-    score may be tested twice), under the shards' adjacency: one teacher moves its scores, and both distances have
+    Guarantee: (epsilon, delta) for the whole release, as ``sparse_vector`` with up to l S + T tests, S scores a query
+    (a score may be tested twice), under the shards' adjacency: one teacher moves its scores, and both distances have
     sensitivity 1.
     Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
     """

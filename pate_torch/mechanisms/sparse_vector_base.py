@@ -1,4 +1,4 @@
-"""The sparse vector technique over distances to instability: what stability and soft_stability share.
+"""The sparse vector technique over distances to instability: what hard and soft labels share.
 
     block: w_hat = w + Lap(lambda)
     each test: pass if dist + Lap(2 lambda) > w_hat; the first that does not ends the block
@@ -67,7 +67,7 @@ class SparseVectorScales:
 def calibrate(
     *, epsilon: float, delta: float, max_blocks: int, num_tests: int, discrete: bool = False
 ) -> SparseVectorScales:
-    """Calibrate lambda such that ``max_blocks`` blocks spend (epsilon, delta/2), and w such that delta/2 covers the rest.
+    """Calibrate lambda so that ``max_blocks`` blocks spend (epsilon, delta/2), and w so that delta/2 covers the rest.
 
     lambda is the least at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. The rest: some
     test whose winner differs between neighbors (then dist = 0) passes. Let w + L_b be the thresholds. Given them all,
@@ -101,7 +101,7 @@ def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> f
 
 
 def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
-    """E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` independent L_b ~ Lap(scale), or more, on the integers; None: reals.
+    """E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` L_b ~ Lap(scale), or a bound on the integers; None: on the reals.
 
     With F the law of X = exp(-L/(2 scale)): 1 - F(x) <= high/x^2 where x >= 1, and F(x) >= low x^2 where x <= 1 (high =
     low = 1/2 on the reals), and E[max X] is the integral of 1 - F^blocks.
@@ -186,7 +186,7 @@ class ThresholdBlocks:
     """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
 
     Args:
-        calibration: The scales.
+        scales: The scales of the release.
         noise: Draws the thresholds, and keeps the present one.
         device: Device of the noisy distances.
         context: Says whether this is the release's first call.

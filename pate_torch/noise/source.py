@@ -37,8 +37,9 @@ _BLOCK_NUMBERS = 1 << 18
 NOISE_KINDS = ("torch", "discrete")
 
 MIN_CONTINUOUS_NOISE_DELTA = 1e-15
-"""With continuous noise. Of ``_UNIFORM_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one at 36.7
-scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on them."""
+"""With continuous noise. Of ``_UNIFORM_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one
+at 36.7 scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on
+them."""
 
 
 def check_noise(kind: str, insecure_seed: int | None) -> None:
@@ -96,7 +97,7 @@ class NoiseSource:
 
     def __post_init__(self) -> None:
         if type(self) is NoiseSource:
-            raise TypeError("NoiseSource: noise is had by budget.spend, or in a Rehearsal, which releases nothing")
+            raise TypeError("NoiseSource: noise is had by budget.spend, or in a DryRunNoise, which releases nothing")
         check_noise(self.kind, self.insecure_seed)
         if self.insecure_seed is not None:
             self._generator = torch.Generator().manual_seed(self.insecure_seed)
@@ -193,7 +194,7 @@ class NoiseSource:
 class DryRunNoise(NoiseSource):
     """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
 
-    It may stand in for a budget (``budget.Door``), and then spends nothing.
+    It may stand in for a budget (``budget.NoiseProvider``), and then spends nothing.
 
     Attributes:
         events: What a budget would have been charged.
@@ -202,7 +203,7 @@ class DryRunNoise(NoiseSource):
     events: tuple[PrivacyEvent, ...] = ()
 
     def stamp(self, answers: Answers) -> DryRunAnswers:
-        """The answers as those of a rehearsal, a type that nothing releases or writes."""
+        """The answers as those of a dry run, a type that nothing releases or writes."""
         return DryRunAnswers(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
@@ -210,13 +211,13 @@ class DryRunNoise(NoiseSource):
 
     @contextmanager
     def spend(self, events: Iterable[PrivacyEvent], **facts: object) -> Iterator[DryRunNoise]:
-        """The rehearsal itself, with what a budget would have been charged in ``events``."""
+        """This noise itself, with what a budget would have been charged in ``events``."""
         self.events += tuple(events)
         yield self
 
     @property
     def noise(self) -> DryRunNoise:
-        """The rehearsal itself, as a source of noise."""
+        """This noise itself, as the source of noise that a spending has."""
         return self
 
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:

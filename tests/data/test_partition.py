@@ -24,7 +24,10 @@ def private(ids, unit="record"):
 
 def named(data, shards):
     """Per teacher, the (unit id, original record) pairs in order: what a teacher would see."""
-    return [[(data.unit_id[i], int(data.x[i, 0])) for i in shards.of(k).tolist()] for k in range(shards.num_teachers)]
+    return [
+        [(data.unit_id[i], int(data.x[i, 0])) for i in shards.get_indices(k).tolist()]
+        for k in range(shards.num_teachers)
+    ]
 
 
 ids = st.lists(st.text("abcxyz0189:é", min_size=1, max_size=6), min_size=1, max_size=60)

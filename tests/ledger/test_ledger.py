@@ -80,11 +80,15 @@ def test_releases_compose_by_mu_squared(ledger):
         ledger.commit(
             ledger.reserve("svhn", [GaussianEvent(mu=MU, count=100)], **FACTS), [GaussianEvent(mu=MU, count=90)]
         )
-    assert ledger.get_guarantee("svhn").epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
+    assert ledger.get_guarantee("svhn").epsilon == pytest.approx(
+        gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12
+    )
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
     left = gdp.compute_mu(4.0, 1e-5) ** 2 - 180 * MU**2
     assert ledger.get_account("svhn").remaining_capacity.scalar == pytest.approx(left, rel=1e-9)
-    assert ledger.get_account("svhn").count_fitting_copies([GaussianEvent(mu=MU)]) == pytest.approx(left / MU**2, rel=1e-9)
+    assert ledger.get_account("svhn").count_fitting_copies([GaussianEvent(mu=MU)]) == pytest.approx(
+        left / MU**2, rel=1e-9
+    )
 
 
 def test_a_reservation_without_a_commit_counts_as_spent(path, ledger):
@@ -720,7 +724,10 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
     ledger.backup(copy)
     assert stat.S_IMODE(copy.stat().st_mode) == 0o600
     with Ledger(copy) as copied:
-        assert copied.get_head() == ledger.get_head() and copied.verify()[0].total_cost == ledger.get_account("svhn").total_cost
+        assert (
+            copied.get_head() == ledger.get_head()
+            and copied.verify()[0].total_cost == ledger.get_account("svhn").total_cost
+        )
     with pytest.raises(LedgerError, match="exists already"):
         ledger.backup(copy)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]

@@ -322,7 +322,7 @@ def test_soft_distances_have_sensitivity_1_when_a_teacher_changes_all_its_scores
         scores = torch.from_numpy(rng.choice([0.0, 0.1, 0.3, 0.45, 0.7, 1.0], (7, 5)))
         moved = scores.clone()
         moved[rng.integers(7)] = torch.from_numpy(rng.random(5))
-        for table in ("histogram", "shifted"):
+        for table in ("compute_histogram", "compute_shifted_histogram"):
             counts = [getattr(SoftVotes(s[..., None]), table)(4) for s in (scores, moved)]
             dist = [compute_instability_distance(c) for c in counts]
             assert (dist[0] - dist[1]).abs().max() <= 1

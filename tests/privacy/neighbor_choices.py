@@ -180,7 +180,7 @@ def values() -> dict[str, dict[str, Make]]:
         alike = set.intersection(*(set(places(made)) for made in members.values())) if members else set()
         for option, made in members.items():
             for field in alike or places(made):
-                if field == "guide_student" and getattr(made, "last", None) == "model":
+                if field == "guide_student" and getattr(made, "publish", None) == "released_model":
                     continue  # learns nothing that could guide: refused
                 for change in _changes(made, field):
                     name = " ".join([option, *(f"{k}={v}" for k, v in change.items())])

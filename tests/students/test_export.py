@@ -51,7 +51,7 @@ def test_an_exported_student_says_the_same_of_any_number_of_points(tmp_path, spe
 
 def test_a_program_that_differs_is_not_passed_off(tmp_path, monkeypatch):
     one = student(ROWS, "mlp")
-    monkeypatch.setattr(Student, "probabilities", lambda self, x: torch.full((len(x), 2), 0.5))
+    monkeypatch.setattr(Student, "compute_probabilities", lambda self, x: torch.full((len(x), 2), 0.5))
     with pytest.raises(ArithmeticError, match="differs"):
         export.export(one, tmp_path / "student.pt2")
 

@@ -102,7 +102,7 @@ def test_a_logistic_student_of_scores_is_as_unsure_as_they_are():
 def test_probabilities_are_the_softmax_of_the_votes_logits(plan):
     config = changed(plan, num_teachers=5)
     with pipeline.RunContext.open(config) as run:
-        stored, _ = config.method.ensemble(run)
+        stored, _ = config.method.load_or_train(run)
     ensemble: TeacherEnsemble = stored.ensemble
     x = run.data.pool.x[:7]
     chance = ensemble.predict_proba(x)

@@ -51,7 +51,7 @@ def test_what_is_saved_comes_back(saved):
     assert stored.ensemble.spec == spec() and stored.ensemble.network == ensemble.network
     assert stored.ensemble.trained_K.tolist() == [True, True, False]
     assert stored.identity == identity(store, private) and stored.ledger_head == "abc"
-    assert torch.equal(stored.ensemble.predictions(private.x), ensemble.predictions(private.x))
+    assert torch.equal(stored.ensemble.predict(private.x), ensemble.predict(private.x))
     store.set_ledger_head(name, "def")
     assert store.load(name).ledger_head == "def"
 
@@ -80,8 +80,8 @@ def test_identical_configurations_on_the_same_data_are_found(saved):
 
 def test_a_changed_record_label_or_unit_is_other_data(saved):
     store, _, private, _ = saved
-    own = store.fingerprint(private)
-    assert own == store.fingerprint(records(20))
+    own = store.compute_fingerprint(private)
+    assert own == store.compute_fingerprint(records(20))
     x, y = private.x.clone(), private.y.clone()
     x[3, 0, 0, 0] += 1
     y[3] = (y[3] + 1) % 4
@@ -94,12 +94,12 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
         PrivateData(private.x, private.y, private.unit_id, unit="group:user"),
         PrivateData(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
     ]
-    assert len({own, *map(store.fingerprint, changed)}) == 6
+    assert len({own, *map(store.compute_fingerprint, changed)}) == 6
 
 
 def test_fingerprints_are_keyed(saved, tmp_path):
     store, _, private, _ = saved
-    assert TeacherStore(tmp_path / "other").compute_fingerprint(private) != store.fingerprint(private)
+    assert TeacherStore(tmp_path / "other").compute_fingerprint(private) != store.compute_fingerprint(private)
 
 
 def test_votes_are_counted_once(saved):
@@ -108,20 +108,20 @@ def test_votes_are_counted_once(saved):
 
     def compute() -> Votes:
         calls.append(1)
-        return ensemble.votes(private.x)
+        return ensemble.count_votes(private.x)
 
     first, second = (store.get_or_count_votes(name, private.x, compute) for _ in range(2))
     assert len(calls) == 1 and torch.equal(first.counts_QC.long(), second.counts_QC)
-    store.get_or_count_votes(name, private.x[:5], lambda: ensemble.votes(private.x[:5]))
+    store.get_or_count_votes(name, private.x[:5], lambda: ensemble.count_votes(private.x[:5]))
     assert len(list((store.folder / name / "votes").glob("*.safetensors"))) == 2
 
 
 def test_votes_of_other_teachers_or_points_are_refused(saved):
     store, name, private, ensemble = saved
     with pytest.raises(ValueError, match="not this ensemble's votes"):
-        store.get_or_count_votes(name, private.x, lambda: ensemble.votes(private.x[:4]))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.count_votes(private.x[:4]))
     with pytest.raises(ValueError, match="not this ensemble's votes"):
-        store.get_or_count_votes(name, private.x, lambda: ensemble.select(slice(0, 2)).votes(private.x))
+        store.get_or_count_votes(name, private.x, lambda: ensemble.select(slice(0, 2)).count_votes(private.x))
     path = store.folder / name / "votes" / f"{compute_tensor_digest(private.x)}.safetensors"
     save_file({"counts_QC": torch.zeros(20, 9, dtype=torch.int32)}, path)
     with pytest.raises(ValueError, match="delete it"):

@@ -64,11 +64,11 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
     encoded, held = trunk.encode_shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     assert encoded.x.shape == (3 * 240, 24) and encoded.x.dtype == torch.float32
     for k in range(8):
-        assert sorted(set(encoded.unit_id[held.of(k).numpy()])) == sorted(
+        assert sorted(set(encoded.unit_id[held.get_indices(k).numpy()])) == sorted(
             data.private.unit_id[shards.get_indices(k).numpy()]
         )
-        assert len(held.of(k)) == 3 * len(shards.get_indices(k))
-        first = encoded.x[held.of(k)[: len(shards.get_indices(k))]]
+        assert len(held.get_indices(k)) == 3 * len(shards.get_indices(k))
+        first = encoded.x[held.get_indices(k)[: len(shards.get_indices(k))]]
         torch.testing.assert_close(first, trunk.features(data.private.x[shards.get_indices(k)]))
     assert torch.equal(encoded.y.bincount(), 3 * data.private.y.bincount())
 
@@ -77,7 +77,7 @@ def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk)
     shards = ReplaceOne().make_shards(data.private, 8, seed=0)
     encoded, held = trunk.encode_shards(data.private, shards, start=START, augment=AUGMENT, seed=0)
     size = len(shards.get_indices(0))
-    own, copy = encoded.x[held.of(0)[:size]], encoded.x[held.of(0)[size : 2 * size]]
+    own, copy = encoded.x[held.get_indices(0)[:size]], encoded.x[held.get_indices(0)[size : 2 * size]]
     near = (own * copy).sum(1).mean()
     far = (own * copy.roll(1, 0)).sum(1).mean()
     assert far < near < 1 - 1e-4
@@ -85,7 +85,7 @@ def test_copies_differ_from_their_record_and_keep_its_features_near(data, trunk)
 
 def test_the_trunk_is_the_representation_of_the_pool(data, trunk):
     twin = START.features.compute_features(data.pool.x, data.spec, seed=0)
-    torch.testing.assert_close(trunk.features(data.pool.x), twin, rtol=0, atol=0)
+    torch.testing.assert_close(trunk.compute_features(data.pool.x), twin, rtol=0, atol=0)
     assert trunk.spec.input_shape == (24,)
     standard = trunk.spec.normalize(twin, torch.float64)
     assert standard.mean(0).abs().max() < 1e-5
@@ -150,11 +150,11 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
 
 
 def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
-    here = plan.method.identify(data, plan)
+    here = plan.method.make_identity(data, plan)
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
-    assert plan.method.identify(dataclasses.replace(data, pool=pool), plan) != here
+    assert plan.method.make_identity(dataclasses.replace(data, pool=pool), plan) != here
     longer = dataclasses.replace(START, copies=3)
-    assert plan.method.identify(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
+    assert plan.method.make_identity(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
     from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
     assert "pool" not in plan.method.identify(data, from_nothing).configuration
 

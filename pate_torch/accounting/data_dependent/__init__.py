@@ -1,1 +1,1 @@
-"""Data-dependent prices: functions of private votes, for the data's owner alone, unless sanitised."""
+"""Data-dependent prices: functions of private votes, for the data's owner alone, unless noise makes them private."""

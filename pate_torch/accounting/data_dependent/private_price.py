@@ -141,13 +141,13 @@ def publish_price(
         plan: Public parameters.
         model: Law of one query's answer.
         votes: PRIVATE integers [Q, C].
-        z: One fresh standard normal from the run's noise source; charge ``plan.cost`` before drawing it.
+        z: One fresh standard normal from the run's noise source; charge ``plan.publication_event`` before drawing it.
         adaptive: Whether questions depended on earlier answers, which is refused.
 
     Raises:
         ValueError: The sensitivity is not bounded (then use the data-independent price).
 
-    Guarantee: Renyi DP by the curve ``plan.event``; one privacy unit moves one vote in every query.
+    Guarantee: Renyi DP by the curve ``plan.publication_event``; one privacy unit moves one vote in every query.
     Source: PATE 2018, appendix B, cost corrected.
     """
     if checks.boolean("adaptive", adaptive):

@@ -1,7 +1,7 @@
 """One query's price as a function of q (or of the winning count), and bounds on how far a moved vote changes it.
 
 PATE 2018 (arXiv 1802.08908), appendix B. At an order fixed beforehand the price of one query is beta(q), a function of
-q alone (``data_dependent.py``): the theorem's value below a public point q0, the data-independent price from there on.
+q alone (``theorems.py``): the theorem's value below a public point q0, the data-independent price from there on.
 One moved vote changes every gap to the winner by at most 2, hence q to somewhere in [B_L(q), B_U(q)]. If beta does not
 fall (C5) and beta(B_U(q)) - beta(q) does not fall up to q1 = B_L(q0) (C6), the local sensitivity is
 

@@ -3,7 +3,7 @@
 Between neighboring data sets a vote may move in every query at once, so sensitivities at equal distance add up.
 Everything computed from votes here is PRIVATE.
 
-Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``price_of_q.py``.
+Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``query_price.py``.
 """
 
 from __future__ import annotations

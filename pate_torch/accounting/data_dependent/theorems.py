@@ -1,8 +1,8 @@
 """Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
 
 The theorems bound the *forward* divergence D_a(M(D) || M(D')) alone, D being the data at hand; the reverse can exceed
-it. ``exact.py`` computes both. Every price here is a function of private votes: for the data's owner, never published
-(``sanitised_release.py``), and additive only for queries that do not depend on earlier answers.
+it. Every price here is a function of private votes: for the data's owner, never published
+(``private_price.py``), and additive only for queries that do not depend on earlier answers.
 
 Every curve is ln(1 + H)/(a-1) with a tiny H >= 0, computed as such: it holds its relative precision down to 1e-300.
 """
@@ -34,7 +34,7 @@ _CHUNK_ROWS = 256  # rows at a time: the temporaries [256, A] stay in cache
 def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
     """Forward Renyi price of all the queries together, float64 [A].
 
-    For Confident: the threshold's price plus GNMax's for *every* question asked (neither the realised nor the expected
+    For Confident: the threshold's price plus GNMax's for *every* question asked (neither the realized nor the expected
     number of answers is valid).
 
     Args:
