@@ -271,7 +271,7 @@ def train_vote_model(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard_s
         )
     part = slice(num_teachers * shard_size)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
-    short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
+    short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorized")
     trunk = None if short_recipe.start is None else short_recipe.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(
         records, data.spec, ReplaceOne().make_shards(records, num_teachers, seed), short_recipe, seed=seed, trunk=trunk

@@ -190,7 +190,7 @@ class _Worker:
         cause = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
         return ChildProcessError(
             f"a teacher worker died: {cause}; {last_lines[0]}. Finished chunks are kept where checkpoints are on; "
-            "try fewer workers, or backend=vectorised"
+            "try fewer workers, or backend=vectorized"
         )
 
     def stop(self) -> None:
