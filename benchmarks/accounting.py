@@ -39,7 +39,7 @@ def realistic_votes(queries: int, seed: int, center: float = 3.0) -> np.ndarray:
     return rng.permuted(votes, axis=1)
 
 
-# ---- the loops: the same numbers, written plainly, vectorised over orders alone --------------------------------------
+# ---- the loops: the same numbers, written plainly, vectorized over orders alone --------------------------------------
 
 
 def loop_theorem(votes: np.ndarray) -> np.ndarray:

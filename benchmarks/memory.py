@@ -37,7 +37,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     index = torch.arange(count).view(teachers, 12)
     private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
-    recipe = TeacherRecipe(network=network, steps=3, backend="vectorised")
+    recipe = TeacherRecipe(network=network, steps=3, backend="vectorized")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")
     torch.set_num_threads(1)
     train(private, spec, few, recipe, seed=0)

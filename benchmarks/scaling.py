@@ -37,10 +37,10 @@ def rank(teachers: int, steps: int) -> None:
     index = torch.arange(count).view(teachers, 240)
     private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     shards = Shards(index, index >= 0, "replace_one")
-    train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorised", chunk=8), seed=0)  # warm-up
+    train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorized", chunk=8), seed=0)  # warm-up
     distributed.barrier()
     start = time.perf_counter()
-    train(private, spec, shards, TeacherRecipe(steps=steps, backend="vectorised", chunk=8), seed=0)
+    train(private, spec, shards, TeacherRecipe(steps=steps, backend="vectorized", chunk=8), seed=0)
     if distributed.is_main():
         print(json.dumps({"seconds": time.perf_counter() - start}))
     distributed.close()

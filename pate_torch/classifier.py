@@ -1,12 +1,12 @@
 """Private records and public points in, a classifier that may be published out: scikit-learn's protocol.
 
     clf = PATEClassifier(epsilon=1.0, account="clinic", num_records_about=30_000)
-    clf.fit(df, y, public=public_df, groups=patient_id)     # says what it will do and foretells, charges, trains
+    clf.fit(df, y, public=public_df, groups=patient_id)     # says what it will do and forecasts, charges, trains
     clf.predict(new_df); clf.predict_proba(new_df); clf.score(test_df, test_y)
     clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
 
-The method and its noise follow from public facts alone (``plan.method``). Columns, categories, scaling and what stands
-for a missing number come from the public points. ``PATE`` is the power tool; both go through ``pipeline``.
+The method and its noise follow from public facts alone (``planning.autoconfig``). Columns, categories, scaling and what
+stands for a missing number come from the public points. ``PATE`` is the power tool; both go through ``pipeline``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pate_torch.methods import panel
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.pate import PATE, annotate_disk_error, empty_evaluation, find_account
-from pate_torch.planning import autoconfig as methods
+from pate_torch.planning import autoconfig
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.students.export import load_student
@@ -93,7 +93,7 @@ class _PointTransform:
 
     @classmethod
     def from_public(
-        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, encoded: bool
+        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, is_encoded: bool
     ) -> tuple[_PointTransform, Tensor]:
         """Read them off the public points; returns these as numbers, too. An encoder's features keep their shape."""
         if _is_images(public):
@@ -112,11 +112,11 @@ class _PointTransform:
             numeric[list(schema.numeric_indices)] = True
         numeric &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
         mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
-        if encoded:
+        if is_encoded:
             std[:] = np.sqrt(np.mean(std**2))
         mean, std = np.where(numeric, mean, 0.0), np.where(numeric & (std > 0), std, 1.0)
-        points = cls(schema, mean, std)
-        return points, points._fill_missing(x_PD)
+        transform = cls(schema, mean, std)
+        return transform, transform._fill_missing(x_PD)
 
     def __call__(self, x: Any, *, private: bool = False) -> Tensor:
         """Points as numbers; one that is missing or not finite is the public mean.
@@ -154,7 +154,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         categories: {column: [values]} of a DataFrame; other columns take the values of the public points.
         encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or which one made the rows that are given,
             each of its own point alone: ``EncoderCard(name=..., kind="given")``. None: rows, tables or images.
-        method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``plan.method``.
+        method: "auto", "teachers", "gradients" or "dpsgd"; auto goes by the rule of ``planning.autoconfig``.
         teacher: Of ``method="teachers"``: as for ``PATE``, such as any scikit-learn classifier.
         student: Learns from the released labels: a StudentAlgorithm, which the release then holds; any scikit-learn
             classifier, or a function that makes a torch.nn.Module as for ``teacher``, which stay here; None: by method.
@@ -172,11 +172,11 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             and ``outputs`` of the working directory for runs.
         random_state: Seeds everything but the noise, which no seed may know.
         device: Where networks are trained.
-        verbose: Whether to print the choice, what is foretold, and progress.
+        verbose: Whether to print the choice, the forecast, and progress.
 
     Attributes:
         classes_: The classes.
-        method_: The method that was taken, with its reason (``plan.method.Method``).
+        method_: The method that was taken, with its reason (``planning.autoconfig.MethodConfig``).
         privacy_: The privacy statement, as in privacy.json.
         release_: The folder that may be published.
         student_: What predicts.
@@ -260,26 +260,26 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         if public is None:
             problem = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.error("public", None, problem, "fit(X, y, public=...).")
-        X, public, has_N = self._encode_texts(X, public)
+        X, public, has_text_N = self._encode_texts(X, public)
         X, public = self._check_points(X, public)
-        points, pool = _PointTransform.from_public(public, self.categories, encoded=self.encoder is not None)
-        x = points(X, private=True)
+        transform, pool = _PointTransform.from_public(public, self.categories, is_encoded=self.encoder is not None)
+        x = transform(X, private=True)
         if self.classes is not None and isinstance(y, list | tuple):
             y = np.array(y, dtype=object)  # else one text would make all of them texts
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.error("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._encode_labels(y)
-        label_N = np.where(has_N, label_N, -1)
+        label_N = np.where(has_text_N, label_N, -1)
         unit_ids = None if groups is None else name_units("groups", groups, len(x))
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         partition = AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit
         if self.num_records_about is not None:
             records = checks.integer("num_records_about", self.num_records_about, low=1)
-        facts = methods.PublicFacts(
+        facts = autoconfig.PublicFacts(
             epsilon=checks.positive("epsilon", self.epsilon),
-            delta=methods.choose_delta(records) if self.delta is None else checks.delta("delta", self.delta),
+            delta=autoconfig.choose_delta(records) if self.delta is None else checks.delta("delta", self.delta),
             adjacency=partition.adjacency,
             has_groups=groups is not None,
             num_records=records,
@@ -289,28 +289,32 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             is_encoded=self.encoder is not None,
             has_own_teacher=self.teacher is not None,
         )
-        self.method_ = methods.choose_method(facts, self.method, self.num_teachers, self.num_queries)
+        self.method_ = autoconfig.choose_method(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
             problem = f"goes with method='teachers', and this is {self.method_.name}"
             raise checks.error("teacher", type(self.teacher).__name__, problem)
         self._check_noise(facts)
-        terms = self._build_terms(facts, points, partition, groups)
+        terms = self._build_terms(facts, transform, partition, groups)
         if self.verbose:
             print(self._summary_line(facts))
             print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
-        self._points = points
+        self._transform = transform
         pate = self._make_pate(terms, facts)
         spec = replace(pate._make_spec(pool, pool), nominal_size=facts.num_records)
         if _is_module_factory(self.student):
             panel.check_factory("student", self.student, spec)
         if self.method_.name == "dpsgd":
-            private, dropped = tensors.build_private_data(
+            private, num_dropped = tensors.build_private_data(
                 x, torch.from_numpy(label_N), unit_ids, pate.unit, facts.num_classes
             )
             evaluation = replace(empty_evaluation(spec, x), public=False)
-            declared = pate.provenance
             data = Dataset(
-                spec, private, PublicPool(pool), evaluation, num_dropped_by_reason=dropped, provenance=declared
+                spec,
+                private,
+                PublicPool(pool),
+                evaluation,
+                num_dropped_by_reason=num_dropped,
+                provenance=pate.provenance,
             )
             self.student_, self.release_ = _fit_dpsgd(pate, data, facts)
         else:
@@ -329,7 +333,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         if isinstance(self.encoder, Encoder):
             X = replace_non_finite(self.encoder.encode(X, TEXT_SPEC, device=self.device)).numpy()
-        x = self._points(self._validate_points(X, reset=False))
+        x = self._transform(self._validate_points(X, reset=False))
         if isinstance(self.student_, Student):
             return self.student_.compute_probabilities(x).double().numpy()
         return _predict_all_classes(self.student_, self._normalize(x), len(self.classes_))
@@ -397,13 +401,13 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """
         if not isinstance(self.encoder, Encoder):
             return X, public, True
-        has_N = np.array([texts.is_text(text) for text in X], dtype=bool)
-        X = [text if has else "-" for text, has in zip(X, has_N.tolist(), strict=True)]
+        has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
+        X = [text if has_text else "-" for text, has_text in zip(X, has_text_N.tolist(), strict=True)]
         sides = {"public": self.encoder.to_tensor(public, TEXT_SPEC), "private": self.encoder.to_tensor(X, TEXT_SPEC)}
         with Stages(quiet=not self.verbose) as stages:
             features = encode_sides(self.encoder, TEXT_SPEC, sides, name=str(self.account), root=self._home,
                                 device=torch.device(self.device), stages=stages)  # fmt: skip
-        return features["private"].numpy(), features["public"].numpy(), has_N
+        return features["private"].numpy(), features["public"].numpy(), has_text_N
 
     @property
     def _home(self) -> Path:
@@ -438,8 +442,8 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             code_by_key = {_to_class_key(value): code for code, value in enumerate(self.classes)}
             if len(code_by_key) < len(classes):
                 raise checks.error("classes", self.classes, "must be different")
-            values, which_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
-            label_N = np.array([code_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[which_N]
+            values, index_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
+            label_N = np.array([code_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[index_N]
             if (label_N < 0).all():
                 raise checks.error("classes", self.classes, "holds no value of y", "List the classes as y writes them.")
         if len(classes) < 2:
@@ -447,7 +451,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return classes, label_N.astype(np.int64)
 
     def _build_terms(
-        self, facts: methods.PublicFacts, points: _PointTransform, partition: AddRemove | ReplaceOne, groups: Any
+        self, facts: autoconfig.PublicFacts, transform: _PointTransform, partition: AddRemove | ReplaceOne, groups: Any
     ) -> dict[str, Any]:
         """What all methods go by; refuses an account that has been charged."""
         home = self._home
@@ -467,20 +471,20 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             "first_charge_only": not self.allow_refit,
             "allow_duplicate_account": self.allow_duplicate_account,
             "chosen_by": self.chosen_by,
-            "provenance": self._collect_provenance(points),
+            "provenance": self._collect_provenance(transform),
             "home": home,
             "partition": partition,
             "unit": "record" if groups is None else f"group:{getattr(groups, 'name', None) or 'group'}",
-            "mean": None if points.mean is None else points.mean.tolist(),
-            "std": None if points.std is None else points.std.tolist(),
-            "schema": points.schema,
+            "mean": None if transform.mean is None else transform.mean.tolist(),
+            "std": None if transform.std is None else transform.std.tolist(),
+            "schema": transform.schema,
             "encoder": self.encoder.make_card(TEXT_SPEC) if isinstance(self.encoder, Encoder) else self.encoder,
             "seed": checks.integer("random_state", self.random_state, low=0),
             "device": self.device,
             "quiet": not self.verbose,
         }
 
-    def _check_noise(self, facts: methods.PublicFacts) -> None:
+    def _check_noise(self, facts: autoconfig.PublicFacts) -> None:
         """Raise ValueError before the account is charged for labels that the forecast says are mostly noise."""
         if not self.method_.is_noise_dominated or self.spend_anyway:
             return
@@ -490,17 +494,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             fix = f"Pass num_records_about=..., if about how many private records there are is public knowledge. {fix}"
         raise checks.error("epsilon", facts.epsilon, problem, fix)
 
-    def _collect_provenance(self, points: _PointTransform) -> dict[str, str]:
+    def _collect_provenance(self, transform: _PointTransform) -> dict[str, str]:
         """Where the values come from that are taken to be public, for the statement."""
         provenance = {
             CLASSES: FROM_PRIVATE_LABELS if self.classes is None else FROM_OWNER,
             NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
         }
-        if points.schema is not None:
-            provenance[CATEGORIES] = get_categories_origin(points.schema, self.categories or ())
+        if transform.schema is not None:
+            provenance[CATEGORIES] = get_categories_origin(transform.schema, self.categories or ())
         return provenance if self.num_records_about is None else provenance | {NUMBER_OF_RECORDS: FROM_OWNER}
 
-    def _make_pate(self, terms: dict[str, Any], facts: methods.PublicFacts) -> PATE:
+    def _make_pate(self, terms: dict[str, Any], facts: autoconfig.PublicFacts) -> PATE:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
         if method.name == "dpsgd":  # which draws noise of its own
@@ -548,18 +552,18 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def _normalize(self, x: Tensor) -> np.ndarray:
         """As scikit-learn's students take them: rows at public scale."""
-        if self._points.mean is None or self._points.std is None:
+        if self._transform.mean is None or self._transform.std is None:
             return x.flatten(1).numpy() / 255.0
-        return (x.numpy() - self._points.mean) / self._points.std
+        return (x.numpy() - self._transform.mean) / self._transform.std
 
-    def _summary_line(self, facts: methods.PublicFacts) -> str:
-        """The choice and what is foretold, in two lines."""
+    def _summary_line(self, facts: autoconfig.PublicFacts) -> str:
+        """The choice and the forecast, in two lines."""
         unit = "group" if facts.has_groups else "record"
         price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
         default_note = "delta 1e-5 and the rest go by the public points: num_records_about is not given. " * (
             facts.num_records is None and self.delta is None
         )
-        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Foretold: {self.method_.expectation}"
+        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Forecast: {self.method_.expectation}"
 
 
 def _is_module_factory(student: Any) -> bool:
@@ -577,7 +581,7 @@ def _fit_module(
     return Student({"name": "own"}, module, spec)
 
 
-def _fit_dpsgd(pate: PATE, data: Dataset, facts: methods.PublicFacts) -> tuple[Student, Path]:
+def _fit_dpsgd(pate: PATE, data: Dataset, facts: autoconfig.PublicFacts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
     from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
 

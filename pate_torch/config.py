@@ -145,8 +145,10 @@ class RunConfig:
         if self.labels is not None:
             run_folders.check_id("labels", self.labels)
         if self.encoder is not None:
-            encoded = EncodedDataset(source=self.dataset, encoder=self.encoder, root=self.root, device=self.device)
-            object.__setattr__(self, "dataset", encoded)
+            encoded_dataset = EncodedDataset(
+                source=self.dataset, encoder=self.encoder, root=self.root, device=self.device
+            )
+            object.__setattr__(self, "dataset", encoded_dataset)
             object.__setattr__(self, "encoder", None)
         mechanism_noise = getattr(self.mechanism, "noise", self.privacy.noise)
         if mechanism_noise != self.privacy.noise:
@@ -208,7 +210,7 @@ class RunConfig:
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where the strategy, mechanism or voters look at it."""
+        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
         uses_guide = (
             getattr(self.query, "uses_guide", True),
             getattr(self.mechanism, "uses_guide", False),
@@ -217,7 +219,7 @@ class RunConfig:
         return self.num_rounds > 1 and any(uses_guide)
 
     def adapt_to_data(self, data: Dataset, stages: Stages) -> RunConfig:
-        """This configuration with what only the data say: the voters, no more questions than points, calibrated noise.
+        """This configuration with what only the data say: the method, no more questions than points, calibrated noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
@@ -312,9 +314,9 @@ class RunConfig:
             )
             votes, classes = self.method.estimate_votes_per_query(data, self), data.spec.num_classes
             if votes is not None:
-                forced = self.privacy.allow_uninformative_labels
+                allow_uninformative = self.privacy.allow_uninformative_labels
                 feasibility.check_informative(
-                    self.mechanism, num_teachers=votes, num_classes=classes, allow_uninformative=forced
+                    self.mechanism, num_teachers=votes, num_classes=classes, allow_uninformative=allow_uninformative
                 )
             self.method.check_data(data, self)
             self.method.describe(data.private.unit, self)  # a wrong one is found out now

@@ -51,10 +51,10 @@ class DataSplits:
     """PRIVATE. The data, split as the configuration says.
 
     Attributes:
-        data: Without the private records that are kept from the voters.
+        data: Without the private records that are held out.
         all_private: All private records, whose account is charged.
-        validation: Those kept for choosing a student; None: none are.
-        membership_holdout: Those kept for the owner's membership test; None: none are.
+        validation: Those held out for choosing a student; None: none are.
+        membership_holdout: Those held out for the owner's membership test; None: none are.
     """
 
     data: Dataset
@@ -89,7 +89,7 @@ class RunContext:
         reused_release: The release that is learnt from in place of new labels; None: labels are to be bought.
         reservation_ids: The reservations that this run has made.
         owner: What only the owner can say of the data, for the statement.
-        forecast: A forecast of the labels from public values, where noise drowns the votes.
+        forecast: A forecast of the labels from public values, where noise outweighs the votes.
         exit_stack: Closes with the run; None outside a run's folder.
         unfinished_call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
     """
@@ -109,12 +109,12 @@ class RunContext:
 
     @property
     def data(self) -> Dataset:
-        """PRIVATE. The data without the records kept from the voters."""
+        """PRIVATE. The data without the records that are held out."""
         return self.splits.data
 
     @property
     def all_private(self) -> PrivateData:
-        """PRIVATE. All private records, with those kept from the voters."""
+        """PRIVATE. All private records, with those that are held out."""
         return self.splits.all_private
 
     @property
@@ -185,7 +185,7 @@ class RunContext:
         Args:
             config: The run's choices.
             clock: Times the stages; None: a new one.
-            format_alternative: Says what to ask for where noise drowns the votes; None: settings of train.py.
+            format_alternative: Says what to ask for where noise outweighs the votes; None: settings of train.py.
 
         Raises:
             ValueError: A choice cannot work; nothing has been charged or trained.
@@ -202,11 +202,11 @@ class RunContext:
             reused_release = forecast = unfinished_call = None
             if config.labels is None:
                 config.check_data(splits.data)
-                known: dict[str, float] = {}
+                cap_by_account: dict[str, float] = {}
                 if config.ledger_path.exists():  # which a refusal does not leave behind
                     with Ledger(config.ledger_path) as ledger:
-                        known = _read_caps(ledger)
-                check_cap(config, splits.data.spec.name, planned_events, known)
+                        cap_by_account = _read_caps(ledger)
+                check_cap(config, splits.data.spec.name, planned_events, cap_by_account)
                 forecast = feasibility.forecast_warning(config, splits.data, config.mechanism, format_alternative)
                 unfinished_call = _make_unfinished_call(config, splits)
                 config, reused_release = _resume_call(config, splits.data, unfinished_call, stages)
@@ -262,7 +262,7 @@ class LabelRelease:
         labels: Releasable: the questions, and what was answered.
         facts: Releasable: ``release.json``.
         guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
-        method: PRIVATE. Who answered; None: they are not here.
+        method: PRIVATE. Who answered; None: the method is not here.
         raw_votes: PRIVATE. The votes behind the answers, in one table; None: they were not given in this run.
     """
 

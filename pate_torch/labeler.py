@@ -110,16 +110,16 @@ class PrivateLabeler:
     after another.
 
     Args:
-        voters: An ``Ensemble``, or a function from points to ``Votes``.
+        teachers: A ``TeacherEnsemble``, or a function from points to ``Votes``.
         mechanism: Answers a block.
-        budget: An account that is open, on its terms (``Budget.of``).
+        budget: An account that is open, on its terms (``Budget.from_account``).
         journal: The file of released answers: a question asked before is answered from it, free of charge and after a
             restart too.
         num_queries: Questions in a block.
         calls: Most turns in which a block may be asked; None: one question a turn.
         allow_uninformative_labels: Whether to answer where answers would be no better than chance even if all teachers
             agreed.
-        spec: What points are, where ``voters`` is a function.
+        spec: What points are, where ``teachers`` is a function.
         owns_ledger: Whether ``close`` closes the ledger too.
 
     Raises:
@@ -145,7 +145,9 @@ class PrivateLabeler:
     ) -> None:
         self._vote_function: VoteFunction = teachers.count_votes if isinstance(teachers, TeacherEnsemble) else teachers
         if spec is None and not isinstance(teachers, TeacherEnsemble):
-            raise checks.error("spec", None, "must say what the points are", "An Ensemble knows; a function does not.")
+            raise checks.error(
+                "spec", None, "must say what the points are", "A TeacherEnsemble knows; a function does not."
+            )
         self.spec: DataSpec = spec or teachers.spec  # type: ignore[union-attr]
         self.mechanism, self.budget = mechanism, budget
         self.ledger, self.account = budget.ledger, budget.account
@@ -248,7 +250,7 @@ class PrivateLabeler:
         algorithm: StudentAlgorithm,
         *,
         pool_x: Tensor | None = None,
-        at_least: int = 1,
+        min_answers: int = 1,
         seed: int = 0,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
@@ -260,16 +262,16 @@ class PrivateLabeler:
         Args:
             algorithm: How the student is trained.
             pool_x: More public points without labels, for algorithms that use them.
-            at_least: m0, fewer answers than which are refused.
+            min_answers: m0, fewer answers than which are refused.
             seed: Seed of the training.
             device: Device of the training.
             progress: Told of each step.
         """
         history = self.history
         answered_H = history.label != NO_ANSWER
-        if int(answered_H.sum()) < checks.integer("at_least", at_least, low=1):
+        if int(answered_H.sum()) < checks.integer("min_answers", min_answers, low=1):
             raise checks.error(
-                "at_least", at_least, f"only {int(answered_H.sum())} questions have been answered so far"
+                "min_answers", min_answers, f"only {int(answered_H.sum())} questions have been answered so far"
             )
         pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(pool_x)[0]])
         task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
@@ -299,7 +301,7 @@ class PrivateLabeler:
         Returns:
             The hypothesis.
 
-        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.sspp``).
+        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.run_sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
         """
         if self.ledger.get_account(self.account).adjacency != "replace_one":
@@ -308,9 +310,9 @@ class PrivateLabeler:
             line = next((line for line in self._journal.lines if line.kind == "hypothesis"), None)
             if line is None:
                 points = self._to_rows(self.history.x)
-                chosen = run_sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
+                choice = run_sspp(hypotheses, sample, points, epsilon=epsilon, budget=self.budget)
                 self._settle()
-                self._journal.append("hypothesis", name=hypotheses.name, index=chosen.index, answers=len(points))
+                self._journal.append("hypothesis", name=hypotheses.name, index=choice.index, answers=len(points))
                 line = self._journal.lines[-1]
         if line.facts["name"] != hypotheses.name:
             raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
@@ -325,7 +327,7 @@ class PrivateLabeler:
         votes = self._vote_function(points)
         if len(votes) != len(points) or votes.num_classes != self.spec.num_classes:
             raise ValueError(
-                f"voters: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
+                f"teachers: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
         check_before_charge(votes.sensitivity, self.mechanism, self.budget)

@@ -1,6 +1,6 @@
 """PATE in a notebook: the stages of a run on one's own tensors, with the same ledger, folders and refusals.
 
-    pate = PATE("hospital", classes=2, num_teachers=50, mechanism=Gaussian(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
+    pate = PATE("hospital", classes=2, num_teachers=50, mechanism=GNMax(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
     pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
     pate.label(pool_x, num_queries=100)           # charged, then drawn
     student = pate.fit_student("fixmatch")        # free, as often as you like
@@ -103,7 +103,7 @@ class InMemoryDataset:
 
 @dataclass(frozen=True, eq=False)
 class _LabelResult:
-    """A release with what is needed to learn from it and to report it. paid: whether it was bought by this call."""
+    """A release with what is needed to learn from it and to report it; ``reservation_ids``: those of this call."""
 
     config: RunConfig
     data: Dataset
@@ -127,9 +127,8 @@ class PATE:
             and ``outputs`` of the working directory for runs.
         teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
             torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``PrivateMethod``, such
-            as ReverseKnn() with mechanism=Histogram(...) or Gradients(size=...) with mechanism=GradientDescent(...),
-            where
-            the records answer for themselves. None: a small network for the data.
+            as ReverseKnn() with mechanism=Histogram(...) or GradientMethod(size=...) with
+            mechanism=GradientDescent(...), where the records answer for themselves. None: a small network for the data.
         recipe: How modules of ``teacher``'s making are trained.
         partition: AddRemove() or ReplaceOne(): what a neighbor is.
         unit: "record" or "group:<what>" (then give unit_id).
@@ -191,7 +190,7 @@ class PATE:
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
         if not isinstance(mechanism, Mechanism):
             problem = "must be a mechanism, an object of pate_torch.mechanisms"
-            raise checks.error("mechanism", mechanism, problem, "Such as mechanism=Gaussian(sigma=8.0), in votes.")
+            raise checks.error("mechanism", mechanism, problem, "Such as mechanism=GNMax(sigma=8.0), in votes.")
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
@@ -200,7 +199,7 @@ class PATE:
         self.partition: Partition = AddRemove() if partition is None else partition
         if isinstance(teacher, PrivateMethod):
             if num_teachers:
-                problem = "goes with teachers that are trained here; these voters say themselves how many they are"
+                problem = "goes with teachers that are trained here; this method says itself how many it has"
                 raise checks.error("num_teachers", num_teachers, problem, "Omit it.")
             self.num_teachers = teacher.num_teachers
         else:
@@ -308,8 +307,8 @@ class PATE:
             strategy: Any of ``pate_torch.queries``; None: at random.
             guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            method: "teachers_transductive", or TransductiveTeachers with its options: a recipe's teachers answer for
-                all public points together; None: for each by itself.
+            method: "teachers_transductive", or TransductiveTeacherVotes with its options: a recipe's teachers answer
+                for all public points together; None: for each by itself.
             features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
             finish: Whether the call ends with the labels. False: it ends with ``finish``, and whoever is interrupted
@@ -589,7 +588,7 @@ class PATE:
                 stored_method, num_teachers=self.num_teachers, teachers_id=self._stored_teachers.id, alias=alias
             )
         if method is not None:
-            fix = "Leave out voters, or give PATE(teacher=TeacherRecipe(...))."
+            fix = "Leave out method, or give PATE(teacher=TeacherRecipe(...))."
             raise checks.error("method", type(method).__name__, "needs the probabilities of a recipe's teachers", fix)
         if isinstance(self.teacher, PrivateMethod):
             return self.teacher
@@ -683,10 +682,11 @@ def _format_alternative(config: RunConfig, data: Dataset, descent: GradientBudge
     descent_mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
     mechanism = f"sigma={descent_mechanism.sigma:.4g}, adjacency={descent_mechanism.adjacency!r}"
     if descent.effective_dim is not None:
-        size, dim_argument = str(descent.num_records), f", directions={descent.effective_dim:.3g}"
+        size, dim_argument = str(descent.num_records), f", effective_dim={descent.effective_dim:.3g}"
         step = f"{descent_mechanism.step_size:.3g}"
-        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}, first_step_size={step}, step_size={step}"
-    return f"PATE(teacher=Gradients(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
+        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}"
+        mechanism += f", first_step_size={step}, step_size={step}"
+    return f"PATE(teacher=GradientMethod(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
 
 
 def empty_evaluation(spec: DataSpec, points: Tensor) -> Evaluation:

@@ -1,6 +1,6 @@
 """From private records to a released student.
 
-    voters -> votes, counts, gradients -> mechanism <- budget | released labels -> student -> report
+    method -> votes, counts, gradients -> mechanism <- budget | released labels -> student -> report
     PRIVATE                                                   | may be published
 
 Everything left of the bar is private. What crosses it has passed a mechanism, whose price was reserved before any noise
@@ -41,7 +41,7 @@ from pate_torch.types import PublicAsset, Release
 
 
 def run(config: RunConfig) -> ReleaseReport | None:
-    """Train voters, release their answers under differential privacy, and train the student that may be published.
+    """Prepare the method, release its answers under differential privacy, and train the student that may be published.
 
     Returns:
         What was released, as reported; None on the ranks that only assist.
@@ -67,7 +67,7 @@ def run(config: RunConfig) -> ReleaseReport | None:
 
 
 def release_labels(run: RunContext) -> LabelRelease:
-    """Ask the voters about public points, and write down the answers that the mechanism releases."""
+    """Ask about public points, and write down the answers that the mechanism releases."""
     config, data, budget = run.config, run.data, run.budget
     assert budget is not None
     method = config.method.prepare(run)
@@ -79,7 +79,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             run.unfinished_call.begin(config.folder)
         record: dict[str, Any] = {}
         guide = _RoundGuide(run, method)
-        raw_votes: list[Votes | CellHistogram] = []  # told once, at the end, if at all
+        raw_votes: list[Votes | CellHistogram] = []  # filled once, at the end, if at all
 
         def write(labels: Release) -> dict[str, str]:
             record.update(
@@ -102,7 +102,7 @@ def release_labels(run: RunContext) -> LabelRelease:
             feature_PD=learn_features(config.features, data, config.seed, config.device, run.stages),
             write=write,
             on_votes=raw_votes.append,
-            progress=run.stages("Asking the voters"),
+            progress=run.stages("Answering queries"),
         )
     method.record_ledger_head(run.ledger.get_head())
     run.reservation_ids.append(labels.id)
@@ -116,7 +116,7 @@ def release_labels(run: RunContext) -> LabelRelease:
 
 
 class _RoundGuide:
-    """Fits a student between rounds: it guides the next questions, and the voters who look at it."""
+    """Fits a student between rounds: it guides the next questions, and the method that looks at it."""
 
     def __init__(self, run: RunContext, method: PreparedMethod) -> None:
         self.run, self.method = run, method
@@ -149,8 +149,8 @@ def _build_record(run: RunContext, method: PreparedMethod) -> dict[str, Any]:
     nominal_size = config.method.get_nominal_size(data)
     asset: PublicAsset | None = getattr(config.features, "asset", None)
     # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
-    moved = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
-    bounded = {norm: value if math.isfinite(value) else None for norm, value in moved.items()}
+    norms = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
+    finite_norms = {norm: value if math.isfinite(value) else None for norm, value in norms.items()}
     # A switch that is off is left out of the record.
     recorded_parameters = {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False}
     return {
@@ -171,7 +171,7 @@ def _build_record(run: RunContext, method: PreparedMethod) -> dict[str, Any]:
         "unit": data.private.unit,
         **({} if data.spec.encoder is None else {"encoder": data.spec.encoder.card_without_points.to_dict()}),
         **({} if nominal_size is None else {"declared_size": nominal_size}),
-        "sensitivity": {**bounded, "per": getattr(config.mechanism, "sensitivity_unit", "question")},
+        "sensitivity": {**finite_norms, "per": getattr(config.mechanism, "sensitivity_unit", "question")},
         **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
         "answered_by": config.method.describe(data.private.unit, config).to_dict(),
     }
@@ -191,7 +191,7 @@ def publish_private_price(run: RunContext, release: LabelRelease) -> str | None:
     run.reservation_ids.append(reservation_id)
     release.method.record_ledger_head(run.ledger.get_head())
     return (
-        f"  Sanitised price  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
+        f"  Private epsilon  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
         f" with confidence {plan.confidence:g} (forward, {config.partition.adjacency},\n"
         f"                   unit {run.data.private.unit}, this publication included)"
     )

@@ -96,7 +96,7 @@ def load_method_description(record: Mapping[str, Any]) -> MethodDescription:
     try:
         return MethodDescription.from_dict(record["answered_by"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _corrupt_release(dict(record), f"was edited: its answered_by cannot be read ({error})") from error
+        raise _corrupt_release_error(dict(record), f"was edited: its answered_by cannot be read ({error})") from error
 
 
 def write(
@@ -192,7 +192,7 @@ def _format_cells(release: Release) -> str:
     assert release.cell_RP is not None
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["point", *(f"round_{turn}" for turn in range(len(release.cell_RP)))])
+    writer.writerow(["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))])
     writer.writerows([point, *queries] for point, queries in enumerate(release.query_Q[release.cell_RP].T.tolist()))
     return table.getvalue()
 
@@ -206,7 +206,7 @@ def _parse_cells(text: str, query_Q: Tensor) -> Tensor:
     return torch.tensor([[row_by_query[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
 
 
-def _columns(
+def _read_columns(
     rows: list[dict[str, str]], kind: str, num_classes: int, value: Callable[[str], float]
 ) -> list[list[float]] | None:
     """The numbers of each class beside the answers, of columns such as ``votes_0``; None: there are none."""
@@ -245,7 +245,7 @@ def _load_guide(folder: Path, record: dict[str, Any]) -> Student | None:
         return None
     path = folder / _GUIDE_FILE
     if not path.exists() or compute_file_digest(path) != record["guide_sha256"]:
-        raise _corrupt_release(
+        raise _corrupt_release_error(
             record, f"{_GUIDE_FILE} is not the one that was written", f"Restore the files of {folder}."
         )
     return student_store.load(path)
@@ -253,9 +253,9 @@ def _load_guide(folder: Path, record: dict[str, Any]) -> Student | None:
 
 def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
-        raise _corrupt_release(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
+        raise _corrupt_release_error(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
     if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
-        raise _corrupt_release(
+        raise _corrupt_release_error(
             record,
             f"was answered on other public points (data set {record.get('dataset')!r})",
             "Use the same dataset, seed and sizes as the run that released it.",
@@ -266,9 +266,9 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
         rows = list(csv.DictReader(io.StringIO(text)))
         query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
         label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
-        votes = _columns(rows, "votes", spec.num_classes, int)
+        votes = _read_columns(rows, "votes", spec.num_classes, int)
         sigma = 0.0 if votes is None else checks.positive("sigma", record["parameters"]["sigma"])
-        beside = _columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
+        query_scores = _read_columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
         cells = scores = None
         tensors: dict[str, Tensor] = {}
         if "cells_sha256" in record:
@@ -283,7 +283,7 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
             events.from_json(json.dumps(record["incurred"])),
             events.from_json(json.dumps(record["planned"])),
             None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
-            None if beside is None else torch.tensor(beside, dtype=torch.float64),
+            None if query_scores is None else torch.tensor(query_scores, dtype=torch.float64),
             queries_per_round=tuple(map(int, record["queries_by_round"])),
             cell_RP=None if cells is None else _parse_cells(cells, query_Q),
             score_RPC=None if scores is None else tensors["score_RPC"],
@@ -297,11 +297,11 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
             is_intact &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
             is_intact &= release.score_RPC.shape == (len(release.queries_per_round), len(pool), spec.num_classes)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise _corrupt_release(record, f"cannot be read ({type(error).__name__}: {error})", fix) from error
+        raise _corrupt_release_error(record, f"cannot be read ({type(error).__name__}: {error})", fix) from error
     rounds_add_up = sum(release.queries_per_round) == len(rows) and min(release.queries_per_round, default=0) >= 0
     if not is_intact or not rounds_add_up or not _is_consistent(query_Q, label_Q, len(pool), spec.num_classes, record):
-        raise _corrupt_release(record, "labels.csv does not fit its release.json: it was edited", fix)
-    _check_charged(record, release, ledger, fix)
+        raise _corrupt_release_error(record, "labels.csv does not fit its release.json: it was edited", fix)
+    _check_against_ledger(record, release, ledger, fix)
     return release
 
 
@@ -312,7 +312,7 @@ def _is_consistent(query_Q: Tensor, label_Q: Tensor, pool_size: int, num_classes
     return bool(in_range) and len(torch.unique(query_Q)) == len(query_Q) == record.get("queries_asked")
 
 
-def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:
+def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:
     """Hold a record against the ledger's own: the price, the terms and whether the noise was secret."""
     account = next((candidate for candidate in ledger.list_accounts() if candidate.name == record["dataset"]), None)
     entries = (
@@ -322,7 +322,7 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, fix
     )
     facts_by_kind = {entry.kind: entry.facts for entry in entries}
     if account is None or "reserve" not in facts_by_kind:
-        raise _corrupt_release(
+        raise _corrupt_release_error(
             record,
             f"was never charged to the ledger here ({ledger.path})",
             "Bring back the ledger that lay beside it: it remembers what was released.",
@@ -340,13 +340,13 @@ def _check_charged(record: dict[str, Any], release: Release, ledger: Ledger, fix
         claims["content"] = (select_digests(record), select_digests(facts_by_kind["commit"]))
     for name, (release_value, ledger_value) in claims.items():
         if release_value != ledger_value:
-            raise _corrupt_release(record, f"was edited: its {name} is not what the ledger was charged for", fix)
+            raise _corrupt_release_error(record, f"was edited: its {name} is not what the ledger was charged for", fix)
     kinds = {"parameters": dict, "sensitivity": dict, "noise": str, "teachers_id": str, "num_teachers": int}
     for name, kind in kinds.items():
         if not isinstance(record.get(name), kind):
-            raise _corrupt_release(record, f"was edited: its {name} is missing", fix)
+            raise _corrupt_release_error(record, f"was edited: its {name} is missing", fix)
     load_method_description(record)
 
 
-def _corrupt_release(record: dict[str, Any], problem: str, fix: str = "") -> ValueError:
+def _corrupt_release_error(record: dict[str, Any], problem: str, fix: str = "") -> ValueError:
     return checks.error("labels", record["release_id"], problem, fix)

@@ -77,7 +77,7 @@ def blobs() -> Tensors:
 def plan(home: Path, name: str, **changes: Any) -> RunConfig:
     """Eight teachers, five questions, a student of a few steps."""
     student = Supervised(network="logistic", steps=3, augment=None)
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
     given: dict[str, Any] = {
         "dataset": blobs(),
         "partition": AddRemove(),
@@ -231,7 +231,7 @@ def _label(home: Path, number: int) -> None:
 
 def _api(home: Path, number: int) -> None:
     data = blobs()
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
     one = PATE(
         "clouds",
         classes=3,
@@ -408,7 +408,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
             file.write(line + "\n")
 
     Checkpoints.save, Stages.print_message = slowly, say  # type: ignore[method-assign]
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorised")
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
     one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=GNMax(sigma=sigma))
     if ready is not None:
         ready.wait()

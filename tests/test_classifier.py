@@ -535,7 +535,7 @@ def test_it_says_why_in_two_lines_and_where_it_charges(make, capsys, tmp_path):
     make(verbose=True).fit(X, Y, public=PUBLIC)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 3 and str(tmp_path.absolute() / "ledger.sqlite") in said[2]
-    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Foretold" in said[1]
+    assert "epsilon 4 at delta 1e-5 (add_remove, unit record)" in said[0] and "Forecast" in said[1]
 
 
 def test_the_statement_is_that_of_the_release_and_says_what_nobody_stated(make):

@@ -131,7 +131,7 @@ PARTS = [
     ("teacher.weight_decay=-1", "teacher.weight_decay=-1", "at least 0"),
     ("teacher.label_smoothing=0.9", "teacher.label_smoothing=0.9", "[0, 0.5]"),
     ("teacher.schedule=foo", "teacher.schedule='foo'", "cosine"),
-    ("teacher.backend=gpu", "teacher.backend='gpu'", "vectorised"),
+    ("teacher.backend=gpu", "teacher.backend='gpu'", "vectorized"),
     ("teacher.chunk=0", "teacher.chunk=0", "[1,"),
     ("teacher.workers=0", "teacher.workers=0", "[1,"),
     ("teacher.dtype=int8", "teacher.dtype='int8'", "float32"),

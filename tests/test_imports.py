@@ -74,7 +74,7 @@ EXCEPTIONS = {
         "budget",
         "ledger",
         "data.units",
-        "pac.selection",
+        "pac.exponential",
         "accounting.events",
     },  # by private records
     "reporting.build": {"protocols", "accounting", "ledger", "teachers.store", "release_store"},

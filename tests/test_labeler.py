@@ -380,9 +380,9 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     labeler = make(num_queries=40)
     values = [v / 4 for v in range(-20, 20)]
     labeler.answer(line(*values))
-    with pytest.raises(ValueError, match="at_least"):
-        labeler.publish(Supervised(network="logistic", steps=2, augment=None), at_least=41)
-    labeler.publish(Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None), at_least=40)
+    with pytest.raises(ValueError, match="min_answers"):
+        labeler.publish(Supervised(network="logistic", steps=2, augment=None), min_answers=41)
+    labeler.publish(Supervised(network="logistic", steps=150, learning_rate=0.05, augment=None), min_answers=40)
     spent = ledger.get_guarantee("line").epsilon
     assert spent == pytest.approx(price(10, 40), abs=1e-9)
     assert labeler.answer(line(-9, 9)).tolist() == [0, 1]

@@ -25,7 +25,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from tests.worlds import clouds
 
 DELTA = 1e-4
-RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorised")
+RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorized")
 
 
 X, Y = clouds(200, 0)

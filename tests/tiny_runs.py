@@ -23,7 +23,7 @@ def tiny(home: Path) -> RunConfig:
     return run_config(
         dataset=blobs(),
         partition=AddRemove(),
-        teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorized"),
         mechanism=GNMax(sigma=2.0),
         query=Random(),
         student=learner,
@@ -55,7 +55,7 @@ def selection(**changes) -> Selection:
     return Selection(**{"candidates": {"a": student(2), "b": student(3)}, "validation": 0.3, **changes})
 
 
-RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorised")
+RECIPE = TeacherRecipe(network="logistic", steps=2, batch_size=8, backend="vectorized")
 
 
 def pate(home, x, y, classes=2, **changes) -> PATE:

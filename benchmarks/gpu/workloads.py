@@ -92,7 +92,7 @@ def draw_shards(spec: DataSpec, teachers: int, size: int) -> tuple[PrivateData, 
 
 def make_recipe(network: str, options: Options, **changes: Any) -> TeacherRecipe:
     """Make a recipe of teachers with augmentation."""
-    defaults: Options = {"batch_size": 8, "steps": 4, "augment": AUGMENT, "backend": "vectorised"}
+    defaults: Options = {"batch_size": 8, "steps": 4, "augment": AUGMENT, "backend": "vectorized"}
     return TeacherRecipe(network=network, options=options, **(defaults | changes))
 
 

@@ -66,7 +66,7 @@ class AuditResult:
 
     Attributes:
         proven: The largest epsilon that the outcomes prove.
-        claimed: The epsilon of ``worst_case``.
+        claimed: The epsilon of ``privacy_events``.
         delta: The delta at which both epsilons are stated.
         confidence: Confidence level of ``proven``.
         faults: Faults that need no statistics, such as events that cost more than was charged.
@@ -207,7 +207,7 @@ def audit(
     confidence: float = 0.95,
     independent: bool = False,
 ) -> AuditResult:
-    """Run the mechanism on every pair and compare what the outcomes prove with what ``worst_case`` claims.
+    """Run the mechanism on every pair and compare what the outcomes prove with what ``privacy_events`` claims.
 
     Args:
         mechanism: What is audited.
@@ -287,7 +287,7 @@ def _draw_outcomes(
 
 
 def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outcomes:
-    """All that a release shows, as one integer per query. one_more: a count was added, and its number alone tells."""
+    """All that a release shows, as one integer per query; ``is_add_remove``: a count was added, and it alone tells."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()

@@ -159,7 +159,7 @@ class AuditSetting:
     def from_name(cls, name: str) -> AuditSetting:
         """The setting for the mechanism called ``name``."""
         # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the
-        # threshold and the failing test both to the ends of their noise; over many failures it would drown.
+        # threshold and the failing test both to the ends of their noise; over many failures it would be lost in noise.
         sparse = {"epsilon": 2.0, "max_failures": 1}
         return {
             "sparse_vector": cls(queries=8, runs=20_000, overrides=sparse),

@@ -42,12 +42,12 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         ValueError: One cannot be built; the message names its key.
     """
     try:
-        resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+        values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
     features = (
-        None if resolved["features"] is None else instantiate_component(cfg, "features", FeatureRecipe | PointEncoder)
+        None if values["features"] is None else instantiate_component(cfg, "features", FeatureRecipe | PointEncoder)
     )
     encoder = features if isinstance(features, PointEncoder) else None
     if encoder is not None:  # nobody learns features of points that come encoded
@@ -56,55 +56,53 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     return RunConfig(
         dataset=_build_source(cfg),
         partition=instantiate_component(cfg, "partition", Partition),
-        method=_build_method(cfg, resolved),
+        method=_build_method(cfg, values),
         teacher=instantiate_component(cfg, "teacher", TeacherRecipe),
         mechanism=instantiate_component(cfg, "mechanism", Mechanism),
         query=instantiate_component(cfg, "query", QueryStrategy),
-        num_queries=resolved["num_queries"],
+        num_queries=values["num_queries"],
         num_queries_is_default=OmegaConf.is_interpolation(cfg, "num_queries"),
         features=features,
         encoder=encoder,
-        student=instantiate_component(cfg, "student", StudentAlgorithm) if "_target_" in resolved["student"] else None,
+        student=instantiate_component(cfg, "student", StudentAlgorithm) if "_target_" in values["student"] else None,
         guide_student=instantiate_component(cfg, "guide_student", StudentAlgorithm)
-        if "_target_" in resolved["guide_student"]
+        if "_target_" in values["guide_student"]
         else None,
-        privacy=build_privacy_config(resolved),
-        selection=instantiate_component(cfg, "selection", Selection) if "_target_" in resolved["selection"] else None,
+        privacy=build_privacy_config(values),
+        selection=instantiate_component(cfg, "selection", Selection) if "_target_" in values["selection"] else None,
         private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon)
-        if "_target_" in resolved["private_epsilon"]
+        if "_target_" in values["private_epsilon"]
         else None,
         membership=instantiate_component(cfg, "membership", MembershipTest)
-        if "_target_" in resolved["membership"]
+        if "_target_" in values["membership"]
         else None,
-        labels=resolved["labels"],
-        root=run_folders.check_root(resolved["paths"]["root"]),
+        labels=values["labels"],
+        root=run_folders.check_root(values["paths"]["root"]),
         folder=folder,
-        seed=resolved["seed"],
-        device=parse_device(resolved["device"]),
-        baseline=checks.boolean("baseline", resolved["baseline"]) and resolved["votes"] is None,
-        quiet=checks.boolean("quiet", resolved["quiet"]),
+        seed=values["seed"],
+        device=parse_device(values["device"]),
+        baseline=checks.boolean("baseline", values["baseline"]) and values["votes"] is None,
+        quiet=checks.boolean("quiet", values["quiet"]),
     )
 
 
-def build_privacy_config(resolved: dict[str, Any]) -> PrivacyConfig:
+def build_privacy_config(values: dict[str, Any]) -> PrivacyConfig:
     """The account's terms."""
-    if not isinstance(resolved["privacy"], dict):
-        raise checks.error("privacy", resolved["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
-    return PrivacyConfig(
-        noise=resolved["noise"], insecure_noise_seed=resolved["insecure_noise_seed"], **resolved["privacy"]
-    )
+    if not isinstance(values["privacy"], dict):
+        raise checks.error("privacy", values["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
+    return PrivacyConfig(noise=values["noise"], insecure_noise_seed=values["insecure_noise_seed"], **values["privacy"])
 
 
-def _build_method(cfg: DictConfig, resolved: dict[str, Any]) -> PrivateMethod:
+def _build_method(cfg: DictConfig, values: dict[str, Any]) -> PrivateMethod:
     """Who answers; teachers give way to a file of votes."""
     method: PrivateMethod = instantiate_component(cfg, "method", PrivateMethod)
-    if resolved["teachers"] is not None and not method.num_teachers:
+    if values["teachers"] is not None and not method.num_teachers:
         fix = "Leave out teachers: every record answers for itself."
         raise checks.error("method", method.name, "cannot be combined with teachers", fix)
-    if resolved["votes"] is None:
+    if values["votes"] is None:
         return method
-    path = Path(checks.nonempty_string("votes", resolved["votes"]))
-    for key, value in (("teachers", resolved["teachers"]), ("method", None if method.num_teachers else method.name)):
+    path = Path(checks.nonempty_string("votes", values["votes"]))
+    for key, value in (("teachers", values["teachers"]), ("method", None if method.num_teachers else method.name)):
         if value is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
             raise checks.error("votes", str(path), f"cannot be combined with {key}", fix)
@@ -152,8 +150,8 @@ def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType) -> 
             raise _bad_target_error(key, node["_target_"], " ".join(str(cause or error).split())) from error
         raise ValueError(f"{key}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
     if not isinstance(instance, kind):
-        expected = getattr(kind, "__name__", str(kind))
-        raise _bad_target_error(key, node["_target_"], f"makes {type(instance).__name__}, not a {expected}")
+        kind_name = getattr(kind, "__name__", str(kind))
+        raise _bad_target_error(key, node["_target_"], f"makes {type(instance).__name__}, not a {kind_name}")
     return instance
 
 
@@ -168,19 +166,19 @@ def parse_device(name: object) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    allowed = "must be auto, cpu, cuda, cuda:<n> or mps"
+    requirement = "must be auto, cpu, cuda, cuda:<n> or mps"
     try:
-        parsed = torch.device(text)
+        device = torch.device(text)
     except RuntimeError as error:
-        raise checks.error("device", name, allowed) from error
-    if parsed.type not in ("cpu", "cuda", "mps"):
-        raise checks.error("device", name, allowed)
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[parsed.type]
+        raise checks.error("device", name, requirement) from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise checks.error("device", name, requirement)
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[device.type]
     if count == 0:
-        device_type = parsed.type.upper()
+        device_type = device.type.upper()
         raise checks.error(
             "device", name, f"no {device_type} device is available here", "Use device=cpu or device=auto."
         )
-    if (parsed.index or 0) >= count:
+    if (device.index or 0) >= count:
         raise checks.error("device", name, f"there are {count}, numbered from 0", "Use device=auto.")
-    return parsed
+    return device

@@ -89,7 +89,7 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_usage())
         return 0 if words else 2
-    name, rest = words[0], words[1:]
+    name, command_words = words[0], words[1:]
     if name not in COMMANDS:
         import difflib
 
@@ -99,7 +99,7 @@ def _dispatch(arguments: Sequence[str] | None) -> int:
         return 2
     module, function, _ = COMMANDS[name]
     saved_argv = sys.argv
-    sys.argv = [f"pate {name}", *rest]  # Hydra and argparse both read it
+    sys.argv = [f"pate {name}", *command_words]  # Hydra and argparse both read it
     try:
         return int(getattr(importlib.import_module(module), function)() or 0)
     finally:

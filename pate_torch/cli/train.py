@@ -72,10 +72,10 @@ def _train(cfg: DictConfig) -> None:
 
 def train() -> int:
     """Run the training command on ``sys.argv``; its exit code."""
-    return run_command(_run_guarded)
+    return run_command(_run_hydra)
 
 
-def _run_guarded() -> int:
+def _run_hydra() -> int:
     global _is_composed, _shows_traceback
     if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
         sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
@@ -150,6 +150,6 @@ def _unknown_option_error(group: str, name: str, options: Sequence[str]) -> Valu
 
 def _format_disk_error(message: str) -> str:
     return (
-        f"{message}. What was charged stays charged; free some space, or make the folder writable (PATE_HOME or paths.root"
-        " names another), then run again."
+        f"{message}. What was charged stays charged; free some space, or make the folder writable (PATE_HOME or "
+        "paths.root names another), then run again."
     )

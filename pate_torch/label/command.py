@@ -2,9 +2,9 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
 
     pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    pate label dataset=svhn                     # by voters of one's own, with the keys of train.py
+    pate label dataset=svhn                     # by a method of one's own, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``method.votes_file``); the owner vouches that every privacy unit
+The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
 conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
 closed.
@@ -68,39 +68,39 @@ def build_config(cfg: DictConfig) -> RunConfig:
     """
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
-    resolved = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     votes = read(
-        resolved["votes"],
-        num_classes=resolved["num_classes"],
-        num_points=resolved["num_points"],
-        num_teachers=resolved["num_teachers"],
+        values["votes"],
+        num_classes=values["num_classes"],
+        num_points=values["num_points"],
+        num_teachers=values["num_teachers"],
     )
-    classes = resolved["class_names"] or range(votes.num_classes)
+    classes = values["class_names"] or range(votes.num_classes)
     spec = DataSpec(
-        name=str(resolved["dataset"]["name"]),
+        name=str(values["dataset"]["name"]),
         num_classes=votes.num_classes,
         input_shape=(1,),
         class_names=tuple(map(str, classes)),
         mean=(0.0,),
         std=(1.0,),
     )
-    num_queries = resolved["num_queries"]
+    num_queries = values["num_queries"]
     return RunConfig(
-        dataset=VotesOnlyDataset(spec=spec, unit=resolved["dataset"]["unit"], size=len(votes)),
+        dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
         partition=hydra_config.instantiate_component(cfg, "partition", Partition),
         method=VotesFile(votes=votes),
         mechanism=hydra_config.instantiate_component(cfg, "mechanism", Mechanism),
         query=Random(name="passive", shuffle=False),
         num_queries=len(votes) if num_queries is None else num_queries,
-        privacy=hydra_config.build_privacy_config(resolved),
-        root=run_folders.check_root(resolved["paths"]["root"]),
-        folder=Path(resolved["paths"]["run"]),
-        quiet=checks.boolean("quiet", resolved["quiet"]),
+        privacy=hydra_config.build_privacy_config(values),
+        root=run_folders.check_root(values["paths"]["root"]),
+        folder=Path(values["paths"]["run"]),
+        quiet=checks.boolean("quiet", values["quiet"]),
     )
 
 
 def compose_config(settings: Sequence[str]) -> RunConfig:
-    """The configuration: of a file of votes, or of a data set (``dataset=``), whose voters answer."""
+    """The configuration: of a file of votes, or of a data set (``dataset=``), by whose method they are answered."""
     if not any(setting.startswith("dataset=") for setting in settings):
         return build_config(hydra_compose("label", overrides=list(settings)))
     cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])

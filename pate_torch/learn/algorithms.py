@@ -37,7 +37,7 @@ class Algorithm:
     """One of the papers' algorithms.
 
     Attributes:
-        learn: A hypothesis, paid for by the door.
+        learn: Learns a hypothesis, paid for by the noise provider.
         description: In words.
         is_linear: Whether the hypothesis is a vector of parameters, and not one of the class.
     """
@@ -204,7 +204,7 @@ class _PriceSignal(Exception):
 
 @dataclass(frozen=True)
 class _PriceProbe:
-    """A door at which a price is asked, and nothing more: the algorithm stops where it would begin to draw."""
+    """A noise provider that is asked for a price, and no more: the algorithm stops where it would begin to draw."""
 
     kind: str
 

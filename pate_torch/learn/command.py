@@ -139,7 +139,8 @@ def _print_audit(result: AuditResult, as_json: bool) -> int:
         print(
             f"{result.mechanism}: {result.runs:,} runs on each of two neighbors prove epsilon >= {result.proven:.4g}, "
             f"claimed: {format_epsilon(result.claimed)} (delta {format_delta(result.delta)}, replace_one, unit record; "
-            f"confidence {result.confidence:g}). {'No fault was found.' if result.is_sound else 'THE CLAIM IS REFUTED.'}"
+            f"confidence {result.confidence:g}). "
+            + ("No fault was found." if result.is_sound else "THE CLAIM IS REFUTED.")
         )
     return 0 if result.is_sound else 1
 

@@ -85,18 +85,20 @@ def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
             "pool": compute_tensor_digest(data.pool.x),
             "delta": terms.delta,
         }
-        call = UnfinishedCall(store, data.spec.name, call_key, lambda: store.compute_fingerprint(data.private))
-        paid_model = call.find_model(config.ledger_path)
-        config = config if paid_model is None else replace(config, folder=paid_model[0])
+        unfinished_call = UnfinishedCall(
+            store, data.spec.name, call_key, lambda: store.compute_fingerprint(data.private)
+        )
+        unfinished_model = unfinished_call.find_model(config.ledger_path)
+        config = config if unfinished_model is None else replace(config, folder=unfinished_model[0])
         release = config.folder / "release"
         with run_folder_lock(config), Ledger(config.ledger_path) as ledger:
             budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(data.private))
-            if paid_model is not None:
-                release_id = paid_model[1]
+            if unfinished_model is not None:
+                release_id = unfinished_model[1]
                 student = load(release / "student.safetensors")
             else:
                 release_store.check_unused_folder(config.folder)
-                call.begin(config.folder)
+                unfinished_call.begin(config.folder)
                 with budget.spend(planned_events, mechanism=task.name, purpose=PURPOSE_HYPOTHESIS) as spending:
                     with clock("learning"), warnings.catch_warnings():
                         for category in (BelowGuaranteeWarning, NoisyVotesWarning):
@@ -114,14 +116,14 @@ def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
             )
             write_owner_summary(owner, config.folder / "private" / "summary.json")
             write_release(release, report)
-            call.end()
+            unfinished_call.end()
     if not config.quiet:
         print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
     return report
 
 
 class _SharedReservation:
-    """The door to noise for all parts of what is learnt, paid for by one reservation."""
+    """The noise provider of all parts of what is learnt, paid for by one reservation."""
 
     def __init__(self, budget: Budget, spending: Spending) -> None:
         self.budget, self.spending = budget, spending
@@ -203,10 +205,13 @@ def _check_price(config: RunConfig, task: LearningTask, planned_events: tuple[Pr
     if config.privacy.budget_epsilon is not None and not PrivacyFilter.can_admit(
         planned_events, epsilon=config.privacy.budget_epsilon, delta=delta
     ):
-        release_epsilon = accounting.compute_guarantee(planned_events, delta)
-        problem = f"this release alone may cost epsilon {release_epsilon.epsilon:.6g} at delta {delta:g} ({release_epsilon.route})"
+        guarantee = accounting.compute_guarantee(planned_events, delta)
+        cost = f"epsilon {guarantee.epsilon:.6g} at delta {delta:g} ({guarantee.route})"
         raise checks.error(
-            "privacy.budget_epsilon", config.privacy.budget_epsilon, problem, "Take a smaller --epsilon."
+            "privacy.budget_epsilon",
+            config.privacy.budget_epsilon,
+            f"this release alone may cost {cost}",
+            "Take a smaller --epsilon.",
         )
 
 

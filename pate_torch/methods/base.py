@@ -1,6 +1,6 @@
 """Who answers questions about public points: the protocol, and what its members share.
 
-A member is one file here and one YAML in conf/method. It checks what goes with it, is fitted to be asked about a public
+A member is one file here and one YAML in conf/method. It checks what goes with it, is prepared for queries on a public
 pool, answers with sensitive values, which carry how far one privacy unit moves them, and describes itself in the words
 of the privacy statement.
 """
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PreparedMethod:
-    """PRIVATE. Voters, ready to be asked about one public pool.
+    """PRIVATE. A method that is ready to answer queries on one public pool.
 
     Attributes:
-        id: A random id, fresh for each release unless the user named these voters by it.
-        sensitive: Their values on the pool, which only a mechanism opens.
+        id: A random id, fresh for each release unless the user named stored teachers by it.
+        sensitive: Its values on the pool, which only a mechanism opens.
         record_ledger_head: Notes the newest ledger entry with stored teachers, so that they are not used apart from
             their ledger.
         feature_PD: Releasable features of the public points, for the next questions; None: the run's.
-        refit: The same voters in features of a student, which is public; None: they stay as they are.
+        refit: The same method in features of a student, which is public; None: it stays as it is.
         ensemble: The teachers behind the answers, where they are here: for the owner's figures.
     """
 
@@ -49,11 +49,11 @@ class PreparedMethod:
 
     @classmethod
     def from_votes(cls, run: RunContext, votes: Votes) -> PreparedMethod:
-        """PRIVATE. Voters of whom nothing is kept but their votes, under a fresh id."""
+        """PRIVATE. A method of which nothing is kept but its votes, under a fresh id."""
         return cls(id=run.store.create_alias(run.store.compute_votes_fingerprint(votes)), sensitive=votes)
 
     def prepare_round(self, guide: Student | None) -> PreparedMethod:
-        """PRIVATE. The voters of a round that ``guide``, the guide student, leads to."""
+        """PRIVATE. The method of a round that ``guide``, the guide student, leads to."""
         return self if guide is None or self.refit is None else self.refit(guide)
 
 
@@ -73,24 +73,24 @@ class PrivateMethod(Protocol):
 
     @property
     def uses_guide(self) -> bool:
-        """Whether they look at the student between rounds."""
+        """Whether the method looks at the student between rounds."""
         ...
 
     @property
     def releases_model(self) -> bool:
-        """Whether they fit a linear model, which is what is released."""
+        """Whether the method fits a linear model, which is what is released."""
         ...
 
     def check(self, config: RunConfig) -> None:
-        """Raise ValueError for what does not go with them, whatever the data."""
+        """Raise ValueError for what does not go with the method, whatever the data."""
         ...
 
     def adapt_to_data(self, data: Dataset) -> PrivateMethod:
-        """These voters, with what is known once there are data."""
+        """This method, with what is known once there are data."""
         ...
 
     def check_data(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where they cannot answer on these data, before anything is trained or charged."""
+        """Raise ValueError where the method cannot answer on these data, before anything is trained or charged."""
         ...
 
     def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
@@ -98,23 +98,23 @@ class PrivateMethod(Protocol):
         ...
 
     def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
-        """PRIVATE. The content fingerprint of what they answer from: it never has two accounts unnoticed."""
+        """PRIVATE. The content fingerprint of what the method answers from: no content has two accounts unnoticed."""
         ...
 
     def prepare(self, run: RunContext) -> PreparedMethod:
-        """PRIVATE. Make them ready to be asked."""
+        """PRIVATE. Make the method ready to answer queries."""
         ...
 
     def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
-        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 makes them ready, where rank 0 asks for it."""
+        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 prepares the method, where it asks for help."""
         ...
 
     def get_nominal_size(self, data: Dataset) -> int | None:
-        """About how many records there are, as publicly declared, where they use it; else None."""
+        """About how many records there are, as publicly declared, where the method uses that number; else None."""
         ...
 
     def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        """What reports say of them, where this is the privacy unit."""
+        """What reports say of the method, where this is the privacy unit."""
         ...
 
 
@@ -136,13 +136,13 @@ class PrivateMethodBase:
         return False
 
     def check(self, config: RunConfig) -> None:
-        """Everything goes with them."""
+        """Everything goes with the method."""
 
     def adapt_to_data(self, data: Dataset) -> PrivateMethod:
         return self  # type: ignore[return-value]
 
     def check_data(self, data: Dataset, config: RunConfig) -> None:
-        """They can answer on any data."""
+        """The method can answer on any data."""
 
     def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return None
@@ -157,4 +157,4 @@ class PrivateMethodBase:
         return None
 
     def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        raise NotImplementedError(f"{type(self).__name__}: must say who answers, in description")
+        raise NotImplementedError(f"{type(self).__name__}: must say who answers, in describe")

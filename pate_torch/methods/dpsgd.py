@@ -78,8 +78,8 @@ class DPSGD:
         network: The model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
         options: Options of the network.
         steps: Number of steps of SGD.
-        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since a large batch
-            drowns less in the noise.
+        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since noise
+            outweighs a large batch less.
         momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
     """
@@ -198,7 +198,8 @@ class DPSGD:
             }
         return (
             f"Noise multiplier {multiplier:.4f} for epsilon {epsilon:.4g} at delta {delta:g}"
-            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger can add up)."
+            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger "
+            "can add up)."
         )
 
     def _select_root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
@@ -219,8 +220,8 @@ class DPSGD:
                     raise checks.error("dataset.name", data.spec.name, reason, fix)
                 root = plan.root / "dpsgd"
                 stages.print_message(
-                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and that"
-                    " of the PATE releases are two statements, and do not compose into one."
+                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and "
+                    "that of the PATE releases are two statements, and do not compose into one."
                 )
         return root
 

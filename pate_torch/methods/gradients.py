@@ -149,10 +149,10 @@ def describe(unit: str, steps: int) -> MethodDescription:
     sentence = f"Every {parse_group(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
     return MethodDescription(
         subject="gradients",
-        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to be right about it, "
-        "clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients, and only models "
-        "trained on the noisy sums left, with their answers on public points. A student sees nothing but public points "
-        "and these answers.",
+        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to be right "
+        "about it, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients, and "
+        "only models trained on the noisy sums left, with their answers on public points. A student sees nothing but "
+        "public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Noise and models err.",
         assumptions=(

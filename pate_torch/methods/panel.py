@@ -83,8 +83,7 @@ class Panel:
     Attributes:
         num_failed: How many could not be fitted and vote class 0 (for the owner's eyes).
         retraining_check: Until ``check_retraining`` has passed: the work of a fresh process, and the records and the
-            number of the
-            teacher that it trains again. None: tried, or there is only one teacher.
+            number of the teacher that it trains again. None: tried, or there is only one teacher.
     """
 
     members: tuple[Member, ...]
@@ -267,14 +266,14 @@ def _fit_module_member(
     module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
 
     @torch.no_grad()
-    def member(points: Tensor) -> Tensor:
+    def predict(points: Tensor) -> Tensor:
         parts = [torch.zeros(0, dtype=torch.int64)]
         for part in points.split(512):
             logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
             parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), FALLBACK_CLASS).cpu())
         return torch.cat(parts)
 
-    return member
+    return predict
 
 
 def fit_module(

@@ -51,7 +51,7 @@ class RecordMethod(PrivateMethodBase):
         """Raise ValueError for options of teachers, and where one record's answer is not its own."""
         if config.private_epsilon is not None:
             fix = "Leave out private_epsilon: every record answers for itself."
-            raise checks.error("method", self.name, "cannot be combined with sanitiser", fix)
+            raise checks.error("method", self.name, "cannot be combined with private_epsilon", fix)
         value = config.mechanism.name
         if value != self.mechanism_name:
             problem, fix = f"cannot be combined with mechanism={value}", f"Use mechanism={self.mechanism_name}."
@@ -88,7 +88,7 @@ class RecordMethod(PrivateMethodBase):
             device: Device of the encoding.
             progress: Called with (done, total) records.
         """
-        raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in ask")
+        raise NotImplementedError(f"{type(self).__name__}: must say how its records answer, in build_sensitive")
 
     def prepare(self, run: RunContext) -> PreparedMethod:
         """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""

@@ -71,7 +71,7 @@ class ReverseKnn(RecordMethod):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellCounter:
-    """PRIVATE. Records as voters.
+    """PRIVATE. Records, each of which counts once, in the cell of the query nearest to it.
 
     Attributes:
         feature_PD: Releasable: unit-length features of the public points.
@@ -119,9 +119,9 @@ def describe(unit: str) -> MethodDescription:
     location_clause = "most of its records lie" if parse_group(unit) else "it lies"
     return MethodDescription(
         subject="reverse k-NN counts",
-        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that {location_clause} nearest "
-        "to. The mechanism {mechanism} added noise to every count, and only the noisy counts left. A student sees "
-        "nothing but public points and these counts.",
+        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that "
+        f"{location_clause} nearest to. The mechanism {{mechanism}} added noise to every count, and only the noisy "
+        "counts left. A student sees nothing but public points and these counts.",
         query_sentence="{asked}{each_round}, every record counted at the one nearest to it",
         examples="Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells "
         "mix.",
@@ -159,6 +159,6 @@ def _select_unit_cells(row_N: Tensor, private: PrivateData, adjacency: str) -> t
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)
     order = np.lexsort((distinct_M3[:, 2], distinct_M3[:, 1], -count_M, distinct_M3[:, 0]))
-    _, first = np.unique(distinct_M3[order, 0], return_index=True)
-    place_U3 = torch.from_numpy(distinct_M3[order[first]])
+    _, first_U = np.unique(distinct_M3[order, 0], return_index=True)
+    place_U3 = torch.from_numpy(distinct_M3[order[first_U]])
     return place_U3[:, 1], place_U3[:, 2]

@@ -142,7 +142,7 @@ class TeacherVotes(PrivateMethodBase):
         with run.clock("partition"):
             shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
             identity = self.make_identity(data, config)
-        stored_teachers = self._find_stored(run, identity)
+        stored_teachers = self._find_stored_teachers(run, identity)
         if stored_teachers is not None:
             return stored_teachers, False
         run.check_budget()  # training may take hours
@@ -151,7 +151,7 @@ class TeacherVotes(PrivateMethodBase):
             run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
         with run.store.lock_training(identity, report_wait) as checkpoints:
-            stored_teachers = self._find_stored(run, identity)  # whoever was waited for has trained them
+            stored_teachers = self._find_stored_teachers(run, identity)  # whoever was waited for has trained them
             if stored_teachers is not None:
                 return stored_teachers, False
             run.check_budget()  # or has failed, and others have charged the account meanwhile
@@ -210,7 +210,7 @@ class TeacherVotes(PrivateMethodBase):
             if owns_checkpoints:  # on a machine of its own; by now rank 0 has stored the ensemble
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _find_stored(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
+    def _find_stored_teachers(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
         teachers_id = self.teachers_id or run.store.find(identity)
         if teachers_id is None:
             return None
@@ -227,13 +227,13 @@ class TeacherVotes(PrivateMethodBase):
     def _count_votes(
         self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool
     ) -> Votes:
-        """PRIVATE. together: whether every rank asks its share of the teachers; else this one asks them all."""
-        tally = self._tally(data, config, stages, together=all_ranks)
+        """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers."""
+        tally = self._tally(data, config, stages, all_ranks=all_ranks)
         return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=all_ranks)
 
-    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
+    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool) -> Tally:
         progress = stages("Counting votes")
-        return lambda some: some.tally(data.pool.x, device=config.device, progress=progress)
+        return lambda teachers: teachers.tally(data.pool.x, device=config.device, progress=progress)
 
     def is_soft(self, config: RunConfig) -> bool:
         """Whether their probabilities are opened, and not their votes."""
@@ -266,13 +266,13 @@ def describe(
     return MethodDescription(
         subject="teachers",
         procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
-        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers{extra_output} "
-        "left. A student sees nothing but public points and these answers.",
+        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
+        f"{extra_output} left. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
         examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
         assumptions=(
-            f"{format_each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt anything "
-            "from outside its own share." + (retraining_clause if retrains_one and num_teachers > 1 else ""),
+            f"{format_each_unit(unit)} reached exactly one of the {num_teachers} teachers, and no teacher learnt "
+            "anything from outside its own share." + (retraining_clause if retrains_one and num_teachers > 1 else ""),
         ),
         public_time=True,
     )
@@ -293,8 +293,8 @@ def load_reusable(teachers_id: str, store: TeacherStore, identity: Identity, led
         ("fingerprint", "They were trained on other records of the same name; train new ones by leaving out teachers."),
     ):
         if getattr(stored_teachers.identity, key) != getattr(identity, key):
-            there = "another one" if key == "fingerprint" else repr(getattr(stored_teachers.identity, key))
-            raise checks.error("teachers", teachers_id, f"were trained with {key} {there}", fix)
+            stored_value = "another one" if key == "fingerprint" else repr(getattr(stored_teachers.identity, key))
+            raise checks.error("teachers", teachers_id, f"were trained with {key} {stored_value}", fix)
     if stored_teachers.ledger_head is not None and (
         ledger is None or not ledger.contains_head(stored_teachers.ledger_head)
     ):

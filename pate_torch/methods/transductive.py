@@ -85,17 +85,17 @@ class TransductiveTeacherVotes(TeacherVotes):
     def _options_to_dict(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
 
-    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, together: bool) -> Tally:
+    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool) -> Tally:
         """PRIVATE. Over rank 0's features of the pool."""
         feature_PD = None
         if distributed.is_main():
             learnt = learn_features(config.features, data, config.seed, config.device, stages)
             feature_PD = compute_coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
-        if together or feature_PD is None:
+        if all_ranks or feature_PD is None:
             feature_PD = distributed.share_tensors(None if feature_PD is None else {"features": feature_PD})["features"]
-        jointly = self.build_joint_votes(to_graph_device(feature_PD, config.device))
+        joint_votes = self.build_joint_votes(to_graph_device(feature_PD, config.device))
         progress = stages("Counting votes")
-        return lambda some: jointly.tally(some, data.pool.x, config.device, progress)
+        return lambda teachers: joint_votes.tally(teachers, data.pool.x, config.device, progress)
 
     def _get_vote_variant(self, config: RunConfig) -> str:
         feature_options = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}
@@ -134,14 +134,14 @@ class JointVotes:
         num_classes = ensemble.network["num_classes"]
         label_KP = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
 
-        def on_logits(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+        def store_labels(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             logits_kPC = torch.cat([logits.float().cpu() for _, logits in parts], 1)
             on_graph = (to_device(logits_PC, self.graph.device) for logits_PC in logits_kPC)
             label_KP[rows] = torch.stack(
                 [self._propagate(logits_PC.softmax(1)).argmax(1) for logits_PC in on_graph]
             ).cpu()
 
-        ensemble.forward_batches(pool_x, on_logits, device=device, progress=progress)
+        ensemble.forward_batches(pool_x, store_labels, device=device, progress=progress)
         label_KP[~ensemble.trained_K] = 0
         return label_KP
 

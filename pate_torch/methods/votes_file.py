@@ -60,7 +60,7 @@ class VotesFile(PrivateMethodBase):
                 raise checks.error("votes", str(self.path), f"cannot be combined with {key}", fix)
 
     def adapt_to_data(self, data: Dataset) -> PrivateMethod:
-        """These voters with their votes, which must be on this public pool."""
+        """This method with its votes, which must be on this public pool."""
         if self.votes is not None or self.path is None:
             return self
         return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
@@ -81,7 +81,7 @@ class VotesFile(PrivateMethodBase):
 
     @property
     def _loaded_votes(self) -> Votes:
-        assert self.votes is not None, "for_data comes first"
+        assert self.votes is not None, "adapt_to_data comes first"
         return self.votes
 
 
@@ -128,8 +128,8 @@ def read(
 
 def _check_size(key: str, expected: int | None, actual: int, quantity: str, form: str, path: Path) -> None:
     if expected is not None and expected != actual:
-        raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", f"It should be {actual}, or it is "
-                          "another file.")  # fmt: skip
+        fix = f"It should be {actual}, or it is another file."
+        raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", fix)
 
 
 def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:

@@ -325,7 +325,8 @@ def run_ag_priv_cl(
 ) -> Answers:
     """Answers m queries: sub-sample, relabel, resample, sub-sample and aggregate (AgPrivCl).
 
-    Labels 0/1, NO_ANSWER where unstable. Warns (BelowGuarantee) below the n, m and teachers of NB20 Theorem 3.3.
+    Labels 0/1, NO_ANSWER where unstable. Warns (``BelowGuaranteeWarning``) below the n, m and teachers of NB20 Theorem
+    3.3.
 
     Args:
         hypotheses: The class.
@@ -338,11 +339,11 @@ def run_ag_priv_cl(
         budget: Pays, and gives the noise.
         **options: Those of ``plan_ag_priv_cl``.
 
-    Guarantee: (epsilon, delta)-DP for all answers together; charged: what is proved, the plan's ``total``, which may be
-        far less. Replace-one, n public. The sparse vector is (e, d)-DP per
-        resampled record; a record is drawn r times or fewer but with probability t (exact binomial quantile), so with
-        respect to the relabeled sample the rest is (r e, d sum_{i<r} e^{ie} + t)-DP; ``relabel`` adds its factor;
-        sub-sampling without replacement amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
+    Guarantee: (epsilon, delta)-DP for all answers together; charged: what is proved, the plan's ``total_price``, which
+        may be far less. Replace-one, n public. The sparse vector is (e, d)-DP per resampled record; a record is drawn r
+        times or fewer but with probability t (exact binomial quantile), so with respect to the relabeled sample the
+        rest is (r e, d sum_{i<r} e^{ie} + t)-DP; ``relabel`` adds its factor; sub-sampling without replacement
+        amplifies to ln(1 + (n'/n)(e^.-1)) (Balle, Barthe & Gaboardi 2018).
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
     x_Q, plan = _prepare_plan(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, budget.kind, options)

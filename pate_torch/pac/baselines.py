@@ -113,7 +113,7 @@ def run_averaging(
 def compute_representation_size(
     vc_dimension: int, *, epsilon: float, alpha: float, beta: float, reference: int | None = None
 ) -> int:
-    """Smallest n of ``run_representation``: alpha/4 by the draw, alpha/4 by the reference, alpha/4 twice by convergence."""
+    """Smallest n of ``run_representation``: alpha/4 by the draw, by the reference, and twice by convergence."""
     size = compute_net_size(alpha / 4, beta / 3, vc_dimension) if reference is None else reference
     mechanism_size = 8 * (compute_log_sauer_shelah(size, vc_dimension) + math.log(3 / beta)) / (epsilon * alpha)
     return max(math.ceil(mechanism_size), compute_uniform_size(alpha / 4, beta / 3, vc_dimension))

@@ -58,8 +58,7 @@ def run_high_confidence(
 
     Each fold's winner has excess error at most e times its expectation with probability 1 - 1/e (Markov), so one of
     them does with probability 1 - failure/3; the last fold finds it. Warns below ``compute_high_confidence_size``. The
-    folds
-    are consecutive positions: the order of the records must not depend on them.
+    folds are consecutive positions: the order of the records must not depend on them.
 
     Guarantee: the price of BoundedRange(epsilon), not a sum. A record sits in one fold. In a candidate's fold, all
         that follows is post-processing. In the last, the winners do not depend on it, and given them the draw is of

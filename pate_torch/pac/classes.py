@@ -12,12 +12,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.planar import is_on_positive_side
 from pate_torch.pac.sample import Bools, Floats, Ints, check_points
 from pate_torch.protocols import HypothesisClass
 
@@ -73,7 +73,7 @@ class EnumerableClass(ABC):
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
     def enumerate_dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
-        """Every labeling of x [n, D] that the class realises, bool [M, n], and one hypothesis for each."""
+        """Every labeling of x [n, D] that the class realizes, bool [M, n], and one hypothesis for each."""
         x = check_points("x", x)
         hypotheses = self.enumerate_representatives(x)
         return self.compute_labelings(hypotheses, x), list(hypotheses)
@@ -199,8 +199,8 @@ class Stumps(EnumerableClass):
             for direction in (True, False):
                 stumps += [Stump(feature, float(t), direction) for t in inner]
                 rows.append(np.packbits(above == direction, axis=1))
-        keep = find_distinct(np.unpackbits(np.concatenate(rows), axis=1, count=len(x)).astype(bool))
-        return [stumps[i] for i in keep]
+        stump_index = find_distinct(np.unpackbits(np.concatenate(rows), axis=1, count=len(x)).astype(bool))
+        return [stumps[i] for i in stump_index]
 
     def predict(self, hypothesis: Stump, x: Floats) -> Bools:
         return (self._check_features(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.is_above
@@ -244,18 +244,63 @@ class HalfPlanes(EnumerableClass):
     vc_dimension: int = 3
 
     def enumerate_representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
-        spots = np.unique(x, axis=0)
-        if spots.shape[1] != 2:
+        distinct_P2 = np.unique(x, axis=0)
+        if distinct_P2.shape[1] != 2:
             raise checks.error("x.shape", x.shape, "half-planes live in two dimensions")
-        found: list[bool | HalfPlane] = [True, False]
-        rows = [np.stack([np.ones(len(spots), bool), np.zeros(len(spots), bool)])]
-        for i, tail in enumerate(spots):
-            heads = np.delete(spots, i, axis=0)
-            found += [HalfPlane(tuple(tail.tolist()), tuple(head.tolist())) for head in heads]
-            rows.append(is_on_positive_side(tail, heads, spots))
-        return [found[i] for i in find_distinct(np.concatenate(rows))]
+        hypotheses: list[bool | HalfPlane] = [True, False]
+        rows = [np.stack([np.ones(len(distinct_P2), bool), np.zeros(len(distinct_P2), bool)])]
+        for i, tail in enumerate(distinct_P2):
+            heads = np.delete(distinct_P2, i, axis=0)
+            hypotheses += [HalfPlane(tuple(tail.tolist()), tuple(head.tolist())) for head in heads]
+            rows.append(is_on_positive_side(tail, heads, distinct_P2))
+        return [hypotheses[i] for i in find_distinct(np.concatenate(rows))]
 
     def predict(self, hypothesis: bool | HalfPlane, x: Floats) -> Bools:
         if isinstance(hypothesis, HalfPlane):
             return is_on_positive_side(np.array(hypothesis.tail), np.array([hypothesis.head]), x)[0]
         return np.full(len(x), bool(hypothesis))
+
+
+# ---- exact orientation of points in the plane: floats where they decide, rationals where they do not ----------------
+
+# Shewchuk (1997): a 2x2 determinant of differences is off by at most this times the sum of its absolute products.
+_RELATIVE_ERROR = (3 + 16 * 2**-53) * 2**-53
+_MIN_RELIABLE_PRODUCT = (
+    1e-280  # below it products may have been rounded to subnormals, where the relative bound does not hold
+)
+
+
+def compute_orientation(tail: Floats, heads_H: Floats, points_P: Floats) -> Ints:
+    """Sign of the cross product (head - tail) x (point - tail), int [H, P]: 1 left of tail -> head, 0 on the line."""
+    head_offset, point_offset = heads_H - tail, points_P - tail
+    left_product = np.multiply.outer(head_offset[:, 0], point_offset[:, 1])
+    right_product = np.multiply.outer(head_offset[:, 1], point_offset[:, 0])
+    det = left_product - right_product
+    magnitude = np.abs(left_product) + np.abs(right_product)
+    sign = np.sign(det).astype(np.int64)
+    is_uncertain = (np.abs(det) <= _RELATIVE_ERROR * magnitude) | (magnitude < _MIN_RELIABLE_PRODUCT)
+    for h, p in zip(*np.nonzero(is_uncertain), strict=True):
+        sign[h, p] = _compute_exact_orientation(tail, heads_H[h], points_P[p])
+    return sign
+
+
+def _compute_exact_orientation(tail: Floats, head: Floats, point: Floats) -> int:
+    if (point == tail).all() or (point == head).all():
+        return 0
+    tx, ty, hx, hy, px, py = (Fraction(float(v)) for v in (*tail, *head, *point))
+    det = (hx - tx) * (py - ty) - (hy - ty) * (px - tx)
+    return (det > 0) - (det < 0)
+
+
+def is_on_positive_side(tail: Floats, heads_H: Floats, points_P: Floats) -> Bools:
+    """Whether a point is strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P].
+
+    Heads differ from the tail.
+    """
+    sign = compute_orientation(tail, heads_H, points_P)
+    # On the line, order is that of any coordinate in which tail and head differ; comparing floats is exact.
+    axis = (heads_H[:, 0] == tail[0]).astype(np.int64)
+    is_forward = heads_H[np.arange(len(heads_H)), axis] > tail[axis]
+    coordinate_HP, start_H1 = points_P.T[axis], tail[axis][:, None]
+    is_beyond = np.where(is_forward[:, None], coordinate_HP > start_H1, coordinate_HP < start_H1)
+    return (sign > 0) | ((sign == 0) & ~is_beyond)

@@ -136,8 +136,8 @@ def run_relabeled_gnmax(
         budget: Pays, and gives the noise.
         shard: Records of a teacher.
 
-    Guarantee: (epsilon, delta)-DP for all answers together; charged: the plan's ``total``. Replace-one, n public. A
-        replaced record of the relabeled sample changes one teacher's votes, so GNMax is (e, d(e))-DP for every e with
+    Guarantee: (epsilon, delta)-DP for all answers together; charged: the plan's ``total_price``. Replace-one, n public.
+        A replaced record of the relabeled sample changes one teacher's votes, so GNMax is (e, d(e))-DP for every e with
         regard to it, d the exact Gaussian curve; ``relabel`` makes that (e + ln F, d(e)) with regard to the sub-sample
         (its docstring has the proof, for any algorithm); sub-sampling without replacement amplifies that to
         (ln(1 + (n'/n)(F e^e - 1)), (n'/n) d(e)) (Balle, Barthe & Gaboardi 2018). The plan fixes e beforehand.

@@ -280,7 +280,7 @@ def run_private_prediction(
 
 
 def compute_predictor_epsilon(n: int, subset_size: int, eta: float, constants: str = "paper") -> float:
-    """Epsilon of one prediction of the private predictor, n' = ``subset_size`` < n; requires n' >= N_net(eta, alpha) + 1.
+    """Epsilon of one prediction of the private predictor; requires N_net(eta, alpha) < n' = ``subset_size`` < n.
 
         ln[ (1 + F n'/(n - n')) e^{3/(eta n)} + n'/n ],   "paper": F = 4 e^6 (needs eta n >= 1)
                                                           "sharp": F = 4 e^{3c}, c = (eta (n - 1) + 1)/(eta n)
@@ -318,9 +318,9 @@ class PrivatePredictorPlan:
 
 
 def compute_default_eta(vc_dimension: int, alpha: float) -> float:
-    """The eta whose 2 eta n ln(1/alpha) teachers get one record more than ``compute_realizable_size(alpha, alpha, d)`` each.
+    """The eta whose 2 eta n ln(1/alpha) teachers get one record more each than ``compute_realizable_size`` asks for.
 
-    One more, because their number is rounded up.
+    One more than for (alpha, alpha, d), because their number is rounded up.
     """
     return 1 / (2 * math.log(1 / alpha) * (compute_realizable_size(alpha, alpha, vc_dimension) + 1))
 
@@ -413,8 +413,7 @@ def run_private_predictor(
         alpha: Excess error, and the probability of the flip.
         budget: Pays, and gives the noise.
         epsilon: A cap on the *computed* price of one prediction; above it the run is refused and told the n it would
-            take.
-            None: the computed price is charged, whatever it is.
+            take. None: the computed price is charged, whatever it is.
         eta: Net resolution; None: ``compute_default_eta``.
         constants: "paper" or "sharp".
 

@@ -202,7 +202,8 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
         effective_dim=gradients.effective_dim,
         self_training=facts.is_image or gradients.needs_self_training(facts.is_encoded),
         reason=f"noisy gradients of a linear model: {reason}",
-        expectation=f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {facts.num_records:,} of them"
+        expectation=f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {facts.num_records:,} of "
+        "them"
         + (
             ": too much for so few. Nothing here is expected to beat the majority class."
             if gradients.is_noise_dominated
@@ -212,13 +213,22 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
 
 
 def _configure_dpsgd(facts: PublicFacts) -> MethodConfig:
-    for key, is_invalid, problem in (
-        ("num_records_about", facts.num_records is None, "must be declared for DP-SGD: it sets the sampling rate"),
-        ("groups", facts.has_groups, "cannot be given with DP-SGD, which protects single records"),
-        ("adjacency", facts.adjacency != "add_remove", "must be add_remove for DP-SGD, which samples records"),
+    for key, field, is_invalid, problem in (
+        (
+            "num_records_about",
+            "num_records",
+            facts.num_records is None,
+            "must be declared for DP-SGD: it sets the sampling rate",
+        ),
+        ("groups", "has_groups", facts.has_groups, "cannot be given with DP-SGD, which protects single records"),
+        (
+            "adjacency",
+            "adjacency",
+            facts.adjacency != "add_remove",
+            "must be add_remove for DP-SGD, which samples records",
+        ),
     ):
         if is_invalid:
-            raise checks.error(key, getattr(facts, {"num_records_about": "num_records", "groups": "has_groups"}.get(key, key)),
-                              problem, "Or use method='auto'.")  # fmt: skip
+            raise checks.error(key, getattr(facts, field), problem, "Or use method='auto'.")
     return MethodConfig(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
                   expectation="an epoch of noise on every step; no public point is asked")  # fmt: skip

@@ -86,7 +86,7 @@ class Choice:
         sigma_for_target: The least noise at which ``num_queries`` cost the target.
         forecast: The forecast of the labels.
         problem: Why the plan cannot work.
-        break_even_lead: See ``chance``.
+        break_even_lead: See ``feasibility``.
         settings: How the command line chose it.
     """
 
@@ -175,8 +175,8 @@ class PlanEvaluator:
     Args:
         facts: The data set's declared facts.
         pilot: How votes are simulated.
-        crowd: Number of teachers -> the vote model to try them on.
-        stand_in: A public data set in place of the private records.
+        votes_by_num_teachers: Number of teachers -> the vote model to try them on.
+        proxy_dataset: Loads a public data set in place of the private records.
         num_classes: Number of classes.
         account: The data set's; None: there is none.
 

@@ -5,13 +5,13 @@
     pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits pilot.num_classes=10 --json
 
 The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
-doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``plan/pilot.py``.
+doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``planning/pilot.py``.
 
 Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
 ``load()`` is never called. The pilot's votes are simulated, or those of a small ensemble on public data. With
-``pilot.dataset``, and neither mechanism nor voters given, per-record gradients are tried at the price of the best choice of
-teachers, and recommended where more of their answers are right. The ledger is read only to say what is left. Exit code
-0: a plan, even where it says that nothing works; 2: a wrong argument.
+``pilot.dataset``, and neither mechanism nor method given, per-record gradients are tried at the price of the best
+choice of teachers, and recommended where more of their answers are right. The ledger is read only to say what is left.
+Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Composer:
     """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long).
 
     Args:
-        fixed: The settings that all rows share.
+        fixed_settings: The settings that all rows share.
     """
 
     def __init__(self, fixed_settings: Settings) -> None:
@@ -203,11 +203,11 @@ def _parse_setting(setting: str) -> tuple[str, str]:
 
 def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
     """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
-    mine, rest = list[str](), list[str]()
+    pilot_settings, other_settings = list[str](), list[str]()
     for setting in settings:
         key, value = _parse_setting(setting)
         if key.startswith("pilot."):
-            mine.append(setting.removeprefix("pilot."))
+            pilot_settings.append(setting.removeprefix("pilot."))
         elif key == "pilot":
             raise checks.error(
                 "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(Pilot))}."
@@ -215,17 +215,17 @@ def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
         elif key == "teachers":
             if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
                 raise checks.error("teachers", value, "must be a number of teachers here, or a list of them")
-            rest.append(f"num_teachers={value}")
+            other_settings.append(f"num_teachers={value}")
         else:
-            rest.append(setting)
-    keys = [_parse_setting(setting)[0] for setting in rest]
+            other_settings.append(setting)
+    keys = [_parse_setting(setting)[0] for setting in other_settings]
     for key in keys:
         if keys.count(key) > 1:
             raise ValueError(f"{key}: given twice")
-    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist(mine)))
+    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist(pilot_settings)))
     for key in values:
         checks.one_of("pilot key", key, [f.name for f in fields(Pilot)])
-    return Pilot(**values), tuple(rest)
+    return Pilot(**values), tuple(other_settings)
 
 
 def _parse_axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
@@ -273,10 +273,8 @@ def _iterate_rows(
             and is_recommended
             and row_plan.num_teachers != recommended_teachers
         ):
-            row = (
-                *row,
-                f"mechanism.threshold={row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers:.4g}",
-            )
+            threshold = row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers
+            row = (*row, f"mechanism.threshold={threshold:.4g}")
             row_plan = compose_plan(row)
         yield row, row_plan
 
@@ -406,12 +404,12 @@ def _describe(pilot: Pilot, facts: DeclaredFacts, num_classes: int) -> str:
     query_text = f"{pilot.num_queries} questions asked at random, {classes}"
     if pilot.dataset is not None:
         return (
-            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard size, or"
-            " the gradients of its records."
+            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard "
+            "size, or the gradients of its records."
         )
     return (
-        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the time "
-        f"at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
+        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the "
+        f"time at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
         "mistakes teachers share is "
         + (
             "not known (pilot.error_correlation): so the wide intervals."
@@ -455,7 +453,8 @@ def _make_notes(
     elif select_best(list(choices)) is None and pilot.dataset is None and facts.num_records is not None:
         notes.append(
             "Per-record gradients bear more noise than votes (method=gradients mechanism=gradient_descent). A guess of "
-            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are better."
+            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are "
+            "better."
         )
     if soft and pilot.dataset is None:
         notes.append(

@@ -70,8 +70,8 @@ def check_informative(
     if accuracy is not None and accuracy < _compute_accuracy(MIN_SKILL, num_classes):
         noise = getattr(mechanism, "sigma", None)
         problem = (
-            f"with {num_teachers} teachers labels would be no better than chance: right {100 * accuracy:.1f} % of the time"
-            f" even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
+            f"with {num_teachers} teachers labels would be no better than chance: right {100 * accuracy:.1f} % of the "
+            f"time even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or say {override_hint}."
         raise checks.error("mechanism" if noise is None else "mechanism.sigma", noise or mechanism.name, problem, fix)
@@ -148,8 +148,8 @@ def format_low_signal_warning(
         return None
     agreement = "no teachers can" if lead > num_teachers else "few teachers do"
     return (
-        f"Noise drowns these votes: {symptom} unless a class leads every other by {lead:.3g} of {num_teachers} votes, as "
-        f"{agreement}."
+        f"Noise outweighs these votes: {symptom} unless a class leads every other by {lead:.3g} of {num_teachers} "
+        f"votes, as {agreement}."
     )
 
 
@@ -206,7 +206,7 @@ def match_label_price(
 
 
 def suggest_gradients(gradients: GradientBudget, alternative: str) -> str:
-    """What to do where votes drown in noise.
+    """What to do where noise outweighs the votes.
 
     Args:
         gradients: Noisy descent at the same price.

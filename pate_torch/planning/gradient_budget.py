@@ -61,7 +61,7 @@ class GradientBudget:
 
     @property
     def is_noise_dominated(self) -> bool:
-        """Whether noise drowns the gradients, too."""
+        """Whether noise outweighs the gradients, too."""
         return self.signal_to_noise is not None and self.signal_to_noise < _MIN_SIGNAL_TO_NOISE
 
     def needs_self_training(self, is_encoded: bool) -> bool:
@@ -72,7 +72,7 @@ class GradientBudget:
 def calibrate_gradients(
     *, epsilon: float, delta: float, adjacency: str, num_records: int | None, num_public: int | None = None
 ) -> GradientBudget:
-    """The descent that costs ``epsilon``: by the rule where ``num_records`` are declared, else two of the usual steps."""
+    """The descent that costs ``epsilon``: by the rule where ``num_records`` is declared, else two usual steps."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if num_records is not None:
         mechanism = replace(mechanism, steps=_NUM_STEPS, clip_norm=_CLIP_NORM)

@@ -1,8 +1,9 @@
 """Votes to try a plan on: simulated from a guess, or those of a small ensemble on public data. Never private votes.
 
 Teachers share mistakes: some questions are hard for all. Whether one teacher is right on a question and whether another
-is have a correlation rho (``pilot.error_correlation``); rho = 1/(a + b + 1) where the share of teachers that are right is Beta(a,
-b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes (``fit_vote_model``).
+is have a correlation rho (``pilot.error_correlation``); rho = 1/(a + b + 1) where the share of teachers that are right
+is Beta(a, b). Where the pilot is a small ensemble, the distribution of that share is learnt from its votes
+(``fit_vote_model``).
 
 The guess is a public number, the accuracy of one teacher. The rest of the model was measured on small ensembles as a
 function of the teachers' mean error e:
@@ -122,7 +123,7 @@ class VoteModel:
         truth_Q: The right class.
         score_KQS: Scores of the ensemble's teachers, as ``SoftVotes`` holds them; None: votes are all that is known.
         num_queries: Number of real questions it was learnt from; None: it was imagined.
-        standard_error: Standard error of what it foretells beside that of the questions.
+        standard_error: Standard error of its forecasts beside that of the questions.
         low_correlation: The model with fewer shared mistakes, at the end of what is likely; None: this one is certain.
         high_correlation: The same with more of them.
     """
@@ -152,7 +153,7 @@ class VoteModel:
         return Votes(torch.from_numpy(counts_QC.astype(np.int64)), num_teachers), self.truth_Q[index_Q]
 
     def draw_soft_votes(self, num_teachers: int, start: int, stop: int, seed: int) -> SoftVotes:
-        """Scores of so many teachers, drawn anew from the ensemble's for each of the questions ``draw_votes`` has there."""
+        """Scores of so many teachers, drawn anew from the ensemble's for each question of ``draw_votes``."""
         assert self.score_KQS is not None
         index_Q = torch.arange(start, stop) % len(self.truth_Q)
         generator = rng.make_torch_generator(seed, "plan", "scores", start)
@@ -270,7 +271,7 @@ def train_vote_model(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard_s
         )
     part = slice(num_teachers * shard_size)
     records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
-    short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorised")
+    short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorized")
     trunk = None if short_recipe.start is None else short_recipe.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(
         records, data.spec, ReplaceOne().make_shards(records, num_teachers, seed), short_recipe, seed=seed, trunk=trunk
@@ -383,7 +384,7 @@ def simulate_release(
 def forecast_gradients(
     mechanism: Any, method: Any, data: Dataset, *, num_records: int, build_encoder: EncoderBuilder, seed: int
 ) -> Forecast:
-    """Forecast voters that release a model: fit it to ``data``, a public data set, as ``num_records`` records would.
+    """Forecast a method that releases a model: fit it to ``data``, a public data set, as ``num_records`` records would.
 
     Where there are fewer, the noise is less in proportion: a step divides both by how many there are. So what is
     forecast is one round, with the chance of fewer records.

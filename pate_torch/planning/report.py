@@ -45,10 +45,11 @@ class PlanReport:
 def format_report(report: PlanReport) -> str:
     """The whole plan report within 80 columns."""
     first_choice = report.choices[0]
+    queries = _format_common_value(report, "num_queries", "several numbers of")
     head = (
         f"Plan for {report.dataset}: {_format_common_value(report, 'mechanism', 'mechanisms')}, "
-        f"{_format_common_value(report, 'num_queries', 'several numbers of')} questions, delta {format_delta(first_choice.delta)}, "
-        f"budget epsilon {report.budget:g} ({report.budget_source}). No private record was read; nothing is charged."
+        f"{queries} questions, delta {format_delta(first_choice.delta)}, budget epsilon {report.budget:g} "
+        f"({report.budget_source}). No private record was read; nothing is charged."
     )
     lines = [*_wrap(head), *_wrap(f"Pilot: {report.pilot}"), "", *format_table(report), ""]
     verdicts = {choice.verdict for choice in report.choices}
@@ -161,7 +162,7 @@ def _format_closing(report: PlanReport) -> list[str]:
 
 
 def _format_rule(choice: Choice) -> str:
-    """What the star stands for (``choice.choice``)."""
+    """What the star stands for (``choice.select_best``)."""
     if not choice.num_teachers:
         return "* gradients: a larger share of their labels is right than of any teachers' for no more epsilon:"
     return "* of the choices within 2 % of the most right labels that the budget holds, the one of the least epsilon:"

@@ -41,7 +41,7 @@ class Coreset:
         checks.integer("query.rounds", self.rounds, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices in greedy order, int64 [at most state.remaining]."""
+        """Pool indices in greedy order, int64 [at most state.num_remaining]."""
         x_PD = get_features(state)
         norm_P = x_PD.square().sum(1)
         nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
@@ -82,7 +82,7 @@ class Medoids:
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.remaining]: the open point of each cluster nearest to its center."""
+        """Pool indices, int64 [at most state.num_remaining]: the open point of each cluster nearest to its center."""
         count = compute_round_size(state)
         points = get_open_points(state)
         if count == 0:
@@ -133,7 +133,7 @@ class Prototypes:
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, one for each cluster that holds no asked point yet, int64 [at most state.remaining]."""
+        """Pool indices, one for each cluster that holds no asked point yet, int64 [at most state.num_remaining]."""
         count = compute_round_size(state)
         if count == 0 or len(state.pool_x) == 1:
             return get_open_points(state)[:count]
@@ -152,8 +152,8 @@ class Prototypes:
         clusters_by_size = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
         query_indices = [
             self._select_typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, distance_P)
-            for less_size, _, cluster in clusters_by_size
-            if less_size < 0
+            for negative_size, _, cluster in clusters_by_size
+            if negative_size < 0
         ][:count]
         return self._top_up(torch.tensor(query_indices, dtype=torch.int64), state, count, spacing_P)
 
@@ -191,7 +191,7 @@ class PrototypesThenMargin(Prototypes):
         checks.integer("query.num_prototypes", self.num_prototypes, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.remaining]."""
+        """Pool indices, int64 [at most state.num_remaining]."""
         if len(state.query_Q) == 0:
             state = dataclasses.replace(
                 state, num_remaining=min(self.num_prototypes, state.num_remaining), num_rounds_left=1

@@ -37,7 +37,7 @@ class Disagreement:
 
     Attributes:
         rounds: At least log2 of the pool (20 serves a million points).
-        criterion: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalised logistic
+        criterion: What is compared: training ``error`` counts, as Algorithm 4 has it, or the ridge-penalized logistic
             ``loss`` in nats. With fewer answers than features some boundary runs through any point without one error,
             and ``error`` asks about everything; the loss still tells likely from unlikely.
         slack: See above. It and ridge were chosen on scikit-learn's embedded and made problems
@@ -131,9 +131,9 @@ def count_mistakes(score: Tensor, sign_N: Tensor) -> Tensor:
 
 
 def fit_logistic(x_ND: Tensor, sign_N: Tensor, ridge: float, steps: int = 30) -> Tensor:
-    """The ridge-penalised logistic fit argmin_w sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2, [D], by damped Newton.
+    """The ridge-penalized logistic fit argmin_w sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2, [D], by damped Newton.
 
-    The last coordinate, the intercept, is hardly penalised.
+    The last coordinate, the intercept, is hardly penalized.
     """
     start_1D = torch.zeros(1, x_ND.shape[1], dtype=torch.float64)
     return _minimize_newton(x_ND, sign_N, None, start_1D, ridge, steps)[0]

@@ -155,14 +155,14 @@ def _parse_assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
 
 def compute_student_metrics(data: Dataset, student: Student) -> dict[str, Any]:
     """The student's accuracy on the test set, by the fields of a report; releasable if ``data.evaluation`` is."""
-    truth = data.evaluation.y
-    if not len(truth):
+    truth_Q = data.evaluation.y
+    if not len(truth_Q):
         return {}
-    predicted = student.compute_probabilities(data.evaluation.x).argmax(1)
+    prediction_Q = student.compute_probabilities(data.evaluation.x).argmax(1)
     return {
-        "student_accuracy": compute_accuracy(predicted, truth),
-        "student_size": len(truth),
-        "confusion": compute_confusion(truth, predicted, data.spec.num_classes),
+        "student_accuracy": compute_accuracy(prediction_Q, truth_Q),
+        "student_size": len(truth_Q),
+        "confusion": compute_confusion(truth_Q, prediction_Q, data.spec.num_classes),
     }
 
 
@@ -177,11 +177,11 @@ MAX_CONFUSION_CLASSES = 1024
 """Classes whose confusions are counted: a table of a million numbers."""
 
 
-def compute_confusion(truth: Tensor, predicted: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Test counts [truth, predicted]; none of more than MOST_COUNTED classes."""
+def compute_confusion(truth_Q: Tensor, prediction_Q: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
+    """Test counts [truth, prediction]; none of more than MAX_CONFUSION_CLASSES classes."""
     if num_classes > MAX_CONFUSION_CLASSES:
         return ()
-    flat = torch.bincount(truth * num_classes + predicted, minlength=num_classes**2)
+    flat = torch.bincount(truth_Q * num_classes + prediction_Q, minlength=num_classes**2)
     return tuple(tuple(row) for row in flat.view(num_classes, num_classes).tolist())
 
 

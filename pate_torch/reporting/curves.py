@@ -59,9 +59,9 @@ class Curves:
 
 
 def link_run(folder: Path, root: Path) -> None:
-    """A short name for a run's board: ``<root>/tensorboard/digits/gaussian/1123-1738``, a link to the folder ``folder``.
+    """A short name for a run's TensorBoard: ``<root>/tensorboard/digits/gaussian/1123-1738``, a link to ``folder``.
 
-    TensorBoard calls a run by its path. Nothing is made for a board that lies elsewhere than under ``<root>/runs``, or
+    TensorBoard calls a run by its path. Nothing is made for events that lie elsewhere than under ``<root>/runs``, or
     where the file system has no links.
     """
     folder, root = folder.absolute(), get_runs_folder(root).parent.absolute()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the 
 
 MAX_POINTS = 300  # more cannot be told apart on a page
 MAX_EXAMPLES = 40
-MAX_PICTURES = 20  # of them on the board
+MAX_PICTURES = 20  # of them in TensorBoard
 MAX_CLASSES = 24  # a larger confusion matrix cannot be read, nor a longer list of classes
 
 Points = Sequence[tuple[float, float]]
@@ -73,8 +73,8 @@ class Scale:
         raw = (self.high - self.low) / max_ticks
         size = 10.0 ** math.floor(math.log10(raw))
         step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw * (1 - 1e-9))
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(i * step, 12) for i in range(first, last + 1)]
+        first_index, last_index = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first_index, last_index + 1)]
 
 
 def number_points(values: Sequence[float]) -> list[tuple[float, float]]:
@@ -170,8 +170,8 @@ def plot_confusion(report: ReleaseReport) -> Figure:
     axes.set_yticks(range(size), names)
     axes.set(xlabel="predicted", ylabel="true")
     for true, guess in zip(*np.nonzero(counts), strict=True):
-        ink = "white" if share[true, guess] > 0.5 else "black"
-        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=ink, fontsize=10)
+        color = "white" if share[true, guess] > 0.5 else "black"
+        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=color, fontsize=10)
     return figure
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 THEOREM_PRICE = "Price of these votes, theorem"
-"""Two figures for the owner, as they are called where they are missing."""
+"""A figure for the owner, as it is called where it is missing."""
 
 T = TypeVar("T")
 
@@ -64,12 +64,12 @@ class OwnerSummary:
         ensemble_accuracy: Accuracy of the plurality without noise.
         teacher_accuracy_mean: Mean accuracy of the teachers.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
-        compute_gap_quantiles: Quantiles of the votes between winner and runner-up.
+        gap_quantiles: Quantiles of the votes between winner and runner-up.
         nonprivate_accuracy: Accuracy of a model trained on all records at once.
         membership: The membership test of the student.
         seconds: Time of every stage, also of those whose time tells how many records there are.
         not_computed: Name of a missing figure -> why it is missing.
-        forecast: The forecast of the labels from public values (``chance.forecast_warning``).
+        forecast: The forecast of the labels from public values (``feasibility.forecast_warning``).
     """
 
     records: Mapping[str, int] = field(default_factory=dict)
@@ -126,12 +126,12 @@ def private_test_metrics(data: Dataset, student: Student) -> dict[str, Any]:
 
 
 def count_records(data: Dataset, all_private: PrivateData | None = None) -> dict[str, int]:
-    """PRIVATE. How many records there are, by what became of them; ``all_private``: with those kept from the voters."""
+    """PRIVATE. How many records there are, by what became of them; ``all_private``: with those held out."""
     all_private = data.private if all_private is None else all_private
     units, num_held_out = len(np.unique(all_private.unit_id)), len(all_private) - len(data.private)
     rows = {"private": len(all_private)} | ({"private units": units} if units < len(all_private) else {})
     rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
-    rows |= {"private kept from the voters": num_held_out} if num_held_out else {}
+    rows |= {"private held out": num_held_out} if num_held_out else {}
     return rows | {f"left out {reason}": count for reason, count in data.num_dropped_by_reason.items()}
 
 

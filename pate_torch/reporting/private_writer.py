@@ -19,7 +19,7 @@ OWNER_ONLY_FILE_MODE = 0o600
 
 README_TEMPLATE = """PRIVATE: do not publish, do not copy to where others can read it.
 
-{what}
+{content}
 
 What lies here was computed from private records without noise, and no privacy guarantee covers it. Choosing a
 parameter of a later release after a look at it is a release too, one that no ledger charges.
@@ -36,18 +36,18 @@ FOLDER_CONTENTS = {
 
 
 def make_private_folder(path: Path, content: str = "run") -> Path:
-    """Create ``path`` (or tighten it) with mode 0700 and a README; ``content``: a key of CONTENT, or a sentence."""
+    """Create or tighten ``path``, with mode 0700 and a README; ``content``: a key of FOLDER_CONTENTS or a sentence."""
     path.mkdir(parents=True, exist_ok=True, mode=OWNER_ONLY_MODE)
     os.chmod(path, OWNER_ONLY_MODE)  # mkdir leaves an existing folder as it was, and obeys the umask
     readme = path / "README.txt"
-    write_atomically(readme, README_TEMPLATE.format(what=FOLDER_CONTENTS.get(content, content)))
+    write_atomically(readme, README_TEMPLATE.format(content=FOLDER_CONTENTS.get(content, content)))
     return path
 
 
 LAYOUT = {
     "Teachers: mean, least and greatest": {
-        what: ["Margin", [f"teachers/{what}_{which}" for which in ("mean", "min", "max")]]
-        for what in ("loss", "accuracy")
+        metric: ["Margin", [f"teachers/{metric}_{statistic}" for statistic in ("mean", "min", "max")]]
+        for metric in ("loss", "accuracy")
     },
     "Votes": {"share of questions answered": ["Multiline", ["votes/answered_share$"]]},
 }
@@ -66,7 +66,7 @@ class PrivateWriter:
 
         make_private_folder(folder)
         self.writer = SummaryWriter(str(folder))
-        self.writer.add_text("PRIVATE", README_TEMPLATE.format(what=FOLDER_CONTENTS["run"]))
+        self.writer.add_text("PRIVATE", README_TEMPLATE.format(content=FOLDER_CONTENTS["run"]))
         self.writer.add_custom_scalars(LAYOUT)
         self.writer.flush()
         for file in folder.glob("events.out.tfevents.*"):

@@ -1,4 +1,4 @@
-"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``private.PrivateWriter``.
+"""What TensorBoard may show the public: ``release/tensorboard``. The teachers' side is ``PrivateWriter``.
 
 Curves where there is time, single numbers in the table of runs (HPARAMS) and in text. Plain tags, one run, one layout.
 A run that is not private shows no epsilon, and every tag of it says so.
@@ -52,18 +52,18 @@ class ReleaseWriter:
         """A ``protocols.Log`` for a student.
 
         Raises:
-            ValueError: The tag is not a student's: the board was handed to the teachers' training by mistake.
+            ValueError: The tag is not a student's: the writer was handed to the teachers' training by mistake.
         """
         if not tag.startswith(STUDENT_PREFIX):
             raise checks.error(
-                "tag", tag, f"must begin with {STUDENT_PREFIX!r} in a release", "Log it to the private board."
+                "tag", tag, f"must begin with {STUDENT_PREFIX!r} in a release", "Log it to the private writer."
             )
         self.curves.log(tag, value, step)
 
     def write(self, report: ReleaseReport) -> None:
         """Write all that is known at the end."""
         if bool(self.prefix) == report.private:
-            raise checks.error("private", report.private, "must be what the board was opened with")
+            raise checks.error("private", report.private, "must be what the writer was opened with")
         self.writer.add_text(f"{self.prefix}privacy_statement", render_model_card(report))
         if report.private:
             self._write_epsilons(report)

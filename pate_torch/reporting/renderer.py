@@ -73,7 +73,7 @@ def build_summary(report: ReleaseReport) -> dict[str, Any]:
 
 
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
-    """The content of privacy.json, the statement for machines; ``build_statement.schema.json`` describes it."""
+    """The content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
     return {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": report.creation_date},
@@ -195,7 +195,7 @@ def _make_markdown_environment() -> Environment:
 
 def _add_report_helpers(environment: Environment) -> Environment:
     """What the templates may use beside the report itself."""
-    environment.filters |= {"clock": format_duration, "percent": format_percent}
+    environment.filters |= {"duration": format_duration, "percent": format_percent}
     environment.globals |= {"statement": statement, "figures": figures}
     return environment
 

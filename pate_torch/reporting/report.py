@@ -1,6 +1,6 @@
 """The report of a release: every fact that may be published of a run, once. Files, pages and tables lay it out.
 
-Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``owner.OwnerSummary``.
+Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``OwnerSummary``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Baseline:
     size: int | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("baseline.because", self.disclosure_basis, DISCLOSURE_BASES)
+        checks.one_of("baseline.disclosure_basis", self.disclosure_basis, DISCLOSURE_BASES)
         _ = self.share
 
     @property
@@ -139,7 +139,7 @@ class OwnerFacts:
         retention: How long they, teachers and votes are kept.
         period: The time for which the account's cap holds.
         renewal: What happens to the cap after that.
-        tuning: How the parameters were chosen (TUNING).
+        tuning: How the parameters were chosen (``TUNING_METHODS``).
         pool: Name, licence and source of the public points.
         audit: The result of an audit of the mechanism, as ``pate audit --output`` writes it.
     """
@@ -242,9 +242,10 @@ class ReleaseReport:
         assets: Everything public that it was made with: the public points, encoders.
         owner: What only the owner can say.
         provenance: Where values come from that are taken to be public (``types.SOURCES``), by name.
-        chosen_by: How the owner says that this release was chosen among several settings (CHOSEN_BY); None: not stated.
+        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None:
+            not stated.
         teachers_reusable: Whether the teachers can be asked again by their id, or votes alone were there.
-        input_kind: What the student takes (TAKES).
+        input_kind: What the student takes (``INPUT_KINDS``).
         encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
         includes_encoder: Whether its files lie in the folder.
         epsilon_curve: Price of the first q questions, q = 1..Q.
@@ -326,13 +327,13 @@ class ReleaseReport:
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
-        checks.one_of("takes", self.input_kind, INPUT_KINDS)
+        checks.one_of("input_kind", self.input_kind, INPUT_KINDS)
         if self.chosen_by is not None:
             checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
         checks.boolean("private", self.private)
-        checks.boolean("reused", self.reuses_labels)
-        checks.boolean("encoder_here", self.includes_encoder)
-        checks.between("split", self.public_share, 0, 1)
+        checks.boolean("reuses_labels", self.reuses_labels)
+        checks.boolean("includes_encoder", self.includes_encoder)
+        checks.between("public_share", self.public_share, 0, 1)
         is_group = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not is_group:
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
@@ -512,8 +513,8 @@ class ReleaseReport:
         if self.student_accuracy is None or hits >= max_count:
             return None
         return (
-            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right for "
-            f"{format_percent(max_count / sum(counts))} of the test points."
+            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right "
+            f"for {format_percent(max_count / sum(counts))} of the test points."
         )
 
     @property

@@ -48,7 +48,11 @@ def make_environment(**options: Any) -> Environment:
 @functools.cache
 def _load_macros() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    macro_globals = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "filled": _fill_placeholders}
+    macro_globals = {
+        "LABEL_UNIT": LABEL_UNIT,
+        "UNSTATED_CHOICE": UNSTATED_CHOICE,
+        "fill_placeholders": _fill_placeholders,
+    }
     return make_environment(autoescape=False).get_template("statement.jinja", globals=macro_globals).module
 
 
@@ -59,7 +63,7 @@ def _render_paragraphs(name: str, *arguments: Any) -> tuple[str, ...]:
 
 
 def _fill_placeholders(text: str, report: ReleaseReport) -> str:
-    """A sentence of the voters' own, with what is known once they have answered."""
+    """A sentence of the method's own, with what is known once it has answered."""
     value_by_placeholder = {
         "asked": str(report.queries_asked),
         "answered": str(report.queries_answered),
@@ -125,7 +129,7 @@ NOT_STATED = "not stated"
 
 
 def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
-    """What a reader of a release asks of its owner: name -> what was said, or MISSING."""
+    """What a reader of a release asks of its owner: name -> what was said, or NOT_STATED."""
     owner = report.owner
     statements = {
         name.capitalize(): getattr(owner, name) for name in ("contact", "collection", "consent", "access", "retention")
@@ -207,8 +211,8 @@ def _format_budget_left(report: ReleaseReport) -> str:
     """How much of the cap is left, rounded down."""
     if report.budget_epsilon is None or report.epsilon_charged is None:
         return ""
-    cap, reserved = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
-    budget_left = max(Decimal(0), cap - reserved).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
+    cap, charged_epsilon = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
+    budget_left = max(Decimal(0), cap - charged_epsilon).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
     return f"{budget_left} of it is left."
 
 

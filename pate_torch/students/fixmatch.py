@@ -45,7 +45,7 @@ class FixMatch(GradientStudent):
         unlabeled_batch: Public points a step.
         threshold: Confidence from which a guess counts.
         weight: Weight of the unlabeled loss.
-        alignment: Share of the guesses that each class should get: ``draw_uniform`` over the classes that have labels
+        alignment: Share of the guesses that each class should get: ``uniform`` over the classes that have labels
             (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``.
         propagation: Share of the steps over which propagated labels lead, fading linearly (0: never).
         keep_fraction: Share of each class's propagated labels that is used: those with the widest lead.

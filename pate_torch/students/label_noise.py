@@ -1,10 +1,10 @@
-"""A second opinion on released labels: how many are wrong, and a label posterior for each point.
+"""An estimate of the noise in released labels: how many are wrong, and a label posterior for each point.
 
 Noise makes labels wrong, and a network with room for it learns them as they are. A logistic regression, or the mean of
 many neighbors, has little room: how little, cross-validation on the labels says. What such a model predicts for a point
-whose label it has not seen is an opinion on that label: where it is most confident it is taken to be right, and the
+whose label it has not seen is an estimate of that label: where it is most confident it is taken to be right, and the
 labels that contradict it there are counted as wrong. Where labels are few, or no model predicts more of them than their
-commonest one does, by more than a standard error, there is no opinion: the best of many models is a little better by
+commonest one does, by more than a standard error, there is no estimate: the best of many models is a little better by
 luck.
 
 Everything here is arithmetic on released labels and public points.
@@ -25,7 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 from sklearn.neighbors import KNeighborsClassifier
 
-if TYPE_CHECKING:  # training asks for this opinion
+if TYPE_CHECKING:  # training imports this module
     from pate_torch.students.training import StudentProblem
 
 _RIDGES = tuple(10.0**k for k in range(4, -3, -1))
@@ -111,7 +111,7 @@ def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
 
 
 def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
-    """The problem with label posteriors in the place of labels, or as it is where there is no opinion.
+    """The problem with label posteriors in the place of labels, or as it is where there is no estimate.
 
     Args:
         problem: The released labels.

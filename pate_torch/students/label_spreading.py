@@ -41,7 +41,7 @@ _PROPAGATED_ERROR_RATE = (
 )
 _NUM_NEIGHBORS = 10
 ALPHA = 0.99
-"""For a few answers, or those of cells that lie in other features (``neighbors.expand``)."""
+"""For a few answers, or those of cells that lie in other features (``neighbors.propagate_labels``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class LabelSpreading(GradientStudent):
     Attributes:
         unlabeled_batch: Public points a step.
         keep_fraction: Share of each class's propagated labels that is learnt from: those with the widest lead.
-        alignment: Expected share of each class, ``draw_uniform`` or ``labels``.
+        alignment: Expected share of each class, ``uniform`` or ``labels``.
     """
 
     include_unqueried: ClassVar[bool] = False
@@ -103,7 +103,7 @@ def propagate(
         recipe: Of the features that the graph joins; None: principal axes.
         target_C: Share that each class should get.
         previous_student: An earlier student, whose features then take their place.
-        alpha: See ``neighbors.expand``.
+        alpha: See ``neighbors.propagate_labels``.
     """
     x_P, spec = problem.x_P, problem.spec
     if previous_student is not None:
@@ -138,7 +138,7 @@ def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
 
 
 def compute_expected_shares(problem: StudentProblem, kind: str) -> Tensor:
-    """The share that each class should get, [C]: ``draw_uniform`` over the classes with labels, else the labels' own."""
+    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if kind == "uniform":
         # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.

@@ -16,7 +16,7 @@ from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.data.units import hold_out, select_one_per_unit
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
-from pate_torch.pac.selection import draw_model
+from pate_torch.pac.exponential import draw_model
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.types import Dataset, PrivateData
 
@@ -34,7 +34,7 @@ class Selection:
     Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
     are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
     of the two would do under add_remove: the ledger composes by account, not by shard.
-    Source: McSherry & Talwar 2007; see pac/selection.py.
+    Source: McSherry & Talwar 2007; see ``pac.exponential.draw_model``.
     """
 
     name: str = "exponential"
@@ -70,10 +70,10 @@ class Selection:
                 f"cannot protect {private.unit}: one group may own many errors",
                 "Use selection=none.",
             )
-        rest, validation = hold_out(private, self.validation, adjacency, seed, "selection")
-        if not (len(rest) and len(validation)):
+        training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
+        if not (len(training) and len(validation)):
             raise checks.error("selection.validation", self.validation, "leaves one side without records")
-        return replace(data, private=rest), validation
+        return replace(data, private=training), validation
 
     def choose(
         self,

@@ -42,15 +42,15 @@ class SelfTraining:
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
         keep_fraction_later: The same for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.expand``).
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``).
         alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
             them.
         num_generations: Students that learn from the first round's answers; each later round adds one.
         members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
             the features of all of them, concatenated.
         publish: What is returned. ``student``: one that learnt from the last round's answers. ``released_model``: the
-            released linear model itself (``method=gradients``), in the features of the students before: it was fitted to
-            private records, which those students never saw, so that it does not repeat their mistakes.
+            released linear model itself (``method=gradients``), in the features of the students before: it was fitted
+            to private records, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first_student: StudentAlgorithm
@@ -107,7 +107,7 @@ class SelfTraining:
         Raises:
             ValueError: There are no labels, or (``publish``) no model was released.
         """
-        rounds = _by_round(task)
+        rounds = _split_rounds(task)
         generation_tasks = rounds[:1] * self.num_generations + rounds[1:]
         student_tasks = (
             generation_tasks if self.publish == "student" else generation_tasks[: -1 if len(rounds) > 1 else 0]
@@ -132,7 +132,7 @@ class SelfTraining:
         progress: Progress,
         log: Log,
     ) -> Student:
-        """The student of one generation. before: that of the generation before."""
+        """The student of one generation; ``previous_student``: that of the generation before."""
         alpha = self.alpha if generation < self.num_generations else self.alpha_later
         confident_task = self._select_confident(tasks[generation], previous_student, alpha, seed, device)
         algorithm = self.first_student if previous_student is None else self.later_students
@@ -149,7 +149,7 @@ class SelfTraining:
     def _select_confident(
         self, task: StudentTask, previous_student: Student | None, alpha: float, seed: int, device: torch.device
     ) -> StudentTask:
-        """The most confident propagated labels. before: the student of the generation before, whose features help."""
+        """The most confident propagated labels, by the features of ``previous_student``, where there is one."""
         problem = build_problem(task, seed, device)
         keep_fraction = self.keep_fraction if previous_student is None else self.keep_fraction_later
         share_PC = propagate(
@@ -160,18 +160,24 @@ class SelfTraining:
         return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
 
 
-def _by_round(task: StudentTask) -> list[StudentTask]:
+def _split_rounds(task: StudentTask) -> list[StudentTask]:
     """The task of each round that has answers."""
     query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
     round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
-    told = []
-    for turn in round_Q.unique().tolist() or [0]:
-        mine = round_Q == turn
-        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[mine]
-        told.append(
-            replace(task, query_Q=query_Q[mine], label_Q=label_Q[mine], posterior_QC=posterior_QC, round_Q=None)
+    tasks = []
+    for round_index in round_Q.unique().tolist() or [0]:
+        is_of_round_Q = round_Q == round_index
+        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[is_of_round_Q]
+        tasks.append(
+            replace(
+                task,
+                query_Q=query_Q[is_of_round_Q],
+                label_Q=label_Q[is_of_round_Q],
+                posterior_QC=posterior_QC,
+                round_Q=None,
+            )
         )
-    return told
+    return tasks
 
 
 def _format_tag(tag: str, generation: int) -> str:

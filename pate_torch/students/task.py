@@ -1,7 +1,7 @@
 """What a student learns from: the public points, and what was released about them.
 
 The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: how far
-the winner leads. Given the right class, the counts are modelled as a lead g of that class over the others plus noise,
+the winner leads. Given the right class, the counts are modeled as a lead g of that class over the others plus noise,
 so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
 """
 

@@ -142,10 +142,9 @@ def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float)
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
-    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c P(counts
-        | c), so
-    that of two classes which the noise left close the model may take either. (A cross-entropy with the posteriors as
-    targets would teach it the doubt.)
+    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c
+    P(counts | c), so that of two classes which the noise left close the model may take either. (A cross-entropy with
+    the posteriors as targets would teach it the doubt.)
     """
     if problem.posterior_QC is None:
         return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)
@@ -264,13 +263,13 @@ class GradientStudent(ABC):
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
         features: Learn the network's trunk from the public points first, without labels.
         label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
-            on feature rows by a second opinion (``opinion.with_label_posteriors``), on images none.
+            on feature rows an estimate (``label_noise.with_label_posteriors``), on images none.
         precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
             results then depend on the machine).
     """
 
     include_unqueried: ClassVar[bool] = True
-    """Whether the second opinion (``opinion``) on points that were not asked is learnt, too: not where labels are
+    """Whether label posteriors (``label_noise``) of points that were not asked are learnt, too: not where labels are
     propagated."""
     name: str
     network: str = "small_cnn"

@@ -50,30 +50,30 @@ class RecordHashes:
         _, unit_N = np.unique(private.unit_id, return_inverse=True)
         return cls(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
 
-    def compute_known_share(self, charged: RecordHashes) -> float:
-        """The share of these units with a record among ``charged``, beyond what few distinct records explain.
+    def compute_known_share(self, charged_records: RecordHashes) -> float:
+        """The share of these units with a record among ``charged_records``, beyond what few distinct records explain.
 
-        Records of a few values coincide between people. Among ``charged`` a unit that shares a record with another unit
-        coincides by chance; the share of such units estimates the probability that a new unit does (Good-Turing), to
-        which three standard deviations are added.
+        Records of a few values coincide between people. Among ``charged_records`` a unit that shares a record with
+        another unit coincides by chance; the share of such units estimates the probability that a new unit does
+        (Good-Turing), to which three standard deviations are added.
         """
-        share = self._compute_unit_share(np.isin(self.hash_N, charged.hash_N))
-        pairs = np.unique(np.stack([charged.hash_N, charged.unit_N.astype(np.uint64)]), axis=1)
+        share = self._compute_unit_share(np.isin(self.hash_N, charged_records.hash_N))
+        pairs = np.unique(np.stack([charged_records.hash_N, charged_records.unit_N.astype(np.uint64)]), axis=1)
         hashes, counts = np.unique(pairs[0], return_counts=True)
-        chance = charged._compute_unit_share(np.isin(charged.hash_N, hashes[counts > 1]))
+        chance = charged_records._compute_unit_share(np.isin(charged_records.hash_N, hashes[counts > 1]))
         spread = 3 * np.sqrt(chance * (1 - chance) / max(1, len(np.unique(self.unit_N))))
         return share - min(1.0, chance + spread)
 
     def _compute_unit_share(self, mask_N: np.ndarray) -> float:
         return len(np.unique(self.unit_N[mask_N])) / max(1, len(np.unique(self.unit_N)))
 
-    def merge(self, added: RecordHashes) -> RecordHashes:
-        """These records, and those of ``added`` that are not among them."""
-        new_N = ~np.isin(added.hash_N, self.hash_N)
+    def merge(self, new_records: RecordHashes) -> RecordHashes:
+        """These records, and those of ``new_records`` that are not among them."""
+        new_N = ~np.isin(new_records.hash_N, self.hash_N)
         first_unit = 1 + self.unit_N.max(initial=-1)
         return RecordHashes(
-            np.concatenate([self.hash_N, added.hash_N[new_N]]),
-            np.concatenate([self.unit_N, first_unit + added.unit_N[new_N]]),
+            np.concatenate([self.hash_N, new_records.hash_N[new_N]]),
+            np.concatenate([self.unit_N, first_unit + new_records.unit_N[new_N]]),
         )
 
 
@@ -95,20 +95,22 @@ class AccountRecords:
         """PRIVATE. Note that the account was charged for these records, and the newest entry of the ledger."""
         self.store.record_ledger_head(self.account, ledger_head)
         if self.records is not None:
-            charged = self._load_charged(self.account)
-            merged = self.records if charged is None else charged.merge(self.records)
-            if charged is None or len(merged.hash_N) > len(charged.hash_N):
+            charged_records = self._load_charged_records(self.account)
+            all_records = self.records if charged_records is None else charged_records.merge(self.records)
+            if charged_records is None or len(all_records.hash_N) > len(charged_records.hash_N):
                 with self.store.lock(), atomic_replacement(self._get_path(self.account)) as temporary:
-                    save_file({"hash_N": merged.hash_N, "unit_N": merged.unit_N}, temporary)
+                    save_file({"hash_N": all_records.hash_N, "unit_N": all_records.unit_N}, temporary)
 
     def find_duplicate(self, accounts: Iterable[str]) -> str | None:
         """PRIVATE. The first of other accounts that shares a tenth of its units, or of these, with this one."""
         for account in accounts:
-            charged = self._load_charged(account)
-            if charged is None or self.records is None:
+            charged_records = self._load_charged_records(account)
+            if charged_records is None or self.records is None:
                 continue
             if (
-                max(self.records.compute_known_share(charged), charged.compute_known_share(self.records))
+                max(
+                    self.records.compute_known_share(charged_records), charged_records.compute_known_share(self.records)
+                )
                 >= MAX_KNOWN_SHARE
             ):
                 return account
@@ -117,6 +119,6 @@ class AccountRecords:
     def _get_path(self, account: str) -> Path:
         return create_private_folder(self.store.folder / ACCOUNTS) / f"{account}.safetensors"
 
-    def _load_charged(self, account: str) -> RecordHashes | None:
+    def _load_charged_records(self, account: str) -> RecordHashes | None:
         file = self._get_path(account)
         return RecordHashes(**load_file(file)) if file.exists() else None

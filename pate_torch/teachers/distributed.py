@@ -84,9 +84,9 @@ def broadcast_text(text: str) -> str:
     """Rank 0's text on every rank: the run id, for instance."""
     if get_world().size == 1:
         return text
-    box = [text]
-    _run_collective(lambda: dist.broadcast_object_list(box, src=0))
-    return box[0]
+    texts = [text]
+    _run_collective(lambda: dist.broadcast_object_list(texts, src=0))
+    return texts[0]
 
 
 def close() -> None:

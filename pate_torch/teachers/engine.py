@@ -268,7 +268,7 @@ def train_stacked(
     device: torch.device,
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
-    """PRIVATE. Train all teachers of the chunk at once; ``report_share`` gets the share of the work done, now and then."""
+    """PRIVATE. Train all teachers of the chunk at once; ``report_share`` gets the share of the work that is done."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
@@ -279,10 +279,10 @@ def train_stacked(
         return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
 
     loss, accuracy = _train_params(forward, list(params.values()), feed, recipe, device, report_share)
-    return _finish({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
+    return _zero_empty_teachers({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
 
 
-def _finish(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> TrainedChunk:
+def _zero_empty_teachers(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> TrainedChunk:
     """An empty shard's teacher learnt nothing: its parameters are zero, and it votes a constant."""
     empty = chunk.size_k == 0
     for parameter in params.values():

@@ -100,7 +100,7 @@ class TeacherEnsemble:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
-        """PRIVATE. Call ``on_logits(rows, iterate_logits)`` for a few teachers at a time, from several threads on a CPU.
+        """PRIVATE. Call ``on_logits(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
 
         Non-finite logits of a point become all equal, a vote for class 0: a teacher which diverged still has exactly
         one vote.

@@ -69,7 +69,7 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     package = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
-    program = "from pate_torch.teachers.independence import answer; answer()"
+    program = "from pate_torch.teachers.independence import run_received_work; run_received_work()"
     process = subprocess.run(
         [sys.executable, "-c", program], input=input_bytes, capture_output=True, env=environment, check=False
     )
@@ -82,7 +82,7 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     return result
 
 
-def answer() -> None:
+def run_received_work() -> None:
     """Do the work that standard input brings; what it prints goes to the errors, which nobody is shown."""
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
@@ -173,7 +173,7 @@ class Retraining:
     device: torch.device
 
     def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
-        """PRIVATE. The bits of the teacher; ``blank_ensemble`` are blank ones beside which it is asked at its old place."""
+        """PRIVATE. The bits of the teacher, asked at its old place among the blank teachers of ``blank_ensemble``."""
         with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
             result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
         row = {name: p[self.row] for name, p in result.params.items()}

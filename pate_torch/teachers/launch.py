@@ -98,14 +98,14 @@ def compute_network_cost(network: str, options: Mapping[str, Any], spec: DataSpe
     def count_layer(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
         if isinstance(layer, nn.Sequential | nn.Flatten | nn.Identity):
             return
-        alive, output_size = inputs[0].numel(), out.numel()
+        layer_peak, output_size = inputs[0].numel(), out.numel()
         if isinstance(layer, nn.Conv2d):
             # Patches of the images with a margin; in the backward pass those of their gradient, afterwards.
             assert not isinstance(layer.padding, str)
             (_, channels, height, width), (top, left) = inputs[0].shape, layer.padding
             patches = layer.weight[0].numel() * out[0, 0].numel()
-            alive = patches + 2 * channels * (height + 2 * top) * (width + 2 * left)
-        training_peaks.append(alive + 3 * output_size)
+            layer_peak = patches + 2 * channels * (height + 2 * top) * (width + 2 * left)
+        training_peaks.append(layer_peak + 3 * output_size)
         # A norm keeps what it takes, not what it makes; a ReLU after a layer with weights is a part of it.
         if not isinstance(layer, nn.GroupNorm) and layer not in fused_layers:
             saved_numbers.append(

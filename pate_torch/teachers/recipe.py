@@ -18,7 +18,7 @@ from pate_torch.types import DataSpec
 
 DEFAULT_MEMORY_GIB = 20.0
 """Of a card of 24 GiB, what is left beside the driver's part and what the allocator leaves between blocks."""
-BACKENDS = ("auto", "vectorised", "processes")
+BACKENDS = ("auto", "vectorized", "processes")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 
 

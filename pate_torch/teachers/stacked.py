@@ -28,12 +28,12 @@ their algorithm may vary from run to run. On a CPU unfolding costs more than it 
 
 def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: torch.dtype) -> Parameters:
     """Initial parameters [K, ...], each network from its own generator."""
-    stacked = {name: torch.empty(len(generators), *p.shape, dtype=dtype) for name, p in module.named_parameters()}
+    params = {name: torch.empty(len(generators), *p.shape, dtype=dtype) for name, p in module.named_parameters()}
     for k, generator in enumerate(generators):
         networks.initialize(module, generator)
         for name, parameter in module.named_parameters():
-            stacked[name][k].copy_(parameter.detach())
-    return stacked
+            params[name][k].copy_(parameter.detach())
+    return params
 
 
 def check_teacher(module: nn.Module, name: str) -> None:
@@ -153,20 +153,21 @@ class _ConvMatmul(torch.autograd.Function):
             (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
             parts = torch.bmm(weight.flatten(2).mT, grad).view(count, -1, kh, kw, len(x), height, width)
             left, right, top, bottom = _get_padding(layer)
-            padded = x.new_zeros(len(x), x.shape[1], x.shape[2] + top + bottom, x.shape[3] + left + right)
+            grad_padded = x.new_zeros(len(x), x.shape[1], x.shape[2] + top + bottom, x.shape[3] + left + right)
             for i in range(kh):
                 for j in range(kw):
                     rows = slice(i * dh, i * dh + (height - 1) * sh + 1, sh)
                     columns = slice(j * dw, j * dw + (width - 1) * sw + 1, sw)
-                    padded[:, :, rows, columns] += parts[:, :, i, j].permute(2, 0, 1, 3, 4).flatten(1, 2)
-            grad_x = padded[:, :, top : padded.shape[2] - bottom, left : padded.shape[3] - right]
+                    grad_padded[:, :, rows, columns] += parts[:, :, i, j].permute(2, 0, 1, 3, 4).flatten(1, 2)
+            grad_x = grad_padded[:, :, top : grad_padded.shape[2] - bottom, left : grad_padded.shape[3] - right]
         return grad_x, grad_weight, grad_bias, None, None
 
 
 class _Layers:
-    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D], with k = ``num_separate`` networks in them.
+    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D].
 
-    ``num_separate`` is 1 until the first layer with parameters when all networks see the same input, K after it.
+    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same
+    input, K after it.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:

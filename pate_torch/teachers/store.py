@@ -60,9 +60,9 @@ class Identity:
     """PRIVATE. What an ensemble was trained on and how: equal identities give equal teachers.
 
     Attributes:
-        fingerprint: ``TeacherStore.fingerprint`` of the private data.
+        fingerprint: ``TeacherStore.compute_fingerprint`` of the private data.
         partition: Plain data.
-        configuration: Plain data (``TeacherRecipe.configuration()``).
+        configuration: Plain data (``TeacherRecipe.to_configuration()``).
     """
 
     dataset: str
@@ -74,7 +74,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         if not HASH_PATTERN.fullmatch(self.fingerprint):
-            raise ValueError("fingerprint: must come from TeacherStore.fingerprint")
+            raise ValueError("fingerprint: must come from TeacherStore.compute_fingerprint")
         for name in ("partition", "configuration"):  # through JSON, so that tuples and lists compare equal
             object.__setattr__(self, name, json.loads(json.dumps(dict(getattr(self, name)), sort_keys=True)))
 
@@ -201,16 +201,16 @@ class TeacherStore:
     # ---- training -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def lock_training(self, identity: Identity, busy: Callable[[str], object]) -> Iterator[Path]:
+    def lock_training(self, identity: Identity, on_wait: Callable[[str], object]) -> Iterator[Path]:
         """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
 
         Args:
             identity: Identity of the teachers.
-            busy: Called with who trains them, before this waits for its end; by then they may be there.
+            on_wait: Called with who trains them, before this waits for its end; by then they may be there.
         """
         create_private_folder(self.folder)
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with locks.hold(_get_lock_path(checkpoints), "PATE_HOME", on_wait=busy):
+        with locks.hold(_get_lock_path(checkpoints), "PATE_HOME", on_wait=on_wait):
             yield checkpoints
 
     @contextlib.contextmanager
@@ -319,7 +319,7 @@ class TeacherStore:
         """A fresh id for who answers one release, which is published in place of anything private.
 
         Args:
-            compute_fingerprint: PRIVATE. Of the records, or of the votes in their place.
+            fingerprint: PRIVATE. Of the records, or of the votes in their place.
             ensemble: Id of the stored ensemble behind it; None: none is kept.
         """
         alias = secrets.token_hex(8)

@@ -31,7 +31,7 @@ from pate_torch.types import DataSpec, PrivateData, Shards
 __all__ = ["TeacherRecipe", "train"]
 
 LossesCallback = Callable[[int, Tensor], None]
-"""PRIVATE. Called as losses(step, loss_K)."""
+"""PRIVATE. Called as on_losses(step, loss_K)."""
 
 MIN_SECONDS_FOR_SPAWN = 5000
 """Stacked steps above which worker processes pay that import torch anew."""
@@ -43,7 +43,7 @@ def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.d
         return recipe.backend
     is_parallel = device.type == "cpu" and os.name == "posix" and get_num_workers(recipe) > 1 and len(launches) > 1
     min_seconds = launch.MIN_SECONDS_FOR_FORK if can_fork() else MIN_SECONDS_FOR_SPAWN
-    return "processes" if is_parallel and recipe.steps * len(launches) > min_seconds else "vectorised"
+    return "processes" if is_parallel and recipe.steps * len(launches) > min_seconds else "vectorized"
 
 
 def get_num_workers(recipe: TeacherRecipe) -> int:
@@ -171,7 +171,7 @@ def _train_own_groups(
     backend = choose_backend(recipe, planned_launches, device)
     if backend == "processes":
         if device.type != "cpu":
-            raise checks.error("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorised.")
+            raise checks.error("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorized.")
         results = train_chunks(
             private, spec, shards, recipe, seed, planned_launches, get_num_workers(recipe), report_share
         )

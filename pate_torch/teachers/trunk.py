@@ -88,8 +88,10 @@ class Trunk:
     @classmethod
     def from_encoder(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
         """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        uncentered = cls(network, encoder, input_spec, input_spec)
-        return dataclasses.replace(uncentered, spec=make_centered_spec(input_spec, uncentered.compute_features(pool_x)))
+        uncentered_trunk = cls(network, encoder, input_spec, input_spec)
+        return dataclasses.replace(
+            uncentered_trunk, spec=make_centered_spec(input_spec, uncentered_trunk.compute_features(pool_x))
+        )
 
     @classmethod
     def rebuild(
@@ -138,7 +140,7 @@ class Trunk:
 
         Args:
             private: The private records.
-            encode_shards: Which records each teacher learns from.
+            shards: Which records each teacher learns from.
             start: Gives the number of copies.
             augment: How they are distorted.
             seed: Seed of the teachers' streams.
@@ -181,7 +183,7 @@ def encode_shards(
         private: The private records.
         shards: Which records each teacher learns from.
         make_encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
-            shard is encoded by itself: see ``Trunk.shards``.
+            shard is encoded by itself: see ``Trunk.encode_shards``.
         progress: Called with (done, total) shards.
     """
     features, labels, units, sizes = [], [], [], []

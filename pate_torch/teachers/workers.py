@@ -190,7 +190,7 @@ class _Worker:
         cause = f"killed by signal {-code} (9: often out of memory)" if code < 0 else f"exit code {code}"
         return ChildProcessError(
             f"a teacher worker died: {cause}; {last_lines[0]}. Finished chunks are kept where checkpoints are on; "
-            "try fewer workers, or backend=vectorised"
+            "try fewer workers, or backend=vectorized"
         )
 
     def stop(self) -> None:
@@ -227,7 +227,7 @@ class _ForkedWorker(_Worker):
 
         self.process = multiprocessing.get_context("fork").Process(target=run_child, daemon=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see may_fork
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside other threads: see can_fork
             self.process.start()
         os.close(child_orders)
         os.close(child_answers)
@@ -368,10 +368,10 @@ class SharedTensors:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SharedTensors:
         """Copies of these tensors."""
-        shared = cls.from_shapes({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
+        shared_tensors = cls.from_shapes({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()})
         for name, tensor in tensors.items():
-            shared.tensors[name].copy_(tensor)
-        return shared
+            shared_tensors.tensors[name].copy_(tensor)
+        return shared_tensors
 
     def close(self) -> None:
         """Close the file; the memory lives until the last tensor of it does."""

@@ -86,7 +86,8 @@ def verify_claim(file: Path) -> Iterator[Check]:
         "terms", True, f"{claim['mechanism']}, {terms_text}; neighbors: {adjacency}{remark}", is_loose=bool(remark)
     )
     if sensitivity and stated_sensitivity:
-        message = f"noise is calibrated to {stated_sensitivity:g}; clipping to {claim['clip']:g} bounds a unit by {sensitivity:g}"
+        message = f"noise is calibrated to {stated_sensitivity:g}; clipping to {claim['clip']:g} bounds a unit by "
+        message += f"{sensitivity:g}"
         factor_text = (
             f", {sensitivity / stated_sensitivity:.6g} times as much" if sensitivity > stated_sensitivity else ""
         )

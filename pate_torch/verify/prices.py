@@ -137,7 +137,7 @@ def compute_sampled_divergence(e: Event, a: float) -> float:
 _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
     "gaussian": lambda e, a: a * mpf(e["mu"]) ** 2 / 2,  # Mironov 2017, Proposition 7
     "laplace": _compute_laplace_divergence,  # Mironov 2017, Proposition 6
-    "pure": _compute_pure_divergence,  # Mironov 2017, Proposition 5, of the pair that dominates (Kairouz, Oh & Viswanath 2015)
+    "pure": _compute_pure_divergence,  # Mironov 2017, Proposition 5, of the pair of Kairouz, Oh & Viswanath 2015
     "bounded_range": lambda e, a: min(mpf(e["eta"]), a * mpf(e["eta"]) ** 2 / 8),  # Cesar & Rogers 2021, Lemma 3.2
     "zcdp": lambda e, a: a * mpf(e["rho"]),  # Bun & Steinke 2016, Definition 1.1
     "rdp_curve": lambda e, a: mpf(dict(zip(e["orders"], e["rdp"], strict=True)).get(float(a), math.inf)),
@@ -174,7 +174,7 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
 
 
 def _compute_loss_cdf(e: Event, threshold: np.ndarray, rounds_up: bool) -> np.ndarray:
-    """P(loss <= at) of one event."""
+    """P(loss <= threshold) of one event."""
     if e["kind"] == "gaussian":
         return ndtr(threshold / e["mu"] - e["mu"] / 2)
     max_loss = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)

@@ -25,7 +25,7 @@ RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "st
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 CURVE_FILE_PATTERN = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
-STABILITY_MECHANISMS = ("sparse_vector", "soft_sparse_vector")
+SPARSE_VECTOR_MECHANISMS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = (
     "gaussian",
     "confident",
@@ -33,13 +33,13 @@ VOTE_MECHANISMS = (
     "laplace",
     "exponential",
     "single_stable",
-    *STABILITY_MECHANISMS,
+    *SPARSE_VECTOR_MECHANISMS,
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line. loose: it holds, and claims too much; checked: what is at hand can tell."""
+    """One line. ``is_loose``: it holds, and claims too much; ``is_checked``: what is at hand can tell."""
 
     name: str
     is_ok: bool
@@ -60,7 +60,7 @@ def make_check(name: str, results: Mapping[str, bool], fault: str, message: str)
 
 @dataclass(frozen=True)
 class ReleaseFolder:
-    """What lies in a release folder. release: None where the labels lie in another."""
+    """What lies in a release folder; ``release``: None where the labels lie in another."""
 
     path: Path
     statement: Mapping[str, Any]
@@ -109,8 +109,9 @@ def check_schema(folder: ReleaseFolder) -> Check:
 
 def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
     """One check after the other, of a folder whose statement fits its schema."""
-    for name, check in (("words", _check_words), ("files", _check_files), ("record", _check_record), ("labels", _check_labels),
-                        ("student", _check_student), ("mechanism", _check_mechanism), ("claims", _check_claims)):  # fmt: skip
+    for name, check in (("words", _check_words), ("files", _check_files), ("record", _check_record),
+                        ("labels", _check_labels), ("student", _check_student), ("mechanism", _check_mechanism),
+                        ("claims", _check_claims)):  # fmt: skip
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
@@ -300,7 +301,7 @@ def _check_mechanism(folder: ReleaseFolder) -> Check:
     if name in VOTE_MECHANISMS:
         sensitivity = run["sensitivity"] and run["sensitivity"]["l2"]
         results[f"sensitivity {sensitivity}"] = math.isclose(sensitivity or 0, SQRT2, rel_tol=RELATIVE_TOLERANCE)
-    if name in STABILITY_MECHANISMS:  # whose scale follows from its epsilon: the whole of it is held to that
+    if name in SPARSE_VECTOR_MECHANISMS:  # whose scale follows from its epsilon: the whole of it is held to that
         own_events = [
             e for part in folder.parts if any(e["kind"] == "delta" for e in part["events"]) for e in part["events"]
         ]
@@ -325,8 +326,8 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
     """The events that what was answered costs by its mechanism's theorem; None: the mechanism is not known here.
 
     Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
-    Rogers 2021 (exponential); BTT18 and LZCW21 (stability); Dwork et al. 2006 (histogram); Bassily, Smith & Thakurta
-    2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
+    Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith &
+    Thakurta 2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
     """
     run, parameters = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
     num_queries, num_answered, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
@@ -394,9 +395,12 @@ def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
                   if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
         return any(all(r >= compute_sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
     (scale,) = cost.keys() - {"kind", "count"}
-    covering_events, required_events = ([e for e in group if e["kind"] == cost["kind"] and math.isclose(e[scale], cost[scale], rel_tol=RELATIVE_TOLERANCE)]
-                   for group in (events, costs))  # fmt: skip
-    return sum(e["count"] for e in covering_events) >= sum(e["count"] for e in required_events)
+
+    def count_equal(group: list[Event]) -> int:
+        equal_events = (e for e in group if e["kind"] == cost["kind"])
+        return sum(e["count"] for e in equal_events if math.isclose(e[scale], cost[scale], rel_tol=RELATIVE_TOLERANCE))
+
+    return count_equal(events) >= count_equal(costs)
 
 
 def _format_event(event: Event) -> str:
@@ -459,7 +463,7 @@ def check_claim(name: str, epsilon: float, route: str | None, events: list[Event
     kinds = {e["kind"] for e in events} - {"delta"}
     is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, "gaussian"}}.get(route or "", kinds)
     is_consistent &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
-    is_consistent &= (route == "delta") == (bool(events) and not kinds)  # a stability mechanism
+    is_consistent &= (route == "delta") == (bool(events) and not kinds)  # distance to instability
     fault = "" if is_consistent else f", by {route}, which does not go with {', '.join(sorted(kinds))}"
     return check_epsilon(name, epsilon, epsilon_bounds, fault)
 

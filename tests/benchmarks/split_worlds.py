@@ -32,7 +32,7 @@ def plan_of(source, home, student=None, **changes):
     return run_config(
         dataset=source,
         partition=ReplaceOne(),
-        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorized"),
         mechanism=GNMax(sigma=1.0),
         query=Random(name="passive", shuffle=False),
         student=student,

@@ -33,7 +33,7 @@ START = PublicStart(
     copies=1,
 )
 RECIPE = TeacherRecipe(
-    network="logistic", steps=40, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorised"
+    network="logistic", steps=40, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"
 )
 
 

@@ -61,7 +61,7 @@ def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsy
         partition=AddRemove(),
         voters=voters,
         mechanism=mechanism,
-        teacher=TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1, backend="vectorized"),
         query=Random(),
         student=Logistic(ridge=1.0),
         baseline=False,

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.theory.classes import Listed
 from pate_torch.pac import classes
-from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.planar import compute_orientation
+from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds, compute_orientation
 from pate_torch.pac.sample import Sample, check_points
 from tests.pac.pac_audit import sauer_shelah
 

@@ -14,10 +14,9 @@ from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
 from pate_torch.pac.classes import Thresholds
-from pate_torch.pac.exponential import compute_log_probabilities, draw_gumbel_max, run_exponential_mechanism
+from pate_torch.pac.exponential import compute_log_probabilities, draw_gumbel_max, draw_model, run_exponential_mechanism
 from pate_torch.pac.logistic import compute_convex_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
-from pate_torch.pac.selection import draw_model
 from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size, run_sspp
 from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
@@ -100,14 +99,12 @@ def test_gumbel_max_stays_in_log_space():
 
 @pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
 def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
-    import pate_torch.pac.selection as selection
-
     epsilon, sensitivity = 0.9, 2
     base = np.array([5, 9, 7])
 
     def law(errors):
         run = lambda: draw_model(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
-        return executed(run, selection)
+        return executed(run)
 
     spans = {}
     for move in itertools.product((-1, 0, 1), repeat=3):

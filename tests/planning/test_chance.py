@@ -171,7 +171,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
            "num_teachers=12", "num_queries=6", "teacher.steps=5", "student=logistic", "baseline=false"]  # fmt: skip
     ended = train(tmp_path, *few, "mechanism.sigma=8", monkeypatch=monkeypatch, base=[])
     assert ended.code == 0, ended.err
-    assert "Noise drowns these votes" in ended.err and "Forecast" in ended.out
+    assert "Noise outweighs these votes" in ended.err and "Forecast" in ended.out
     (summary,) = tmp_path.rglob("private/summary.json")
     said = json.loads(summary.read_text())["forecast"]
     assert "of 12 votes" in said and "3,000 records" in said and "method=gradients mechanism=gradient_descent" in said
@@ -186,7 +186,7 @@ def test_a_run_whose_votes_drown_says_so_and_what_would_do_better(tmp_path, monk
     again = [*[key for key in few if not key.startswith(("num_", "student"))], *typed, *short]
     ended = train(tmp_path, *again, monkeypatch=monkeypatch, base=[])
     assert ended.code == 0, ended.err
-    assert "drowns" not in ended.err
+    assert "outweighs" not in ended.err
 
 
 def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):

@@ -25,7 +25,7 @@ from tests.run_configs import run_config
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two
 MECHANISM = GNMax(sigma=8.0)
-RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorised")
+RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorized")
 
 
 def source(canaries: int = 0) -> Tensors:

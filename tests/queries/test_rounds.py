@@ -33,7 +33,7 @@ def plan(tmp_path):
     return run_config(
         dataset=SOURCE,
         partition=AddRemove(),
-        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorised"),
+        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorized"),
         mechanism=GNMax(sigma=1.0, counts=True),
         query=PrototypesThenMargin(num_prototypes=10),
         student=STUDENT,

@@ -22,7 +22,7 @@ START = PublicStart(
     copies=2,
 )
 RECIPE = TeacherRecipe(
-    network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorised"
+    network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"
 )
 
 

@@ -42,7 +42,7 @@ def recipe(**changes: object) -> TeacherRecipe:
         "learning_rate": 5e-3,
         "label_smoothing": 0.0,
         "augment": Affine(rotate=10, scale=0.1, shift=1, shear=5),
-        "backend": "vectorised",
+        "backend": "vectorized",
         "chunk": 3,
         "workers": 1,
     }

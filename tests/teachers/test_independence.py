@@ -31,7 +31,7 @@ def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
 
 
 @pytest.mark.fresh_process
-@pytest.mark.parametrize("backend", ["vectorised", "processes"])
+@pytest.mark.parametrize("backend", ["vectorized", "processes"])
 def test_an_honest_teacher_comes_out_bit_for_bit_in_a_fresh_process(backend, monkeypatch):
     trial_of(4, monkeypatch, backend=backend, workers=2).run(records(20, seed=1).x, CPU)
 

@@ -26,7 +26,7 @@ from tests.teachers.loop import train_loop
 from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
 CPU = torch.device("cpu")
-BACKENDS = ("vectorised", "processes")
+BACKENDS = ("vectorized", "processes")
 
 
 def removed(private: PrivateData, i: int) -> PrivateData:
@@ -93,10 +93,10 @@ def test_stacked_equals_loop_in_float64(network, optimizer):
         torch.testing.assert_close(batched.params[name], parameter, rtol=0, atol=1e-10)
 
 
-def test_processes_and_distributed_chunks_equal_vectorised_to_the_bit():
+def test_processes_and_distributed_chunks_equal_vectorized_to_the_bit():
     private, shards = records(90), shards_of([list(range(k * 12, k * 12 + 12)) for k in range(7)])
     runs = [train(private, spec(), shards, recipe(backend=b, workers=w), seed=0) for b, w in
-            (("vectorised", None), ("processes", 1), ("processes", 2))]  # fmt: skip
+            (("vectorized", None), ("processes", 1), ("processes", 2))]  # fmt: skip
     threads = torch.get_num_threads()
     assert threads == 1, "conftest pins one thread, as workers do"
     for run in runs[1:]:
@@ -254,7 +254,7 @@ def test_batches_are_permutations_of_the_own_shard():
     assert not torch.equal(order, engine.draw_batches(0, 5, 10, 7, 6).flatten()[:40].view(4, 10))
 
 
-@pytest.mark.parametrize("backend", ["vectorised", "processes"])
+@pytest.mark.parametrize("backend", ["vectorized", "processes"])
 def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkeypatch):
     private, shards = records(120), shards_of([list(range(k * 3, k * 3 + 3)) for k in range(40)])
     settings = recipe(backend=backend, workers=1, steps=4, chunk=8)
@@ -304,7 +304,7 @@ def test_workers_give_the_bits_of_this_process_however_they_start(start):
     private, shards = records(90), shards_of([list(range(k * 9, k * 9 + 9)) for k in range(10)])
     here, there = (
         train(private, spec(), shards, recipe(backend=backend, workers=2), seed=0).params
-        for backend in ("vectorised", "processes")
+        for backend in ("vectorized", "processes")
     )
     assert differing(here, there) == set()
 
@@ -317,7 +317,7 @@ def test_a_dying_worker_is_a_clear_error(monkeypatch, start):
     shapes = workers._get_result_shapes(spec(), recipe(), 8)
     monkeypatch.setattr(workers, "_get_result_shapes", lambda *_: shapes)
     chunks = [range(3), range(3, 6), range(6, 8)]
-    with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorised"):
+    with pytest.raises(ChildProcessError, match=r"worker died: exit code 1; ValueError.*vectorized"):
         list(workers.train_chunks(private, spec(), shards, broken, 0, chunks, 2))
 
 
