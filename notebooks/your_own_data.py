@@ -141,9 +141,8 @@ with pate.labeler(num_queries=10) as labeler:
     first = [labeler.answer(point).item() for point in public.x[:3]]
     again = labeler.answer(public.x[:3]).tolist()
     print("answers:", first, "| asked again:", again, "| equal and free")
-print(
-    f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {pate.account.ex_post_guarantee.epsilon:.3f}"
-)
+cap_epsilon = pate.account.ex_post_guarantee.epsilon
+print(f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {cap_epsilon:.3f}")
 
 # %% [markdown]
 # ## Use the student elsewhere

@@ -211,12 +211,12 @@ def _self_training() -> SelfTraining:
 
 def _reverse_knn(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_self_training())
+    _pipeline(home, number, method=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_self_training())
 
 
 def _gradients(home: Path, number: int) -> None:
     mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, voters=GradientMethod(size=100), mechanism=mechanism, student=_self_training())
+    _pipeline(home, number, method=GradientMethod(size=100), mechanism=mechanism, student=_self_training())
 
 
 def _label(home: Path, number: int) -> None:

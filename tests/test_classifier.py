@@ -492,7 +492,7 @@ def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
     assert (
         choose_method(replace(ROWS, num_classes=26), "teachers").num_teachers == 30_000 // 33
     )  # 1.25 records of a class
-    for facts in ({"is_image": True}, {"has_groups": True}, {"own_teacher": True}):
+    for facts in ({"is_image": True}, {"has_groups": True}, {"has_own_teacher": True}):
         large = choose_method(replace(ROWS, **facts), "teachers")
         assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
     unsaid = choose_method(

@@ -128,7 +128,7 @@ def test_the_charge_stands_before_the_first_noise(make, ledger, monkeypatch):
     draw = NoiseSource.draw_gaussian
 
     def watched(self, *args):
-        seen.append((ledger.get_guarantee("line").epsilon, ledger.entries()[-1].kind))
+        seen.append((ledger.get_guarantee("line").epsilon, ledger.read_entries()[-1].kind))
         return draw(self, *args)
 
     monkeypatch.setattr(NoiseSource, "draw_gaussian", watched)
@@ -410,7 +410,7 @@ def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     labeler.close()
     again = make()
     assert again.publish_hypothesis(Thresholds(), sample, epsilon=1.0) == cut
-    assert ledger.spent("line").epsilon == charged
+    assert ledger.get_guarantee("line").epsilon == charged
     with pytest.raises(ValueError, match="thresholds"):
         again.publish_hypothesis(Intervals(), sample, epsilon=1.0)
 

@@ -62,7 +62,7 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
         mean, std = np.where(binary, 0.0, mean), np.where(binary, 1.0, std)
     with asked(split, chosen.num_teachers, chosen.mechanism, chosen.teacher, (mean, std)) as pate:
         voters = "teachers_transductive" if transductive else None
-        release = pate.label(floats(split.public), chosen.num_queries, strategy=chosen.query, voters=voters)
+        release = pate.label(floats(split.public), chosen.num_queries, strategy=chosen.query, method=voters)
         assert pate._stored_teachers is not None
         plain = pate._stored_teachers.ensemble.votes(floats(split.public)).plurality().numpy()
         learner = LEARNER if split.encoded else Supervised(network="mlp")

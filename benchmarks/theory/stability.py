@@ -56,8 +56,8 @@ def by_teachers(
     """The learner that trains this project's teachers: a batch of data sets is trained as one stack of teachers.
 
     It takes x as uint8 images or rows (as ``spec`` says) and y as class numbers. Scores are votes, 1.0 where the class
-    voted for is ``label``, else 0.0; or (``soft``) its probabilities, as ``mechanism=soft_sparse_vector`` opens them. The
-    coins name the streams of initialization, batches and distortions, as a teacher's number does.
+    voted for is ``label``, else 0.0; or (``soft``) its probabilities, which ``mechanism=soft_sparse_vector`` opens.
+    The coins name the streams of initialization, batches and distortions, as a teacher's number does.
 
     Args:
         recipe: How a teacher is trained.

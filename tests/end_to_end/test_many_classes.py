@@ -59,7 +59,7 @@ def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsy
     config = run_config(
         dataset=data(),
         partition=AddRemove(),
-        voters=voters,
+        method=voters,
         mechanism=mechanism,
         teacher=TeacherRecipe(network="logistic", steps=60, batch_size=64, learning_rate=0.1, backend="vectorized"),
         query=Random(),

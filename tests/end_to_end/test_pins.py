@@ -61,7 +61,8 @@ SPELLED = {
     "reverse k-NN": "experiment=mnist_reverse_knn",
     "gradients": "experiment=mnist_low_epsilon",
     "prototypes": "experiment=mnist_prototypes",
-    "small clusters": "num_queries=12 mechanism.sigma=1 student.first_student.batch_size=8 student.first_student.unlabeled_batch=16",
+    "small clusters": "num_queries=12 mechanism.sigma=1 student.first_student.batch_size=8"
+    " student.first_student.unlabeled_batch=16",
     "few steps": "mechanism.steps=2 mechanism.sigma=.2 method.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",
     "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
@@ -221,7 +222,7 @@ def behind(home: Path, folder: Path) -> dict:
     """PRIVATE. Votes and teachers of a run, and its weights to the last bit."""
     (teachers,) = home.glob("teachers/*/ensemble.safetensors")
     return {
-        "votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
+        "count_votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
         "weights": {key: some(value) for key, value in sorted(load_file(teachers).items())},
         "digests": [file.read_bytes() for file in (teachers, folder / "release/student.safetensors")],
     }
@@ -237,7 +238,7 @@ def test_teachers_and_their_votes_are_pinned_and_the_same_to_the_last_bit(tmp_pa
         for home, given in zip(homes, steps, strict=True)
     )
     assert one == two and one["digests"] != longer["digests"]
-    found, changed = ({key: part[key] for key in ("votes", "weights")} for part in (one, longer))
+    found, changed = ({key: part[key] for key in ("count_votes", "weights")} for part in (one, longer))
     assert any("weights" in text for text in differences(found, changed))
     pinned("teachers", found)
 

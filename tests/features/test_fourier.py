@@ -69,8 +69,10 @@ def accuracy(home, features) -> float:
     pate.fit_teachers(x, y).label(pool, 300, features=features)
     student = pate.fit_student(ReleasedModel(features=features))
     assert torch.equal(load_student(pate.folder).predict(test), student.predict(test))
-    same = SelfTraining(first_student=Supervised(network="mlp"), later_students=Supervised(network="mlp"), features=features,
-                        publish="released_model", num_generations=1)  # fmt: skip
+    mlp = Supervised(network="mlp")
+    same = SelfTraining(
+        first_student=mlp, later_students=mlp, features=features, publish="released_model", num_generations=1
+    )
     assert torch.equal(pate.fit_student(same).predict(test), student.predict(test))
     return float((student.predict(test) == truth).float().mean())
 

@@ -12,7 +12,9 @@ from tests import ROOT
 
 CONF = ROOT / "conf" / "mechanism"
 # A histogram counts records in cells, gradient descent sums gradients: see tests/methods.
-NAMES = sorted({file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent", "svt"})  # svt: another name of sparse_vector
+NAMES = sorted(
+    {file.stem for file in CONF.glob("*.yaml")} - {"histogram", "gradient_descent", "svt"}
+)  # svt: another name of sparse_vector
 SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
 
 

@@ -504,7 +504,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
 
 def test_the_statement_names_the_unit():
     def how(unit: str, rounds: int) -> str:
-        report = demo(mechanism="histogram", num_teachers=0, unit=unit, voters=describe(unit), rounds=rounds)
+        report = demo(mechanism="histogram", num_teachers=0, unit=unit, method=describe(unit), rounds=rounds)
         return format_plain_words(report)[-1]
 
     assert "Every record was counted once: " in how("record", 1)

@@ -180,7 +180,7 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     record = json.loads((plan.folder / "release" / "release.json").read_text())
     assert record["voters"] == "teachers_transductive"
     (kept,) = (plan.root / "teachers").glob("[0-9a-f]*/votes/*.safetensors")
-    other = changed(plan, folder=plan.folder.parent / "other", voters=TeacherVotes(num_teachers=40))
+    other = changed(plan, folder=plan.folder.parent / "other", method=TeacherVotes(num_teachers=40))
     pipeline.run(other)
     again = json.loads((other.folder / "release" / "release.json").read_text())
     assert again["voters"] == "teachers"

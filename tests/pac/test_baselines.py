@@ -46,8 +46,10 @@ def test_df18s_vote_draws_from_a_law_that_is_private_over_every_pair():
     records, noise, runs = ((0, 0), (1, 1), (0, 1)), DryRunNoise(insecure_seed=0), 1500
     drawn = np.mean(
         [
-            baselines.run_df18_vote(Thresholds(), sample_of(records), POINTS, epsilon=epsilon, alpha=alpha, budget=noise)
-            .label_Q for _ in range(runs)
+            baselines.run_df18_vote(
+                Thresholds(), sample_of(records), POINTS, epsilon=epsilon, alpha=alpha, budget=noise
+            ).label_Q
+            for _ in range(runs)
         ],
         axis=0,
     )  # fmt: skip

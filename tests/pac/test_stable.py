@@ -335,7 +335,7 @@ def test_net_sizes_are_large_enough_in_simulation_and_smallest():
 
     assert np.mean([astray(size) > 0.3 for _ in range(200)]) <= beta < np.mean([astray(12) > 0.3 for _ in range(200)])
     assert np.mean([gap(10) > eta for _ in range(200)]) > beta
-    holds = lambda k: (
+    holds = lambda k: (  # noqa: E731
         math.log(2) + 2 * nets.compute_log_sauer_shelah(2 * k, 2) - eta * k / 2 * math.log(2) <= math.log(beta)
     )
     assert holds(m) and not holds(m - 1)

@@ -49,7 +49,9 @@ from tests.features import encoder_worlds as worlds
 
 DATASETS = sorted(file.stem for file in Path(find_config_folder(), "dataset").glob("*.yaml"))
 TEACHERLESS = {"histogram", "gradient_descent"}
-MECHANISMS = sorted({file.stem for file in Path(find_config_folder(), "mechanism").glob("*.yaml")} - TEACHERLESS - {"svt"})
+MECHANISMS = sorted(
+    {file.stem for file in Path(find_config_folder(), "mechanism").glob("*.yaml")} - TEACHERLESS - {"svt"}
+)
 
 
 class PrivateRecordsRead(AssertionError):

@@ -159,8 +159,9 @@ def brought(plan: RunConfig) -> None:
     data, votes = votes_of(plan)
     rows = label.VotesOnlyDataset(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
-    pipeline.run(changed(plan, dataset=rows, query=Random(name="passive", shuffle=False), voters=VotesFile(votes=votes),
-                         features=None, private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip
+    passive = Random(name="passive", shuffle=False)
+    pipeline.run(changed(plan, dataset=rows, query=passive, method=VotesFile(votes=votes), features=None,
+                         private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
 def _pate(plan: RunConfig) -> tuple[Any, PATE]:

@@ -267,7 +267,8 @@ class Calls:
             teacher=GradientMethod(size=RECORDS) if of_records else kind,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
             partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
-            unit="record" if names is None else "group:person", home=self.root, quiet=False, allow_uninformative_labels=True,
+            unit="record" if names is None else "group:person", home=self.root, quiet=False,
+            allow_uninformative_labels=True,
         )  # fmt: skip
         y = np.array([code.get(row.label, -1) for row in rows])
         public = np.nan_to_num(self._public())

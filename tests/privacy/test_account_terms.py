@@ -191,7 +191,7 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
 def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
     monkeypatch.setattr(RecordMethod, "check", lambda self, config: None)
     nothing_runs()
-    one = plan(tmp_path, "one", voters=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
+    one = plan(tmp_path, "one", method=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
         pipeline.run(one)
     assert not (one.folder / "release").exists()

@@ -78,25 +78,25 @@ def faults(made: dict[str, str], times: int = 6, most: int | None = 6) -> str:
 
 
 @pytest.mark.parametrize(
-    "door,ids,voters",
+    "door,ids,method",
     [("PATEClassifier", "integers", "drawing"), ("PATE", "64-bit integers", "gradients"), ("PATE", "dates", "drawing")],
 )
-def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, door, ids, voters):
+def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, door, ids, method):
     def by_column(key, column, count):
         return np.asarray(column).astype(str)
 
     monkeypatch.setattr(units, "name_units", by_column)
     monkeypatch.setattr("pate_torch.classifier.name_units", by_column)
-    assert "where it says" in faults(case(door=door, ids=ids, voters=voters), most=None, times=1)
+    assert "where it says" in faults(case(door=door, ids=ids, method=method), most=None, times=1)
 
 
 def test_a_column_spelled_through_its_type_is_found(monkeypatch):
     monkeypatch.setattr("pate_torch.data.schema.format_value", lambda value: "" if value is None else str(value))
-    assert "where it says" in faults(case(voters="gradients", column="dates"), most=None, times=1)
+    assert "where it says" in faults(case(method="gradients", column="dates"), most=None, times=1)
 
 
 def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(monkeypatch):
-    made = case(door="PATE", voters="estimator", releases="one and fewer", ids="strings")
+    made = case(door="PATE", method="estimator", releases="one and fewer", ids="strings")
     monkeypatch.setattr(TeacherStore, "create_alias", lambda self, fingerprint, ensemble=None: fingerprint[:16])
     assert "differs" in faults(made, most=None, times=1)
 
@@ -114,7 +114,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
         raise ValueError("found again, for free")
 
     monkeypatch.setattr(PATE, "label", free_where_known)
-    made = case(door=door, voters="estimator", releases="one and fewer", ids="strings")
+    made = case(door=door, method="estimator", releases="one and fewer", ids="strings")
     assert "what was charged differs" in faults(made, most=None, times=1)
 
 
@@ -126,18 +126,18 @@ def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
     no_retraining(monkeypatch)
     monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     np.random.seed(0)
-    assert "where it says" in faults(case(door="PATE", voters="drawing", ids="strings"))
+    assert "where it says" in faults(case(door="PATE", method="drawing", ids="strings"))
 
 
 def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
     monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
     tally = Tally()
-    assert not calls.attempt(case(door="PATE", voters="drawing"), tally)
+    assert not calls.attempt(case(door="PATE", method="drawing"), tally)
     assert "was trained again" in str(tally.reasons)
 
 
 def test_teachers_that_share_a_backbone_are_refused_and_found(monkeypatch):
-    made = case(door="PATE", voters="backbone", ids="strings")
+    made = case(door="PATE", method="backbone", ids="strings")
     monkeypatch.setitem(calls.VOTERS, "backbone", calls.of_the_same)
     assert not calls.attempt(made, tally := Tally()) and "share parameters" in str(tally.reasons)
     no_retraining(monkeypatch)
@@ -153,7 +153,7 @@ def test_classes_read_off_private_labels_are_found(monkeypatch):
         return classes, label_N.astype(np.int64)
 
     monkeypatch.setattr("pate_torch.classifier.PATEClassifier._labels", of_the_labels)
-    assert faults(case(voters="gradients"), most=None, times=1)
+    assert faults(case(method="gradients"), most=None, times=1)
 
 
 @pytest.mark.parametrize("rule", ["points influence each other", "a filler that is their mean"])
@@ -166,7 +166,7 @@ def test_an_encoder_that_mixes_private_points_is_found(monkeypatch, rule):
 
     monkeypatch.setattr(Encoder, "encode", mixed)
     monkeypatch.setattr(Encoder, "check_batch_independence", lambda *_: None)
-    assert "where it says" in faults(case(voters="gradients", column="texts"))
+    assert "where it says" in faults(case(method="gradients", column="texts"))
 
 
 def test_a_warning_that_counts_private_records_is_found(monkeypatch):

@@ -50,7 +50,7 @@ def demo(**changes: Any) -> ReleaseReport:
         mechanism="gaussian",
         parameters={"sigma": 40.0},
         num_teachers=250,
-        voters=describe(250, changes.get("unit", "record")),
+        method=describe(250, changes.get("unit", "record")),
         queries_asked=QUERIES,
         queries_answered=QUERIES,
         epsilon=EPSILON,

@@ -253,7 +253,7 @@ def test_every_kind_of_release_is_told_in_whole_sentences_on_page_and_card(who, 
     voters = VOTERS[who](unit)
     assert voters is None or MethodDescription.from_dict(json.loads(json.dumps(voters.to_dict()))) == voters
     number = {"num_teachers": 250, "rounds": 1} if who.startswith("teachers") else {"num_teachers": 0, "rounds": 2}
-    report = demo(unit=unit, adjacency=adjacency, voters=voters, **number)
+    report = demo(unit=unit, adjacency=adjacency, method=voters, **number)
     shown = html.unescape(render_page(report)).replace("\u00a0", " ")
     for tell in (statement.format_plain_words, statement.list_assumptions, statement.list_exclusions):
         for sentence in tell(report):

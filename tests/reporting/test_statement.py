@@ -105,7 +105,7 @@ def test_a_declared_size_is_an_assumption():
 def test_without_teachers_the_statement_does_not_speak_of_them():
     report = demo(
         num_teachers=0,
-        voters=None,
+        method=None,
         mechanism="dpsgd",
         queries_asked=0,
         queries_answered=0,
