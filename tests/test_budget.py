@@ -93,13 +93,16 @@ def test_noise_is_made_by_the_budget_alone():
     made, derived = set(), set()
     for name, tree in package().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("NoiseSource", "_Charged"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
+                "NoiseSource",
+                "_ChargedNoise",
+            ):
                 made.add((name, ast.unparse(node.func)))
             if isinstance(node, ast.ClassDef):
                 bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
-                if bases & {"NoiseSource", "_Charged", "Rehearsal"}:
+                if bases & {"NoiseSource", "_ChargedNoise", "DryRunNoise"}:
                     derived.add(node.name)
-    assert made == {("budget.py", "_Charged")} and derived == {"_Charged", "Rehearsal"}
+    assert made == {("budget.py", "_ChargedNoise")} and derived == {"_ChargedNoise", "DryRunNoise"}
 
 
 @pytest.mark.parametrize("kind", ["torch", "discrete"])
@@ -110,12 +113,13 @@ def test_a_source_of_neither_sort_cannot_be_made(kind):
 
 RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "randperm", "bernoulli", "multinomial",
           "normal_", "exponential_", "normal", "default_rng", "RandomState", "Generator", "manual_seed", "token_bytes",
-          "SystemRandom", "Normal", "numpy_stream", "torch_stream")  # fmt: skip
+          "SystemRandom", "Normal", "make_numpy_generator",
+          "make_torch_generator")  # fmt: skip
 
 
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
-    among = {"aggregation.py", "students/selection.py", "private_epsilon.py", "labeler.py", "voters/dpsgd.py"}
+    among = {"aggregation.py", "students/selection.py", "private_epsilon.py", "labeler.py", "methods/dpsgd.py"}
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():
@@ -130,8 +134,8 @@ def test_what_meets_private_values_draws_from_nowhere_else():
             if isinstance(node, ast.Name) and node.id in RANDOM:
                 found.add((name, node.id))
     assert found == {
-        ("voters/dpsgd.py", "torch_stream"),  # a network's first weights, of the seed alone
-        ("pac/baselines.py", "numpy_stream"),  # reference points, of public ranges and the seed alone
+        ("methods/dpsgd.py", "make_torch_generator"),  # a network's first weights, of the seed alone
+        ("pac/baselines.py", "make_numpy_generator"),  # reference points, of public ranges and the seed alone
     }
 
 
