@@ -21,7 +21,7 @@ from pate_torch.sensitive import Votes
 from tests import ROOT
 from tests.mechanisms.vote_laws import CERTAIN
 
-NAMES = sorted({file.stem for file in (ROOT / "conf" / "mechanism").glob("*.yaml")} - {"svt"})
+NAMES = sorted({file.stem for file in (ROOT / "conf" / "mechanism").glob("*.yaml")} - {"svt"})  # another name
 
 
 # -- statistics -----------------------------------------------------------------------------------------------------
