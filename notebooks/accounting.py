@@ -85,8 +85,8 @@ plt.show()
 #   one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
 # - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a moved vote hardly matters. It bounds one direction
 #   only, $D_\alpha(M(D)\,\|\,M(D'))$, for the votes at hand.
-# - **Private epsilon** (*sanitised* in the figure). The theorem's price with noise, scaled to how fast it can change from
-#   one data set to the next, and with what publishing it costs.
+# - **Private epsilon** (*sanitised* in the figure). The theorem's price with noise, scaled to how fast it can change
+#   from one data set to the next, and with what publishing it costs.
 #
 # The noise is that of 20, 40 and 100 votes among 250 teachers, scaled to 100.
 
@@ -164,7 +164,7 @@ plt.show()
 # | figure | who may see it |
 # |---|---|
 # | data-independent $\varepsilon$ | **anybody**: no vote enters it |
-# | private (*sanitised*) $\varepsilon$ | **anybody**: a noisy release, its own cost included (95 % confidence, forward only) |
+# | private $\varepsilon$ | **anybody**: a noisy release, its own cost included (95 % confidence, forward only) |
 # | theorem | **the data's owner alone** |
 # | gaps, votes, the ensemble's accuracy | **the data's owner alone** |
 #
