@@ -20,7 +20,8 @@
 #
 # The data here are synthetic, so a `DryRunNoise` stands in for the budget: it charges nobody, and its seed makes this
 # notebook repeatable. With real data give `Budget.from_account(ledger, "account")` in its place, or nothing is charged
-# and nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in `PYTHONPATH`.
+# and nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in
+# `PYTHONPATH`.
 
 # %%
 import warnings
