@@ -20,7 +20,7 @@
 #
 # The data here are synthetic, so a `DryRunNoise` stands in for the budget: it charges nobody, and its seed makes this
 # notebook repeatable. With real data give `Budget.from_account(ledger, "account")` in its place, or nothing is charged
-# and nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with the checkout's root in
+# and nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in
 # `PYTHONPATH`.
 
 # %%
@@ -35,9 +35,10 @@ from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.exponential import compute_log_probabilities, draw_model, run_exponential_mechanism
+from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
 from pate_torch.pac.nets import compute_log_sauer_shelah
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
+from pate_torch.pac.selection import draw_model
 from pate_torch.pac.semi_private import run_sspp
 from pate_torch.pac.stable import (
     compute_flipping_gamma,
