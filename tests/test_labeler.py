@@ -288,7 +288,7 @@ def test_points_of_another_shape_are_refused(make, x):
 
 def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
     labeler = make()
-    labeler._voters = lambda x: voters(100)(x[:1])
+    labeler._vote_function = lambda x: voters(100)(x[:1])
     with pytest.raises(ValueError, match="method"):
         labeler.answer(line(1, 2))
     assert ledger.spent("line").epsilon == 0
