@@ -67,7 +67,7 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
     total = np.zeros((TEACHERS + 1, len(orders)))
     for i, order in enumerate(orders):
         of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
-        q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.plateau_A[0]
+        q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.max_local_sensitivity_A[0]
 
         def log_q_of(row: np.ndarray) -> float:
             return min(logsumexp(log_ndtr(-(row[0] - row[1:]) / (math.sqrt(2) * SIGMA))), math.log(1 - 1 / CLASSES))

@@ -18,7 +18,7 @@ import torch
 from benchmarks.tables import load
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning.pilot import Pilot, fit_vote_model, simulate_release
+from pate_torch.planning.pilot import PilotConfig, fit_vote_model, simulate_release
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
@@ -26,7 +26,7 @@ from pate_torch.types import DataSpec, PrivateData
 
 SETS = ("a9a", "banana", "letter", "magic", "mushroom", "optdigits", "penbased", "phoneme", "ring", "satimage",
         "spambase", "texture", "twonorm")  # fmt: skip
-PILOT = Pilot().teachers
+PILOT = PilotConfig().teachers
 MOST_QUESTIONS, MOST_TEACHERS = 2000, 400
 
 
@@ -50,7 +50,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
     private = PrivateData(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
         teachers = min(MOST_TEACHERS, len(private) // shard)
-        recipe = TeacherRecipe(network=network, steps=Pilot().steps)
+        recipe = TeacherRecipe(network=network, steps=PilotConfig().steps)
         ensemble = train(private, spec, ReplaceOne().make_shards(private, teachers, 0), recipe, seed=0)
         yield ensemble.predict_proba(points[:asked]).argmax(-1), label[:asked], classes
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folde
 
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.aggregation import RoundState, answer_queries
+from pate_torch.aggregation import RoundInputs, answer_queries
 from pate_torch.budget import Budget
 from pate_torch.data.partition import AddRemove
 from pate_torch.ledger import Ledger
@@ -97,12 +97,12 @@ def fit(query_Q: torch.Tensor, label_Q: torch.Tensor) -> LabelSpreading:
     return LabelSpreading(kernel="knn", n_neighbors=8, alpha=0.5, max_iter=60, tol=1e-2).fit(x_pool, known)
 
 
-def opinion(so_far: Release) -> RoundState:
+def opinion(so_far: Release) -> RoundInputs:
     """What the student thinks of the whole pool, [P, C]."""
     student = fit(so_far.query_Q, so_far.label_Q)
     share_PC = torch.full((len(x_pool), 10), 1e-6, dtype=torch.float64)
     share_PC[:, student.classes_] += torch.from_numpy(student.label_distributions_)
-    return RoundState((share_PC / share_PC.sum(1, keepdim=True)).float())
+    return RoundInputs((share_PC / share_PC.sum(1, keepdim=True)).float())
 
 
 def ask(name: str, num_queries: int, seed: int):

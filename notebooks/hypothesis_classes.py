@@ -28,6 +28,7 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
+from pate_torch.pac.selection import draw_model
 
 from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
@@ -38,7 +39,6 @@ from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
 from pate_torch.pac.nets import compute_log_sauer_shelah
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
-from pate_torch.pac.selection import draw_model
 from pate_torch.pac.semi_private import run_sspp
 from pate_torch.pac.stable import (
     compute_flipping_gamma,

@@ -24,7 +24,7 @@ from pate_torch.types import DataSpec, PublicPool, Release
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RoundState:
+class RoundInputs:
     """PRIVATE, as its values are. What the next round of questions starts from.
 
     Attributes:
@@ -38,7 +38,7 @@ class RoundState:
     feature_PD: Tensor | None = None
 
 
-NextRound = Callable[[Release], RoundState]
+NextRound = Callable[[Release], RoundInputs]
 """Called between rounds with the answers so far."""
 
 WriteRelease = Callable[[Release], Mapping[str, str]]
@@ -93,7 +93,7 @@ def answer_queries(
         # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
         release, state = (
             Release.from_reservation(spending.id, spending.reserved_events),
-            RoundState(feature_PD=feature_PD),
+            RoundInputs(feature_PD=feature_PD),
         )
         opened_votes: list[Votes | CellHistogram] = []
         for round_index in range(rounds):
@@ -125,8 +125,8 @@ def answer_queries(
 
 
 def _check_next_round(
-    state: RoundState, previous_state: RoundState, sensitive: SensitiveValue, mechanism: Mechanism, budget: Budget
-) -> RoundState:
+    state: RoundInputs, previous_state: RoundInputs, sensitive: SensitiveValue, mechanism: Mechanism, budget: Budget
+) -> RoundInputs:
     """The next round's state, with what it leaves as it was; its values are held to the price."""
     if state.sensitive is not None:
         if state.sensitive.num_teachers != sensitive.num_teachers or len(state.sensitive) != len(sensitive):
@@ -138,7 +138,7 @@ def _check_next_round(
 def _select_queries(
     strategy: QueryStrategy,
     release: Release,
-    state: RoundState,
+    state: RoundInputs,
     pool: PublicPool,
     spec: DataSpec,
     num_queries: int,

@@ -155,12 +155,12 @@ class Spending:
         self._check_active()
         self._digests |= digests
 
-    def suspend(self, state: str) -> None:
-        """Leave the release open when the ``with`` is left, to be resumed where ``state``, a hash, says it stands."""
+    def suspend(self, state_digest: str) -> None:
+        """Leave the release open after the ``with``, to be resumed where ``state_digest``, a hash, says it stands."""
         self._check_active()
-        if not state:
-            raise checks.error("state", state, "must be a hash of what is needed to go on")
-        self._suspended_state = state
+        if not state_digest:
+            raise checks.error("state", state_digest, "must be a hash of what is needed to go on")
+        self._suspended_state = state_digest
 
     def _mark_drawn(self) -> None:
         """Note that noise was drawn, of which nothing was said yet."""
@@ -300,7 +300,7 @@ class Budget:
             yield spending
 
     @contextmanager
-    def resume(self, reservation: str, state: str) -> Iterator[Spending]:
+    def resume(self, reservation: str, state_digest: str) -> Iterator[Spending]:
         """Go on with a suspended release.
 
         Raises:
@@ -311,16 +311,16 @@ class Budget:
         if charge.insecure is self.secret:
             raise checks.error("reservation", reservation, "was made with noise that was seeded where this is not")
         noise_state, digest = load_noise_state(self._get_state_path(reservation))
-        resumed_reservation = self.ledger.resume(reservation, state=state + digest)
+        resumed_reservation = self.ledger.resume(reservation, state_digest=state_digest + digest)
         with self._open_spending(resumed_reservation, noise_state) as spending:
             yield spending
 
-    def can_resume(self, reservation: str, state: str) -> bool:
+    def can_resume(self, reservation: str, state_digest: str) -> bool:
         """Whether a suspended release could be resumed from this state."""
         charge = self.ledger.get_charges(self.account)[reservation]
         return (
             charge.is_suspended
-            and charge.state_digest == state + load_noise_state(self._get_state_path(reservation))[1]
+            and charge.state_digest == state_digest + load_noise_state(self._get_state_path(reservation))[1]
         )
 
     def _get_state_path(self, reservation: str) -> Path:
@@ -343,7 +343,7 @@ class Budget:
         state_path = self._get_state_path(spending.id)
         if spending._suspended_state is not None:
             digest = save_noise_state(state_path, spending.noise_state)
-            self.ledger.record(reservation, spending.charged_events, state=spending._suspended_state + digest)
+            self.ledger.record(reservation, spending.charged_events, state_digest=spending._suspended_state + digest)
         else:
             self.ledger.commit(reservation, spending.charged_events, release_id=spending.id, digests=spending._digests)
             state_path.unlink(missing_ok=True)

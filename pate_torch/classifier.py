@@ -34,7 +34,7 @@ from pate_torch.data import tensors
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.roles import get_categories_origin
 from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, format_value
-from pate_torch.data.units import name_units
+from pate_torch.data.units import parse_unit_ids
 from pate_torch.features.encoded_dataset import encode_sides, replace_non_finite
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.ledger.accounts import account_charged_error
@@ -271,7 +271,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("y", type(y).__name__, "must be one class for each record")
         self.classes_, label_N = self._encode_labels(y)
         label_N = np.where(has_text_N, label_N, -1)
-        unit_ids = None if groups is None else name_units("groups", groups, len(x))
+        unit_ids = None if groups is None else parse_unit_ids("groups", groups, len(x))
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         partition = AddRemove() if self.adjacency == "add_remove" else ReplaceOne()
         records = len(x) if partition.adjacency == "replace_one" else None  # public there, and each is a unit

@@ -143,7 +143,7 @@ class RunConfig:
                 "selection", self.selection.name, "is drawn in floating point, not in whole numbers", fix
             )
         if self.labels is not None:
-            run_folders.check_id("labels", self.labels)
+            run_folders.check_hex_id("labels", self.labels)
         if self.encoder is not None:
             encoded_dataset = EncodedDataset(
                 source=self.dataset, encoder=self.encoder, root=self.root, device=self.device

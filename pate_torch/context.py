@@ -206,7 +206,7 @@ class RunContext:
                 if config.ledger_path.exists():  # which a refusal does not leave behind
                     with Ledger(config.ledger_path) as ledger:
                         cap_by_account = _read_caps(ledger)
-                check_cap(config, splits.data.spec.name, planned_events, cap_by_account)
+                check_new_account_cap(config, splits.data.spec.name, planned_events, cap_by_account)
                 forecast = feasibility.forecast_warning(config, splits.data, config.mechanism, format_alternative)
                 unfinished_call = _make_unfinished_call(config, splits)
                 config, reused_release = _resume_call(config, splits.data, unfinished_call, stages)
@@ -363,7 +363,7 @@ def open_budget(
     records = AccountRecords(store, name, RecordHashes.from_data(data.private, store) if len(data.private) else None)
     _check_duplicate_account(config, records, fingerprint, ledger)
     cap_by_account = _read_caps(ledger)
-    check_cap(config, name, planned_events, cap_by_account)
+    check_new_account_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
     ledger.open_account(
         name,
@@ -394,7 +394,7 @@ def _read_caps(ledger: Ledger) -> dict[str, float]:
     return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
 
 
-def check_cap(
+def check_new_account_cap(
     config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
 ) -> None:
     """Refuse to open an account for a run that its own cap would refuse: a slip would fix the cap for good.

@@ -367,7 +367,7 @@ class PrivateLabeler:
                 spending.record_cost(answers.events)
                 block.record_turn(label_Q, answers.events, len(points))
                 if block.has_room(1):
-                    spending.suspend(self._journal.state)
+                    spending.suspend(self._journal.compute_digest)
         except BaseException:
             self._block = None  # never settled: noise may have been drawn, so it stays charged at its worst
             raise
@@ -379,7 +379,7 @@ class PrivateLabeler:
     def _open_turn(self, votes: Votes) -> AbstractContextManager[Spending]:
         """The next turn of the present block, or the first of a new one, reserved whole."""
         if self._block is not None:
-            return self.budget.resume(self._block.reservation, self._journal.state)
+            return self.budget.resume(self._block.reservation, self._journal.compute_digest)
         size = max(self.num_queries, len(votes))
         self.mechanism.check(
             num_queries=size, num_teachers=votes.num_teachers, num_classes=votes.num_classes, rounds=self.calls
@@ -410,7 +410,7 @@ class PrivateLabeler:
         """Commit what the open block incurred."""
         block, self._block = self._block, None
         if block is not None:
-            with self.budget.resume(block.reservation, self._journal.state):
+            with self.budget.resume(block.reservation, self._journal.compute_digest):
                 pass  # nothing more is drawn: what it did not use returns to the account
             self._journal.append("close", reservation=block.reservation)
 
@@ -452,7 +452,7 @@ class PrivateLabeler:
             charge = charges[reservation]
             if charge.is_committed and reservation not in closed_ids:
                 self._journal.append("close", reservation=reservation)
-            elif self.budget.can_resume(reservation, self._journal.state):
+            elif self.budget.can_resume(reservation, self._journal.compute_digest):
                 self._block = block
                 if reservation not in reusable_ids:
                     self._settle()

@@ -44,7 +44,7 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.pipeline import fit_student, make_report, release_labels
 from pate_torch.planning import feasibility
-from pate_torch.planning.gradient_budget import GradientBudget
+from pate_torch.planning.gradient_budget import CalibratedDescent
 from pate_torch.protocols import FeatureRecipe, Mechanism, Partition, QueryStrategy, Student, StudentAlgorithm
 from pate_torch.queries.random import Random
 from pate_torch.reporting import owner_file
@@ -249,8 +249,8 @@ class PATE:
             x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A row that is not finite, like a label that is no
                 class, cannot be used: the record is left out or, under replace_one, filled in.
             y: PRIVATE. Integers [N].
-            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates (``data.units.name_units``); None:
-                a hash of the record, so equal records are one unit.
+            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates (``data.units.parse_unit_ids``).
+                None: a hash of the record, so equal records are one unit.
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
         """
@@ -420,7 +420,7 @@ class PATE:
         with self._open_run(result.config, replace(result.data, evaluation=evaluation), result.release) as run:
             run.reservation_ids, run.owner = list(result.reservation_ids), owner_file.read(self.home, self.name)
             report = make_report(run, result.release, name, student)
-        run_folders.make_folders(self.folder)
+        run_folders.create_protected_folder(self.folder)
         write_release(self.folder, report)
         return report
 
@@ -677,7 +677,7 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
         ) from error
 
 
-def _format_alternative(config: RunConfig, data: Dataset, descent: GradientBudget) -> str:
+def _format_alternative(config: RunConfig, data: Dataset, descent: CalibratedDescent) -> str:
     """How these records are asked without teachers."""
     descent_mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
     mechanism = f"sigma={descent_mechanism.sigma:.4g}, adjacency={descent_mechanism.adjacency!r}"

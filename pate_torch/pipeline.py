@@ -16,13 +16,13 @@ from typing import Any
 
 from pate_torch import aggregation, release_store
 from pate_torch.accounting.formatting import format_delta, format_epsilon
-from pate_torch.aggregation import RoundState
+from pate_torch.aggregation import RoundInputs
 from pate_torch.config import RunConfig
 from pate_torch.context import DataSplits, LabelRelease, RunContext
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import make_folders
+from pate_torch.core.run_folders import create_protected_folder
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import PreparedMethod
@@ -128,17 +128,17 @@ class _RoundGuide:
         """What is released beside the labels: the guide, where the student that is published goes on from it."""
         return self.student if self.run.config.guide_student is None else None
 
-    def __call__(self, labels: Release) -> RoundState:
+    def __call__(self, labels: Release) -> RoundInputs:
         """What the next round goes by: functions of what was released, and the records in its student's features."""
         config, data, algorithm = self.run.config, self.run.data, self.run.config.guide
         if self.progress is None or algorithm is None or not bool(labels.answered_Q.any()):
-            return RoundState()
+            return RoundInputs()
         task = make_student_task(data.spec, data.pool, labels)
         task = replace(task, guide=self.student_to_release)
         self.student = algorithm.fit(task, seed=config.seed, device=config.device, progress=self.progress)
         method = self.method.prepare_round(self.student)
         sensitive = None if method is self.method else method.sensitive
-        return RoundState(self.student.compute_probabilities(data.pool.x), sensitive, method.feature_PD)
+        return RoundInputs(self.student.compute_probabilities(data.pool.x), sensitive, method.feature_PD)
 
 
 def _build_record(run: RunContext, method: PreparedMethod) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
             assert validation is not None and run.budget is not None
             name, student, reservation_id = selection.choose(fit, validation=validation, budget=run.budget)
             run.reservation_ids.append(reservation_id)
-    make_folders(run.release_dir)
+    create_protected_folder(run.release_dir)
     save_student(student, run.release_dir / "student.safetensors")
     if isinstance(config.dataset, EncodedDataset):
         config.dataset.publish(run.release_dir / ENCODER_FOLDER)
@@ -251,7 +251,7 @@ def write_reports(run: RunContext, release: LabelRelease, named_student: tuple[s
         named_student: The student's name, and the student; None: labels are all that was wanted, and the owner sees no
             more.
     """
-    make_folders(run.release_dir)
+    create_protected_folder(run.release_dir)
     if named_student is None:
         report = make_report(run, release)
         write_release(run.release_dir, report)

@@ -117,7 +117,7 @@ def write(
         guide: The student that guided it.
         names: The public points' own names, in the last column; None: positions are all that is told.
     """
-    run_folders.make_folders(folder)
+    run_folders.create_protected_folder(folder)
     record = {
         "schema_version": SCHEMA_VERSION,
         "release_id": release.id,
@@ -277,7 +277,7 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
             scores = (folder / "scores.safetensors").read_bytes()
             tensors = safetensors.torch.load(scores)
         release = Release(
-            run_folders.check_id("labels", record["release_id"]),
+            run_folders.check_hex_id("labels", record["release_id"]),
             query_Q,
             label_Q,
             events.from_json(json.dumps(record["incurred"])),

@@ -267,7 +267,7 @@ class PrivateData:
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
         if not (isinstance(self.unit_id, np.ndarray) and self.unit_id.dtype.kind == "U"):
-            fix = "Names are made by pate_torch.data.units.name_units."
+            fix = "Names are made by pate_torch.data.units.parse_unit_ids."
             raise checks.error("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pate_torch.core import locks
 from pate_torch.core.files import compute_file_digest, create_private_folder, write_atomically
-from pate_torch.core.run_folders import LOCK_FILE_NAME, make_folders
+from pate_torch.core.run_folders import LOCK_FILE_NAME, create_protected_folder
 from pate_torch.ledger import Ledger
 from pate_torch.protocols import Student
 from pate_torch.students.store import save
@@ -29,7 +29,7 @@ MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 def save_model(student: Student, release: Path) -> dict[str, str]:
     """Write a model whose noise was paid for into its release folder; its hash, by the name the ledger is to hold."""
-    make_folders(release)
+    create_protected_folder(release)
     save(student, release / MODEL_FILE_NAME)
     return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
 

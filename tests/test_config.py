@@ -496,7 +496,7 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: checks.collection("list", "abc"),
         lambda: checks.mapping("map", [1]),
         lambda: run_folders.check_root(""),
-        lambda: run_folders.check_id("labels", "0123456789ABCDEF"),
+        lambda: run_folders.check_hex_id("labels", "0123456789ABCDEF"),
         lambda: run_folders.get_run_folder("home", "../x", "gaussian"),
         lambda: hydra_config.parse_device("cpu:x"),
     ],

@@ -14,7 +14,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.teachers.trunk import PublicStart
 from tests import ROOT
 
@@ -119,7 +119,7 @@ def test_labels_only_runs_on_digits(tmp_path):
         "digits_labels",
     )
     plan, _ = configured(tmp_path, "experiment=labels_only", "dataset=mnist")
-    assert isinstance(plan.dataset, LabelsOnly) and plan.dataset.name == "mnist"
+    assert isinstance(plan.dataset, LabelPrivacyDataset) and plan.dataset.name == "mnist"
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.learn import student as students
-from pate_torch.learn.algorithms import ALGORITHMS, quote
+from pate_torch.learn.algorithms import ALGORITHMS, plan_events
 from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
@@ -166,7 +166,7 @@ def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
     with warnings.catch_warnings():
         for category in (BelowGuaranteeWarning, NoisyVotesWarning):
             warnings.simplefilter("ignore", category)
-        events = [event for part in parts for event in quote(algorithm, part, "torch")]
+        events = [event for part in parts for event in plan_events(algorithm, part, "torch")]
         with split.open_budget(events) as budget:
             found = [algorithm.learn(part, budget) for part in parts]
     make = students.make_logistic_student if algorithm.is_linear else students.make_rule_student

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.data.units import get_unit_names, hold_out, select, select_one_per_unit
+from pate_torch.data.units import get_unit_ids, hold_out, select, select_one_per_unit
 from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval, format_percent
 from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
 
@@ -175,7 +175,7 @@ class MembershipTest:
             x, y = holdout_records.x, holdout_records.y
         member_digests = set(_hash_records(private.x, private.y, used_index))
         nonmember_rows = [row for row, record in enumerate(_hash_records(x, y)) if record not in member_digests]
-        first_index = np.unique(get_unit_names(private, shards.adjacency)[used_index], return_index=True)[1]
+        first_index = np.unique(get_unit_ids(private, shards.adjacency)[used_index], return_index=True)[1]
         members = select(private, self._draw_rows(used_index[first_index], seed, "members"))
         rows = torch.from_numpy(self._draw_rows(np.array(nonmember_rows, dtype=np.int64), seed, "others"))
         if min(len(members), len(rows)) < MIN_RECORDS:

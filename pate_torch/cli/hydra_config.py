@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.votes_file import VotesFile
 from pate_torch.private_epsilon import PrivateEpsilon
@@ -112,7 +112,7 @@ def _build_method(cfg: DictConfig, values: dict[str, Any]) -> PrivateMethod:
 def _build_source(cfg: DictConfig) -> DatasetSource:
     """The data set, under the promise for labels alone where that is chosen."""
     source: DatasetSource = instantiate_component(cfg, "dataset", DatasetSource)
-    return LabelsOnly(source=source) if checks.boolean("labels_only", cfg.labels_only) else source
+    return LabelPrivacyDataset(source=source) if checks.boolean("labels_only", cfg.labels_only) else source
 
 
 def build_study(cfg: DictConfig) -> Study | None:

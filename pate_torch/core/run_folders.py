@@ -44,7 +44,7 @@ def make_unique_run_id() -> str:
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}-{secrets.token_hex(2)}"
 
 
-def make_folders(folder: Path) -> None:
+def create_protected_folder(folder: Path) -> None:
     """Make a folder with those above it; none that is made or written by a run can be written by others."""
     for parent_folder in reversed((folder, *folder.parents)):
         if not parent_folder.exists():
@@ -101,7 +101,7 @@ def hold(folder: Path) -> Iterator[None]:
         fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
         raise checks.error("paths.run", str(folder), f"is being written by {holder}", fix)
 
-    make_folders(folder)
+    create_protected_folder(folder)
     try:
         with locks.hold(folder / LOCK_FILE_NAME, "paths.run", on_wait=refuse):
             locks.remove_partial_files(folder)
@@ -125,7 +125,7 @@ def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
     return name
 
 
-def check_id(key: str, value: object) -> str:
+def check_hex_id(key: str, value: object) -> str:
     """An id of this project (16 hexadecimal digits), so that no id can be a path.
 
     Raises:
@@ -157,7 +157,7 @@ def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
     Raises:
         ValueError: There is none.
     """
-    valid_id = check_id("labels", release_id)
+    valid_id = check_hex_id("labels", release_id)
     for folder, record in iterate_releases(root):
         if record["release_id"] == valid_id:
             return folder, record

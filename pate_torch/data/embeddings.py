@@ -18,7 +18,7 @@ from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
 from pate_torch.data.file_source import Part, Points, make_content_ids
 from pate_torch.data.tabular import LabeledTable
-from pate_torch.data.units import name_units
+from pate_torch.data.units import parse_unit_ids
 from pate_torch.types import Dataset, EncoderCard
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
@@ -152,7 +152,7 @@ def _read_parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray
     table = pq.read_table(file)
     ids = None
     if column in table.column_names:
-        ids = name_units(f"column {column}", table.column(column).to_pylist(), table.num_rows).tolist()
+        ids = parse_unit_ids(f"column {column}", table.column(column).to_pylist(), table.num_rows).tolist()
         table = table.drop_columns([column])
     if "embedding" in table.column_names:
         rows = table.column("embedding").to_pylist()

@@ -63,7 +63,7 @@ class ImageFolder(FileSource):
         return Part(
             content=(files, relative_paths),
             label=[file.parts[0] if len(file.parts) > 1 else "" for file in relative_paths],
-            make_unit_ids=lambda: units.name_units(
+            make_unit_ids=lambda: units.parse_unit_ids(
                 "dataset.group", [self._parse_unit_id(file) for file in relative_paths], len(files)
             ),
         )

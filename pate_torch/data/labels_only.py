@@ -13,7 +13,7 @@ from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PublicPool
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelsOnly:
+class LabelPrivacyDataset:
     """The same records; the features of the private ones join the public points, without their labels.
 
     Representations, questions and students may then use all features, and a teacher all but its peers' labels.

@@ -99,7 +99,7 @@ class Libsvm(FileSource):
             content=rows,
             label=label,
             make_unit_ids=lambda: (
-                units.name_units("dataset.group", query_ids[0], len(y))
+                units.parse_unit_ids("dataset.group", query_ids[0], len(y))
                 if query_ids
                 else _compute_content_ids(rows, label)
             ),

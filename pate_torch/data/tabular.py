@@ -298,7 +298,7 @@ def read_table(
     if not table or not count_rows(table):
         raise checks.error(key, str(file), "has no rows")
     if unit[1] in table:
-        table[unit[1]] = units.name_units(unit[0], table[unit[1]], count_rows(table)).tolist()
+        table[unit[1]] = units.parse_unit_ids(unit[0], table[unit[1]], count_rows(table)).tolist()
     return table
 
 

@@ -152,7 +152,7 @@ def build_private_data(
     x = torch.where(finite_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x[:1]))
     y = torch.where(usable_N, y, torch.zeros_like(y)).to(torch.int64)
     if unit_id is not None:
-        names = units.name_units("unit_id", unit_id, len(y))
+        names = units.parse_unit_ids("unit_id", unit_id, len(y))
     elif unit == "record":
         pairs = zip(x.numpy(), y.tolist(), strict=True)
         names = np.array([units.compute_content_id((point.tobytes(), str(label).encode())) for point, label in pairs])

@@ -29,7 +29,7 @@ _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
 """The names of missing values: the last four are what ``str`` makes of them."""
 
 
-def name_units(key: str, column: Any, count: int) -> np.ndarray:
+def parse_unit_ids(key: str, column: Any, count: int) -> np.ndarray:
     """PRIVATE. The names of a column of ids, str [count]: the canonical text of each; what has none is refused.
 
     Floating-point ids are refused because one missing id turns a column of integers into them: the digits of long ids
@@ -100,7 +100,7 @@ def compute_content_id(parts: Iterable[bytes]) -> str:
     return state.hexdigest()
 
 
-def get_unit_names(private: PrivateData, adjacency: str) -> np.ndarray:
+def get_unit_ids(private: PrivateData, adjacency: str) -> np.ndarray:
     """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one its position.
 
     There records are single and an id may be made of what is replaced: equal ids are then as many units.
@@ -113,11 +113,9 @@ def hold_out(
 ) -> tuple[PrivateData, PrivateData]:
     """PRIVATE. (The rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
 
-    By the hash of a unit's name (``get_unit_names``).
+    By the hash of a unit's name (``get_unit_ids``).
     """
-    is_held_out_N = (
-        compute_keyed_hash(get_unit_names(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
-    )
+    is_held_out_N = compute_keyed_hash(get_unit_ids(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
     return select(private, np.flatnonzero(~is_held_out_N)), select(private, np.flatnonzero(is_held_out_N))
 
 
@@ -148,4 +146,4 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
 
 def select_one_per_unit(private: PrivateData, adjacency: str) -> PrivateData:
     """PRIVATE. The first record of every unit; under replace_one every record."""
-    return select(private, np.unique(get_unit_names(private, adjacency), return_index=True)[1])
+    return select(private, np.unique(get_unit_ids(private, adjacency), return_index=True)[1])

@@ -44,7 +44,7 @@ def decode(fields: dict[str, Any]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Line:
+class JournalEntry:
     """One entry.
 
     Attributes:
@@ -90,10 +90,10 @@ class Journal:
     def append(self, kind: str, **facts: Any) -> None:
         """Write one entry, on disk when this returns."""
         self._write({"kind": kind, **facts})
-        self.lines.append(Line(kind, facts))
+        self.lines.append(JournalEntry(kind, facts))
 
     @property
-    def state(self) -> str:
+    def compute_digest(self) -> str:
         """SHA-256 of everything written so far."""
         return self._content.hexdigest()
 
@@ -101,7 +101,7 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def _read_lines(self, header: dict[str, Any]) -> Iterator[Line]:
+    def _read_lines(self, header: dict[str, Any]) -> Iterator[JournalEntry]:
         self._file.seek(0)
         content = self._file.read()
         magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
@@ -117,7 +117,7 @@ class Journal:
             return
         try:
             stored_header, *entries = [json.loads(text) for text in texts]
-            lines = [Line(entry.pop("kind"), entry) for entry in entries]
+            lines = [JournalEntry(entry.pop("kind"), entry) for entry in entries]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise self._journal_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
         for name, value in header.items():

@@ -59,11 +59,13 @@ def _learn_sspp(p: Problem, budget: NoiseProvider) -> Any:
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
     options = _select_options(p, "epsilon", "alpha")
-    return run_exponential_mechanism(p.hypotheses, p.make_finite_class(), p.sample, **options, budget=budget).hypothesis
+    return run_exponential_mechanism(
+        p.hypotheses, p.make_quantile_hypotheses(), p.sample, **options, budget=budget
+    ).hypothesis
 
 
 def _learn_boosted(p: Problem, budget: NoiseProvider) -> Any:
-    c, candidates = p.options, p.make_finite_class()
+    c, candidates = p.options, p.make_quantile_hypotheses()
     options: dict[str, Any] = {"epsilon": c.epsilon, "alpha": c.alpha, "failure": c.beta}
     return run_high_confidence(p.hypotheses, candidates, p.sample, **options, budget=budget).hypothesis
 
@@ -218,7 +220,7 @@ class _PriceProbe:
         yield  # makes it a generator
 
 
-def quote(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
+def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
     """What the algorithm would be charged for this problem; nothing is drawn, and its own refusals come here."""
     try:
         algorithm.learn(problem, _PriceProbe(kind))

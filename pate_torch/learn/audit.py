@@ -15,7 +15,7 @@ import numpy as np
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import AuditResult, audit_outcomes
 from pate_torch.core import checks
-from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, sum_deltas
+from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
 from pate_torch.learn.problem import LearnOptions, Problem, make_hypothesis_class
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
@@ -57,7 +57,7 @@ def audit(name: str, options: LearnOptions, *, runs: int, delta: float, confiden
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BelowGuaranteeWarning)
         sides = _make_sides(algorithm, options, delta)
-        events = quote(algorithm, sides[0], "torch")
+        events = plan_events(algorithm, sides[0], "torch")
         outcomes = [np.array([_draw_outcome(algorithm, side) for _ in range(runs)]) for side in sides]
     spent_delta = sum_deltas(events)
     claimed_epsilon = accounting.compute_guarantee(events, delta).epsilon if spent_delta < delta else 0.0
@@ -81,7 +81,7 @@ def _make_sides(algorithm: Algorithm, options: LearnOptions, delta: float) -> Se
             make_neighbor_problem(n, has_extra_positive, options, delta / 2) for has_extra_positive in (True, False)
         ]
         try:
-            quote(algorithm, sides[0], "torch")
+            plan_events(algorithm, sides[0], "torch")
         except ValueError as error:
             last_error = error
             continue

@@ -101,7 +101,7 @@ class Problem:
             raise checks.error("points", num_points, f"there are {len(self.public_x)} public points only")
         return self.public_x[: default if num_points is None else num_points]
 
-    def make_finite_class(self) -> Sequence[Any]:
+    def make_quantile_hypotheses(self) -> Sequence[Any]:
         """A finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
         grid = np.quantile(self.public_x, np.linspace(0, 1, self.options.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):

@@ -21,7 +21,7 @@ from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.units import drop_unusable
 from pate_torch.learn import student as students
-from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, quote, sum_deltas
+from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
 from pate_torch.learn.problem import LearnOptions, Problem, make_problems
 from pate_torch.ledger import Ledger
 from pate_torch.ledger.accounts import PURPOSE_HYPOTHESIS
@@ -173,7 +173,7 @@ def _quote_parts(task: LearningTask, parts: list[Problem], kind: str, stages: St
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         for part in parts:
-            events += quote(task.algorithm, part, kind)
+            events += plan_events(task.algorithm, part, kind)
     for message in dict.fromkeys(
         str(entry.message) for entry in caught_warnings if issubclass(entry.category, NoisyVotesWarning)
     ):

@@ -79,7 +79,7 @@ class HashChain:
             LedgerError: A missing file (``create=False``), or one that is empty, cut, foreign or of a newer version.
         """
         self.path = Path(path)
-        has_log = get_log_path(self.path).exists()  # looked for first: a ledger made meanwhile has both files
+        has_log = get_wal_path(self.path).exists()  # looked for first: a ledger made meanwhile has both files
         if create and not readonly:
             remove_abandoned_files(self.path)
         if create and not readonly and not self.path.exists():
@@ -311,7 +311,7 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
             return open_uri("mode=ro")
         except sqlite3.OperationalError:
             # Read-only media: SQLite cannot make its index of the write-ahead log, and without a log needs none.
-            if get_log_path(path).exists():
+            if get_wal_path(path).exists():
                 raise
             return open_uri("immutable=1")
     db = open_uri("mode=rw")
@@ -320,7 +320,7 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
     return db
 
 
-def get_log_path(path: Path) -> Path:
+def get_wal_path(path: Path) -> Path:
     """SQLite's write-ahead log beside it."""
     return path.with_name(path.name + "-wal")
 

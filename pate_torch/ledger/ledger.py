@@ -341,20 +341,20 @@ class Ledger:
                 raise budget_exceeded_error(state.to_account(account), events, requested_cost)
             return requested_cost
 
-    def record(self, reservation: Reservation | str, events: Iterable[PrivacyEvent], *, state: str = "") -> None:
+    def record(self, reservation: Reservation | str, events: Iterable[PrivacyEvent], *, state_digest: str = "") -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
 
         Args:
             reservation: Or its id.
             events: Incurred so far.
-            state: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
+            state_digest: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
         """
         with self._chain.transaction():
             account, identity, _ = self._find_open_charge(reservation)
-            facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state}
+            facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state_digest}
             self._chain.append("record", account, facts)
 
-    def resume(self, reservation: Reservation | str, *, state: str) -> Reservation:
+    def resume(self, reservation: Reservation | str, *, state_digest: str) -> Reservation:
         """Let an open release go on from where it was recorded last; called before any noise is drawn.
 
         Raises:
@@ -363,13 +363,13 @@ class Ledger:
         """
         with self._chain.transaction():
             account, identity, charge = self._find_open_charge(reservation)
-            if not charge.is_suspended or charge.state_digest != state:
+            if not charge.is_suspended or charge.state_digest != state_digest:
                 raise LedgerError(
                     f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
                     " since, or what was kept is older than the ledger. It stays charged at its worst; make another."
                 )
             number = charge.num_resumptions + 1
-            self._chain.append("resume", account, {"reservation": identity, "state": state, "number": number})
+            self._chain.append("resume", account, {"reservation": identity, "state": state_digest, "number": number})
         return Reservation(
             id=identity,
             account=account,

@@ -11,8 +11,8 @@ from torch import Tensor
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector_base import (
+    NoisyThresholds,
     SparseVectorMechanism,
-    ThresholdBlocks,
     compute_instability_distance,
 )
 from pate_torch.noise.source import NoiseSource
@@ -86,7 +86,7 @@ class SoftSparseVector(SparseVectorMechanism):
         score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
-        blocks = ThresholdBlocks(scales, noise, device, context)
+        blocks = NoisyThresholds(scales, noise, device, context)
         start = 0
         while start < size and not blocks.is_stopped:
             score_index = blocks.find_next_failure(noisy_S, start)
@@ -102,7 +102,7 @@ class SoftSparseVector(SparseVectorMechanism):
             else:
                 blocks.end_block()
         return score_S[:start], self._make_events(
-            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_block
+            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
         )
 
 

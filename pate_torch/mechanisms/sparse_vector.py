@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pate_torch.mechanisms.sparse_vector_base import (
+    NoisyThresholds,
     SparseVectorMechanism,
-    ThresholdBlocks,
     compute_instability_distance,
 )
 from pate_torch.noise.source import NoiseSource
@@ -38,7 +38,7 @@ class SparseVector(SparseVectorMechanism):
             (len(votes),), 2 * scales.noise_scale, device
         )
         label_Q = votes.compute_plurality()
-        blocks = ThresholdBlocks(scales, noise, device, context)
+        blocks = NoisyThresholds(scales, noise, device, context)
         start = 0
         while start < len(votes) and not blocks.is_stopped:
             query = blocks.find_next_failure(noisy_Q, start)
@@ -47,7 +47,7 @@ class SparseVector(SparseVectorMechanism):
                 label_Q[query] = NO_ANSWER
                 blocks.end_block()
         incurred_events = self._make_events(
-            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_block
+            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
         )
         # A view would carry the exact labels after the stop along with it.
         return Answers(label_Q[:start].clone(), incurred_events)

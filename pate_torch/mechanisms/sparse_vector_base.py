@@ -182,7 +182,7 @@ class SparseVectorMechanism(VoteMechanism):
         )
 
 
-class ThresholdBlocks:
+class NoisyThresholds:
     """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
 
     Args:
@@ -215,7 +215,7 @@ class ThresholdBlocks:
         return self.num_blocks - self._num_blocks_before
 
     @property
-    def has_first_block(self) -> bool:
+    def has_first_threshold(self) -> bool:
         """Whether the release's first threshold is among them."""
         return self._num_blocks_before == 0 < self.num_blocks
 

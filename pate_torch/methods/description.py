@@ -67,7 +67,7 @@ class MethodDescription:
 # ---- a privacy unit in words ---------------------------------------------------------------------------------------
 
 
-def parse_group(unit: str) -> str:
+def get_unit_column(unit: str) -> str:
     """The column that makes the unit; empty unless records are protected in groups."""
     return unit.removeprefix("group:") if unit.startswith("group:") else ""
 
@@ -76,7 +76,7 @@ def format_one_unit(unit: str) -> str:
     """As in "one record", "all records of one patient"."""
     if unit == LABEL_UNIT:
         return "the label of one record"
-    return "one record" if unit == "record" else f"all records of one {parse_group(unit)}"
+    return "one record" if unit == "record" else f"all records of one {get_unit_column(unit)}"
 
 
 def format_each_unit(unit: str) -> str:
@@ -88,4 +88,4 @@ def format_every_unit(unit: str) -> str:
     """At the beginning of a sentence on all units: "Every record", "Every patient"."""
     if unit == LABEL_UNIT:
         return "The label of every record"
-    return f"Every {parse_group(unit) or 'record'}"
+    return f"Every {get_unit_column(unit) or 'record'}"

@@ -55,7 +55,7 @@ from pate_torch.types import Dataset, DataSpec, PrivateData
 from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
-class EntropyOptimizer(DPOptimizer):
+class NoiseSourceOptimizer(DPOptimizer):
     """Opacus's optimizer with noise from ``NoiseSource``."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, noise: NoiseSource, **options: Any) -> None:
@@ -246,7 +246,7 @@ class DPSGD:
         """Train ``module`` in place. Each step sees each record with probability ``rate``, whatever the others do."""
         private, cpu = data.private, torch.device("cpu")
         model = GradSampleModule(module.to(device).train())
-        optimizer = EntropyOptimizer(
+        optimizer = NoiseSourceOptimizer(
             torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum),
             noise,
             noise_multiplier=multiplier,

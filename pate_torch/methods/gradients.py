@@ -28,7 +28,7 @@ from torch import nn
 from pate_torch.core import checks
 from pate_torch.data.units import select_one_per_unit
 from pate_torch.features.whitening import Whitening
-from pate_torch.methods.description import MethodDescription, parse_group
+from pate_torch.methods.description import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import GradientSums, make_record_sum_sensitivity, make_vector_sum_sensitivity, quantize
@@ -146,7 +146,9 @@ class GradientMethod(RecordMethod):
 
 def describe(unit: str, steps: int) -> MethodDescription:
     """What reports say of the gradients of all records, of which each round took so many."""
-    sentence = f"Every {parse_group(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
+    sentence = (
+        f"Every {get_unit_column(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
+    )
     return MethodDescription(
         subject="gradients",
         procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to be right "

@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.data.units import get_unit_names
-from pate_torch.methods.description import MethodDescription, format_every_unit, parse_group
+from pate_torch.data.units import get_unit_ids
+from pate_torch.methods.description import MethodDescription, format_every_unit, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.protocols import Progress, do_nothing
 from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
@@ -116,7 +116,7 @@ class CellCounter:
 def describe(unit: str) -> MethodDescription:
     """What reports say of counts of the records."""
     count_clause = f"{format_every_unit(unit)} was counted once{{each_round}}"
-    location_clause = "most of its records lie" if parse_group(unit) else "it lies"
+    location_clause = "most of its records lie" if get_unit_column(unit) else "it lies"
     return MethodDescription(
         subject="reverse k-NN counts",
         procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that "
@@ -155,7 +155,7 @@ def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
 
 def _select_unit_cells(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
-    _, unit_N = np.unique(get_unit_names(private, adjacency), return_inverse=True)
+    _, unit_N = np.unique(get_unit_ids(private, adjacency), return_inverse=True)
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)
     order = np.lexsort((distinct_M3[:, 2], distinct_M3[:, 1], -count_M, distinct_M3[:, 0]))

@@ -15,7 +15,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import check_id
+from pate_torch.core.run_folders import check_hex_id
 from pate_torch.data.partition import assign_shards
 from pate_torch.ledger import Ledger
 from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
@@ -57,7 +57,7 @@ class TeacherVotes(PrivateMethodBase):
         super().__post_init__()
         checks.integer("num_teachers", self.num_teachers, low=1)
         if self.teachers_id is not None:
-            check_id("teachers", self.teachers_id)
+            check_hex_id("teachers", self.teachers_id)
 
     def check(self, config: RunConfig) -> None:
         """Raise ValueError where there is nothing to ask teachers."""

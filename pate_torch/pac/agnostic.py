@@ -29,11 +29,11 @@ from pate_torch.pac.nets import (
 from pate_torch.pac.sample import (
     Floats,
     Sample,
+    charge_events,
     check_points,
     check_replace_one,
     draw_with_replacement,
     draw_without_replacement,
-    pay,
     warn_below_guarantee,
 )
 from pate_torch.pac.semi_private import enumerate_sspp_candidates
@@ -88,7 +88,7 @@ def run_sub_samp(
     check_replace_one(sample, "sub-sample and aggregate")
     x_Q = check_points("x_Q", x_Q)
     checks.integer("num_teachers", num_teachers, low=1, high=sample.n, fix="Every teacher needs a record.")
-    with pay(budget, mechanism.privacy_events(len(x_Q)), "sub-sample and aggregate") as spending:
+    with charge_events(budget, mechanism.privacy_events(len(x_Q)), "sub-sample and aggregate") as spending:
         answers = _run_sub_samp(hypotheses, sample, x_Q, num_teachers, mechanism, spending.noise)
         spending.record_cost(answers.events)
     return answers
@@ -347,7 +347,7 @@ def run_ag_priv_cl(
     Source: NB20 Algorithm 3 and Lemma 3.4.
     """
     x_Q, plan = _prepare_plan(hypotheses, sample, x_Q, epsilon, delta, alpha, beta, budget.kind, options)
-    with pay(budget, plan.events, "AgPrivCl") as spending:
+    with charge_events(budget, plan.events, "AgPrivCl") as spending:
         return replace(_run_plan(hypotheses, sample, x_Q, plan, spending.noise), events=plan.events)
 
 
@@ -460,7 +460,7 @@ def run_unv_priv_cl(
     )
     # Both parts are charged before either draws: a run refused half-way would have spent without answering.
     events = plan.events
-    with pay(
+    with charge_events(
         budget, events if rest_epsilon == 0 else (*events, BoundedRangeEvent(eta=rest_epsilon)), "UnvPrivCl"
     ) as spending:
         answers = replace(_run_plan(hypotheses, sample, first_Q, plan, spending.noise), events=events)

@@ -20,7 +20,7 @@ from pate_torch.pac.nets import (
     compute_realizable_size,
     compute_uniform_size,
 )
-from pate_torch.pac.sample import Floats, Sample, check_points, check_replace_one, pay, warn_below_guarantee
+from pate_torch.pac.sample import Floats, Sample, charge_events, check_points, check_replace_one, warn_below_guarantee
 from pate_torch.pac.stable import Predictions
 from pate_torch.protocols import HypothesisClass
 
@@ -65,7 +65,7 @@ def run_df18_vote(
     min_n = compute_df18_size(hypotheses.vc_dimension, epsilon=epsilon, alpha=alpha)
     warn_below_guarantee("DF18's vote", sample.n, [(f"error {2 * alpha:g} where some hypothesis makes none", min_n)])
     events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
-    with pay(budget, events, "DF18's vote") as spending:
+    with charge_events(budget, events, "DF18's vote") as spending:
         counts_QC = compute_shard_votes(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         probability_Q = expit(epsilon / 2 * (counts_QC[:, 1] - counts_QC[:, 0]))
         label_Q = spending.noise.draw_uniform((len(x_Q),), _CPU).numpy() < probability_Q
@@ -104,7 +104,7 @@ def run_averaging(
     min_n = compute_averaging_size(hypotheses.vc_dimension, gamma=gamma, alpha=alpha, beta=beta)
     warn_below_guarantee("averaging", sample.n, [(f"excess error {2 * alpha:g} with probability {1 - beta:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=1 / teachers, count=len(x_Q)),)
-    with pay(budget, events, "averaging") as spending:
+    with charge_events(budget, events, "averaging") as spending:
         counts_QC = compute_shard_votes(hypotheses, sample, teachers, x_Q).counts_QC.numpy()
         label_Q = spending.noise.draw_uniform((len(x_Q),), _CPU).numpy() < counts_QC[:, 1] / teachers
     return Predictions(label_Q, events, ("stability", 1 / teachers))

@@ -13,7 +13,7 @@ from pate_torch.core import checks
 from pate_torch.pac.classes import count_errors
 from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
 from pate_torch.pac.nets import find_smallest
-from pate_torch.pac.sample import Sample, check_replace_one, pay, warn_below_guarantee
+from pate_torch.pac.sample import Sample, charge_events, check_replace_one, warn_below_guarantee
 from pate_torch.protocols import HypothesisClass
 
 
@@ -84,7 +84,7 @@ def run_high_confidence(
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
-    with pay(budget, events, "high-confidence boosting") as spending:
+    with charge_events(budget, events, "high-confidence boosting") as spending:
 
         def draw_fewest_errors(options: Sequence[Any], fold: Sample) -> int:
             return draw_gumbel_max(-count_errors(hypotheses, options, fold.x, fold.y), epsilon / 2, spending.noise)

@@ -15,7 +15,7 @@ from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import count_errors
-from pate_torch.pac.sample import Floats, Ints, Sample, check_replace_one, pay, warn_below_guarantee
+from pate_torch.pac.sample import Floats, Ints, Sample, charge_events, check_replace_one, warn_below_guarantee
 from pate_torch.protocols import HypothesisClass
 
 VACUOUS_ALPHA = 0.5
@@ -93,12 +93,14 @@ def run_exponential_mechanism(
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
-    with pay(budget, events, "exponential mechanism") as spending:
+    with charge_events(budget, events, "exponential mechanism") as spending:
         index = draw_gumbel_max(-(errors / sample.n), epsilon * sample.n / 2, spending.noise)
     return ChosenHypothesis(candidates[index], index, events)
 
 
-def draw_model(errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1) -> int:
+def draw_model_index(
+    errors_M: Ints, epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1
+) -> int:
     """The index of a model with few errors, drawn with noise that has been paid for.
 
     Args:

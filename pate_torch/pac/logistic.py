@@ -16,7 +16,7 @@ from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import ChosenHypothesis
-from pate_torch.pac.sample import Floats, Sample, check_replace_one, pay, warn_below_guarantee
+from pate_torch.pac.sample import Floats, Sample, charge_events, check_replace_one, warn_below_guarantee
 
 MIN_ACCEPTANCE_RATE = 1e-4
 """A sampler that may accept more seldom is refused beforehand."""
@@ -85,7 +85,7 @@ def run_logistic_exponential(
     min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
     warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
-    with pay(budget, events, "convex exponential mechanism") as spending:
+    with charge_events(budget, events, "convex exponential mechanism") as spending:
         theta = _draw(sample, radius, ridge, epsilon * sample.n / (2 * radius), spending.noise)
     return ChosenHypothesis(theta, -1, events)
 

@@ -22,10 +22,10 @@ from pate_torch.pac.sample import (
     Floats,
     NoisyVotesWarning,
     Sample,
+    charge_events,
     check_points,
     check_replace_one,
     draw_without_replacement,
-    pay,
     warn_below_guarantee,
 )
 from pate_torch.protocols import HypothesisClass
@@ -163,7 +163,7 @@ def run_relabeled_gnmax(
         fix = "Take more records, a larger epsilon, fewer points or a smaller shard."
         lead_text = f"{break_even_lead:.3g} of {plan.num_teachers} votes"
         warnings.warn(f"{problem} {lead_text}. {fix}", NoisyVotesWarning, stacklevel=2)
-    with pay(budget, plan.events, "practical AgPrivCl") as spending:
+    with charge_events(budget, plan.events, "practical AgPrivCl") as spending:
         return replace(_run_plan(hypotheses, sample, x_Q, plan, spending.noise), events=plan.events)
 
 

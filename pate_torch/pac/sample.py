@@ -116,7 +116,9 @@ REPLACE_ONE_SENSITIVITY = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, a
 """All of these algorithms are private with regard to a record that is replaced, each by its own argument."""
 
 
-def pay(budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str) -> AbstractContextManager[Any]:
+def charge_events(
+    budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str
+) -> AbstractContextManager[Any]:
     """Charge first, then noise: every algorithm draws within this.
 
     Raises:

@@ -30,10 +30,10 @@ from pate_torch.pac.sample import (
     Floats,
     Ints,
     Sample,
+    charge_events,
     check_points,
     check_replace_one,
     draw_without_replacement,
-    pay,
     warn_below_guarantee,
 )
 from pate_torch.protocols import HypothesisClass
@@ -219,7 +219,7 @@ def run_stable_predictor(
         raise checks.error("gamma", gamma, f"promises a stability of {stability:g} only", "Take gamma below 1/3.")
     _warn_stable("stable predictor", hypotheses, sample, gamma, alpha, size, 0.0)
     events: tuple[PrivacyEvent, ...] = (DeltaEvent(delta=stability, count=len(x_Q)),)
-    with pay(budget, events, "stable predictor") as spending:
+    with charge_events(budget, events, "stable predictor") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, size, spending.noise, alpha if cover else 0.0)
     return Predictions(label_Q, events, ("stability", stability))
 
@@ -270,7 +270,7 @@ def run_private_prediction(
     size = _check_subset_size(sample, hypotheses, gamma, alpha, subset_size)
     _warn_stable("private prediction", hypotheses, sample, gamma, alpha, size, alpha)
     events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
-    with pay(budget, events, "private prediction") as spending:
+    with charge_events(budget, events, "private prediction") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, size, spending.noise)
         label_Q = _flip_labels(label_Q, alpha, spending.noise)
     return Predictions(label_Q, events, ("epsilon", epsilon))
@@ -317,7 +317,7 @@ class PrivatePredictorPlan:
     epsilon: float
 
 
-def compute_default_eta(vc_dimension: int, alpha: float) -> float:
+def compute_default_resolution(vc_dimension: int, alpha: float) -> float:
     """The eta whose 2 eta n ln(1/alpha) teachers get one record more each than ``compute_realizable_size`` asks for.
 
     One more than for (alpha, alpha, d), because their number is rounded up.
@@ -334,7 +334,11 @@ def plan_private_predictor(
     d)`` accuracy.
     """
     checks.between("alpha", alpha, 0, 0.5, exclusive=True)
-    eta = compute_default_eta(vc_dimension, alpha) if eta is None else checks.between("eta", eta, 0, 1, exclusive=True)
+    eta = (
+        compute_default_resolution(vc_dimension, alpha)
+        if eta is None
+        else checks.between("eta", eta, 0, 1, exclusive=True)
+    )
     subset_size = compute_net_size(min(eta, alpha), alpha, vc_dimension) + 1
     if n <= subset_size:
         min_n = compute_private_predictor_size(vc_dimension, epsilon=1.0, alpha=alpha, constants=constants)
@@ -363,10 +367,10 @@ def compute_private_predictor_size(
         epsilon: Per prediction.
         alpha: Excess error.
         beta: Failure probability.
-        eta: At most ``compute_max_eta``, or no n is enough for the error; None: ``compute_default_eta``.
+        eta: At most ``compute_max_eta``, or no n is enough for the error; None: ``compute_default_resolution``.
         constants: "paper" or "sharp".
     """
-    eta = compute_default_eta(vc_dimension, alpha) if eta is None else eta
+    eta = compute_default_resolution(vc_dimension, alpha) if eta is None else eta
     subset_size = compute_net_size(min(eta, alpha), alpha, vc_dimension) + 1
     min_n = max(subset_size + 1, math.ceil(1 / eta), compute_uniform_size(alpha, beta, vc_dimension))
     return find_smallest(lambda n: compute_predictor_epsilon(n, subset_size, eta, constants) <= epsilon, low=min_n)
@@ -375,10 +379,12 @@ def compute_private_predictor_size(
 def compute_max_eta(vc_dimension: int, alpha: float, subset_size: int) -> float:
     """Largest eta for which Lemma 8 promises O(alpha), whatever n: its two conditions in which n cancels.
 
-    The teachers need their examples (``compute_default_eta``), and n >= 2 ln tau(n')/((2/(eta n)) alpha) says eta <=
-    alpha/ln tau(n').
+    The teachers need their examples (``compute_default_resolution``), and n >= 2 ln tau(n')/((2/(eta n)) alpha) says
+    eta <= alpha/ln tau(n').
     """
-    return min(compute_default_eta(vc_dimension, alpha), alpha / compute_log_sauer_shelah(subset_size, vc_dimension))
+    return min(
+        compute_default_resolution(vc_dimension, alpha), alpha / compute_log_sauer_shelah(subset_size, vc_dimension)
+    )
 
 
 def _compute_vote_probability(
@@ -414,7 +420,7 @@ def run_private_predictor(
         budget: Pays, and gives the noise.
         epsilon: A cap on the *computed* price of one prediction; above it the run is refused and told the n it would
             take. None: the computed price is charged, whatever it is.
-        eta: Net resolution; None: ``compute_default_eta``.
+        eta: Net resolution; None: ``compute_default_resolution``.
         constants: "paper" or "sharp".
 
     Guarantee: ``compute_predictor_epsilon``-DP per prediction, pure; len(x_Q) of them are charged. Replace-one.
@@ -437,7 +443,7 @@ def run_private_predictor(
     )
     events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=plan.epsilon, count=len(x_Q)),)
     label_Q = np.empty(len(x_Q), dtype=bool)
-    with pay(budget, events, "private predictor") as spending:
+    with charge_events(budget, events, "private predictor") as spending:
         noise = spending.noise
         for q, x in enumerate(x_Q):
             index = draw_without_replacement(sample.n, plan.subset_size, noise)

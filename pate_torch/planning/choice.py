@@ -21,7 +21,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.ledger import Account
 from pate_torch.planning import feasibility
-from pate_torch.planning.pilot import Forecast, Pilot, VoteModel, forecast_gradients, simulate_release
+from pate_torch.planning.pilot import Forecast, PilotConfig, VoteModel, forecast_gradients, simulate_release
 from pate_torch.types import Dataset
 
 MAX_QUERIES = 10**7
@@ -187,7 +187,7 @@ class PlanEvaluator:
     def __init__(
         self,
         facts: DeclaredFacts,
-        pilot: Pilot,
+        pilot: PilotConfig,
         votes_by_num_teachers: Callable[[int], VoteModel],
         proxy_dataset: Callable[[], Dataset],
         num_classes: int,

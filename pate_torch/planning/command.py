@@ -49,7 +49,7 @@ from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
 from pate_torch.planning.choice import Choice, DeclaredFacts, PlanEvaluator, select_best, takes_probabilities
-from pate_torch.planning.pilot import PUBLIC_DATASETS, Pilot, VoteModel, simulate_votes, train_vote_model
+from pate_torch.planning.pilot import PUBLIC_DATASETS, PilotConfig, VoteModel, simulate_votes, train_vote_model
 from pate_torch.planning.report import PlanReport
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import Dataset
@@ -101,7 +101,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     pilot_options, other_settings = _split_pilot_options(settings)
     axes, fixed_settings = _parse_axes(other_settings)
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        compose_plan = Composer(fixed_settings)
+        compose_plan = PlanComposer(fixed_settings)
         votes = dict(map(_parse_setting, fixed_settings)).get("votes", "null")
         if votes != "null":
             raise checks.error("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
@@ -156,7 +156,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
 # ---- from the command line to plans --------------------------------------------------------------------------------
 
 
-class Composer:
+class PlanComposer:
     """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long).
 
     Args:
@@ -201,7 +201,7 @@ def _parse_setting(setting: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
+def _split_pilot_options(settings: Sequence[str]) -> tuple[PilotConfig, Settings]:
     """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
     pilot_settings, other_settings = list[str](), list[str]()
     for setting in settings:
@@ -210,7 +210,7 @@ def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
             pilot_settings.append(setting.removeprefix("pilot."))
         elif key == "pilot":
             raise checks.error(
-                "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(Pilot))}."
+                "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(PilotConfig))}."
             )
         elif key == "teachers":
             if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
@@ -224,8 +224,8 @@ def _split_pilot_options(settings: Sequence[str]) -> tuple[Pilot, Settings]:
             raise ValueError(f"{key}: given twice")
     values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist(pilot_settings)))
     for key in values:
-        checks.one_of("pilot key", key, [f.name for f in fields(Pilot)])
-    return Pilot(**values), tuple(other_settings)
+        checks.one_of("pilot key", key, [f.name for f in fields(PilotConfig)])
+    return PilotConfig(**values), tuple(other_settings)
 
 
 def _parse_axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
@@ -259,7 +259,7 @@ def _make_default_axes(base: RunConfig, explicit_keys: set[str]) -> dict[str, tu
 
 
 def _iterate_rows(
-    compose_plan: Composer, axes: dict[str, tuple[str, ...]], explicit_keys: set[str], recommended_teachers: int
+    compose_plan: PlanComposer, axes: dict[str, tuple[str, ...]], explicit_keys: set[str], recommended_teachers: int
 ) -> Iterator[tuple[Settings, RunConfig]]:
     """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
     if math.prod(map(len, axes.values())) > MAX_ROWS:
@@ -280,7 +280,10 @@ def _iterate_rows(
 
 
 def _evaluate_gradients(
-    evaluate: PlanEvaluator, plan_by_choice: dict[Choice, RunConfig], fixed_settings: Settings, compose_plan: Composer
+    evaluate: PlanEvaluator,
+    plan_by_choice: dict[Choice, RunConfig],
+    fixed_settings: Settings,
+    compose_plan: PlanComposer,
 ) -> dict[Choice, RunConfig]:
     """Per-record gradients at the price of the best of these choices of teachers (the cheapest, where none works)."""
     priced_choices = [
@@ -314,14 +317,14 @@ def _evaluate_gradients(
 # ---- the pilot and the account -------------------------------------------------------------------------------------
 
 
-def _get_num_classes(facts: DeclaredFacts, pilot: Pilot) -> int:
+def _get_num_classes(facts: DeclaredFacts, pilot: PilotConfig) -> int:
     if facts.num_classes is not None and pilot.num_classes not in (None, facts.num_classes):
         raise checks.error("pilot.num_classes", pilot.num_classes, f"the data set declares {facts.num_classes}")
     return facts.num_classes or pilot.num_classes or DEFAULT_NUM_CLASSES
 
 
 def _make_votes_by_num_teachers(
-    pilot: Pilot, base: RunConfig, facts: DeclaredFacts, num_classes: int, proxy_dataset: Callable[[], Dataset]
+    pilot: PilotConfig, base: RunConfig, facts: DeclaredFacts, num_classes: int, proxy_dataset: Callable[[], Dataset]
 ) -> Callable[[int], VoteModel]:
     """K -> the votes to try it on."""
 
@@ -339,7 +342,7 @@ def _make_votes_by_num_teachers(
     return make_votes
 
 
-def _load_proxy_dataset(pilot: Pilot, base: RunConfig, num_classes: int, search_paths: Settings) -> Dataset:
+def _load_proxy_dataset(pilot: PilotConfig, base: RunConfig, num_classes: int, search_paths: Settings) -> Dataset:
     """The public data set that the pilot trains on; never the one that is planned for.
 
     Args:
@@ -399,7 +402,7 @@ def _list_paths(source: Any) -> set[Path]:
     return {path.resolve(), (locations.get_data_root(source.root) / path).resolve()}
 
 
-def _describe(pilot: Pilot, facts: DeclaredFacts, num_classes: int) -> str:
+def _describe(pilot: PilotConfig, facts: DeclaredFacts, num_classes: int) -> str:
     classes = f"{num_classes} classes" + ("" if facts.num_classes else " (undeclared: pilot.num_classes)")
     query_text = f"{pilot.num_queries} questions asked at random, {classes}"
     if pilot.dataset is not None:
@@ -440,7 +443,7 @@ def _make_notes(
     account: Account | None,
     facts: DeclaredFacts,
     choices: tuple[Choice, ...],
-    pilot: Pilot,
+    pilot: PilotConfig,
     *,
     soft: bool,
 ) -> list[str]:

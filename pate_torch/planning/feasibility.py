@@ -29,7 +29,7 @@ from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism, compute_min_teachers
-from pate_torch.planning.gradient_budget import GradientBudget, calibrate_gradients
+from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
 from pate_torch.protocols import Mechanism
 from pate_torch.types import Dataset
 
@@ -153,7 +153,7 @@ def format_low_signal_warning(
     )
 
 
-AlternativeFormatter = Callable[["RunConfig", Dataset, GradientBudget], str]
+AlternativeFormatter = Callable[["RunConfig", Dataset, CalibratedDescent], str]
 """Says of a noisy gradient descent how it is asked for."""
 
 
@@ -187,7 +187,7 @@ def forecast_warning(
 
 def match_label_price(
     plan: RunConfig, mechanism: Mechanism, num_records: int | None, num_public: int | None
-) -> GradientBudget | None:
+) -> CalibratedDescent | None:
     """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none.
 
     Args:
@@ -205,7 +205,7 @@ def match_label_price(
     )
 
 
-def suggest_gradients(gradients: GradientBudget, alternative: str) -> str:
+def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
     """What to do where noise outweighs the votes.
 
     Args:
@@ -223,7 +223,7 @@ def suggest_gradients(gradients: GradientBudget, alternative: str) -> str:
     )
 
 
-def as_overrides(plan: RunConfig, data: Dataset, gradients: GradientBudget) -> str:
+def as_overrides(plan: RunConfig, data: Dataset, gradients: CalibratedDescent) -> str:
     """The settings of train.py that have the records of a run answer at the same price, as typed."""
     is_image, is_encoded = data.spec.is_image, data.spec.encoder is not None
     return " ".join(
@@ -232,7 +232,7 @@ def as_overrides(plan: RunConfig, data: Dataset, gradients: GradientBudget) -> s
 
 
 def gradient_overrides(
-    plan: RunConfig, gradients: GradientBudget, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
+    plan: RunConfig, gradients: CalibratedDescent, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
 ) -> tuple[str, ...]:
     """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
 

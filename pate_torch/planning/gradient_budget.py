@@ -33,7 +33,7 @@ _MIN_SIGNAL_TO_NOISE = 25
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientBudget:
+class CalibratedDescent:
     """Noisy gradient descent at a price.
 
     Attributes:
@@ -71,7 +71,7 @@ class GradientBudget:
 
 def calibrate_gradients(
     *, epsilon: float, delta: float, adjacency: str, num_records: int | None, num_public: int | None = None
-) -> GradientBudget:
+) -> CalibratedDescent:
     """The descent that costs ``epsilon``: by the rule where ``num_records`` is declared, else two usual steps."""
     mechanism = GradientDescent(sigma=1.0, adjacency=adjacency)
     if num_records is not None:
@@ -79,7 +79,7 @@ def calibrate_gradients(
     sigma = calibration.calibrate_sigma(
         lambda sigma: replace(mechanism, sigma=sigma).privacy_events(1), epsilon=epsilon, delta=delta
     )
-    gradients = GradientBudget(
+    gradients = CalibratedDescent(
         mechanism=replace(mechanism, sigma=sigma), num_records=num_records, num_public=num_public
     )
     if gradients.effective_dim is None:

@@ -59,7 +59,7 @@ _SHARES_S = np.linspace(0.005, 0.995, 100)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pilot:
+class PilotConfig:
     """How the votes to try plans on are made.
 
     Attributes:
@@ -255,7 +255,7 @@ def _estimate_concentration(wrong_QR: NDArray[np.int64]) -> float:
     return max((1 - agreement) / max(agreement - 1 / num_rivals, 1e-3), 1e-2)
 
 
-def train_vote_model(pilot: Pilot, recipe: TeacherRecipe, data: Dataset, shard_size: int, seed: int) -> VoteModel:
+def train_vote_model(pilot: PilotConfig, recipe: TeacherRecipe, data: Dataset, shard_size: int, seed: int) -> VoteModel:
     """The votes of a small ensemble on ``data``, a public data set, with shards of the planned size.
 
     Raises:

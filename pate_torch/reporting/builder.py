@@ -68,7 +68,7 @@ def build_report(
     delta, name = record["delta"], data.spec.name
     claim_fields = compute_claims(ledger, name, [release.id, *reservation_ids], current_ids=reservation_ids)
     student_metrics = {} if student is None or not data.evaluation.public else compute_student_metrics(data, student)
-    num_correct, num_checked = count_label_hits(data, release)
+    num_correct, num_checked = count_correct_and_checkable(data, release)
     method = release_store.load_method_description(record)
     declared_size = record.get("declared_size", data.spec.nominal_size if method.uses_size else None)
     return ReleaseReport(
@@ -99,7 +99,7 @@ def build_report(
         label_accuracy=num_correct / num_checked if num_checked else None,
         label_size=num_checked or None,
         teachers_id=record["teachers_id"],
-        teachers_reusable=TeacherStore(ledger.path.parent).holds(record["teachers_id"]),
+        teachers_reusable=TeacherStore(ledger.path.parent).has_ensemble(record["teachers_id"]),
         release_id=release.id,
         ledger_head=ledger.get_head(),
         class_names=data.spec.class_names,
@@ -265,7 +265,7 @@ def select_public_seconds(
     return {stage: duration for stage, duration in seconds.items() if stage in public_stages}
 
 
-def count_label_hits(data: Dataset, release: Release) -> tuple[int, int]:
+def count_correct_and_checkable(data: Dataset, release: Release) -> tuple[int, int]:
     """The number of released labels that are right, and of those that can be checked."""
     if data.evaluation.pool_y is None:
         return 0, 0

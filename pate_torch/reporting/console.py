@@ -15,7 +15,7 @@ from rich.text import Text
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.reporting import statement
 from pate_torch.reporting.report import ReleaseReport
-from pate_torch.reporting.statement import NOT_PRIVATE, Price
+from pate_torch.reporting.statement import NOT_PRIVATE, EpsilonLine
 
 WIDTH = 80
 PRIVATE_NOTE = "private, for the owner"
@@ -70,7 +70,7 @@ def _list_privacy_rows(report: ReleaseReport) -> Rows:
     if report.epsilon is None:
         yield "Privacy", statement.format_headline(report)
         return
-    guarantee, *other_prices = statement.list_prices(report)
+    guarantee, *other_prices = statement.list_epsilon_lines(report)
     yield "What is private", f"{report.unit_words}, in all that this run released"
     yield "Guarantee", f"epsilon = {format_epsilon(report.epsilon)}, delta = {format_delta(report.delta)}"
     yield "  neighbors", report.adjacency_words
@@ -81,7 +81,7 @@ def _list_privacy_rows(report: ReleaseReport) -> Rows:
             yield price.name, _format_row(price, guarantee.route)
 
 
-def _format_row(price: Price, route: str) -> str:
+def _format_row(price: EpsilonLine, route: str) -> str:
     """An epsilon on the guarantee's terms; its route where that is another."""
     if price.epsilon is None:
         return price.note

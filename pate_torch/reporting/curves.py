@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pate_torch.core.run_folders import get_runs_folder, make_folders
+from pate_torch.core.run_folders import create_protected_folder, get_runs_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -71,7 +71,7 @@ def link_run(folder: Path, root: Path) -> None:
     short_name = RUN_ID_PATTERN.sub(r"\1\2-\3\4\5", run.name)
     link_folder = root / "tensorboard" / run.relative_to(root / "runs").parent
     with contextlib.suppress(OSError):
-        make_folders(link_folder)
+        create_protected_folder(link_folder)
         for number in itertools.count(1):
             name = link_folder / (short_name if number == 1 else f"{short_name}.{number}")
             try:

@@ -21,7 +21,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
-from pate_torch.core.run_folders import make_folders
+from pate_torch.core.run_folders import create_protected_folder
 from pate_torch.reporting.curves import Curves
 from pate_torch.reporting.figures import MAX_CLASSES, number_points, plot_confusion, plot_examples, thin_points
 from pate_torch.reporting.renderer import render_model_card
@@ -44,7 +44,7 @@ class ReleaseWriter:
     def __init__(self, folder: Path, *, private: bool) -> None:
         self.folder = folder
         self.prefix = "" if checks.boolean("private", private) else "NOT_PRIVATE/"
-        make_folders(folder)
+        create_protected_folder(folder)
         self.writer = SummaryWriter(str(folder))
         self.curves = Curves(self.writer, self.prefix)
 

@@ -128,7 +128,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "chosen_by": report.chosen_by,
         "public_assets": [asdict(asset) for asset in report.assets],
         "owner": {name: getattr(report.owner, name) for name in OWNER_KEYS},
-        "missing": list(statement.list_missing(report)),
+        "missing": list(statement.list_unstated_facts(report)),
         "verification": {
             "release_id": report.release_id,
             "ledger_head": report.ledger_head,

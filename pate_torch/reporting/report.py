@@ -15,7 +15,7 @@ import numpy as np
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription, format_one_unit, parse_group
+from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.reporting.intervals import Share, format_percent
 from pate_torch.types import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 
@@ -382,7 +382,7 @@ class ReleaseReport:
     @property
     def group(self) -> str:
         """The column that makes the unit; empty unless records are protected in groups."""
-        return parse_group(self.unit)
+        return get_unit_column(self.unit)
 
     @property
     def adjacency_words(self) -> str:

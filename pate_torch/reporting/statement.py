@@ -149,13 +149,13 @@ def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
     return {name: value or NOT_STATED for name, value in statements.items()}
 
 
-def list_missing(report: ReleaseReport) -> tuple[str, ...]:
+def list_unstated_facts(report: ReleaseReport) -> tuple[str, ...]:
     """The names of what nobody stated."""
     return tuple(name for name, value in list_owner_statements(report).items() if NOT_STATED in value)
 
 
 @dataclass(frozen=True)
-class Price:
+class EpsilonLine:
     """One line of the account.
 
     Attributes:
@@ -177,19 +177,21 @@ class Price:
         return f"{self.scope} {self.note}".strip()
 
 
-def list_prices(report: ReleaseReport) -> tuple[Price, ...]:
+def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     """The prices of this release with its parts, the account's total and its cap; empty if not private."""
     if report.epsilon is None:
         return ()
     release_scope = "The guarantee: of everything in this folder, and of nothing outside it."
-    rows = [Price("This release alone", report.epsilon, report.route_words, release_scope)]
+    rows = [EpsilonLine("This release alone", report.epsilon, report.route_words, release_scope)]
     if len(report.parts) > 1:
         for part in report.parts:
             part_scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
-            rows.append(Price(f"  {part.purpose}", part.epsilon, format_route(part.accountant), part_scope))
+            rows.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), part_scope))
     if report.epsilon_ex_post not in (None, report.epsilon):
         used_scope = "What had been used when the run stopped."
-        rows.append(Price("Spent (ex post)", report.epsilon_ex_post, report.route_words, used_scope, EX_POST_NOTE))
+        rows.append(
+            EpsilonLine("Spent (ex post)", report.epsilon_ex_post, report.route_words, used_scope, EX_POST_NOTE)
+        )
     has_total = report.epsilon_charged is not None
     route = format_route(report.charged_accountant or report.accountant)
     total_scope = "Everything reserved for these data in the ledger, composed." if has_total else ""
@@ -198,13 +200,18 @@ def list_prices(report: ReleaseReport) -> tuple[Price, ...]:
         FREE_NOTE if report.is_free else "",
     )
     rows.append(
-        Price("All releases together", report.epsilon_charged, route, total_scope, " ".join(filter(None, notes)))
+        EpsilonLine("All releases together", report.epsilon_charged, route, total_scope, " ".join(filter(None, notes)))
     )
     if report.epsilon_charged_ex_post not in (None, report.epsilon_charged):
         used_scope = "What all of them used of it."
-        rows.append(Price("All of it (ex post)", report.epsilon_charged_ex_post, "composed", used_scope, EX_POST_NOTE))
+        rows.append(
+            EpsilonLine("All of it (ex post)", report.epsilon_charged_ex_post, "composed", used_scope, EX_POST_NOTE)
+        )
     cap_scope = "What all releases together may reach. A release that would pass it is refused."
-    return (*rows, Price("Cap", report.budget_epsilon, "set by the owner", cap_scope, _format_budget_left(report)))
+    return (
+        *rows,
+        EpsilonLine("Cap", report.budget_epsilon, "set by the owner", cap_scope, _format_budget_left(report)),
+    )
 
 
 def _format_budget_left(report: ReleaseReport) -> str:

@@ -16,7 +16,7 @@ from pate_torch.budget import Budget
 from pate_torch.core import checks
 from pate_torch.data.units import hold_out, select_one_per_unit
 from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
-from pate_torch.pac.exponential import draw_model
+from pate_torch.pac.exponential import draw_model_index
 from pate_torch.protocols import Student, StudentAlgorithm
 from pate_torch.types import Dataset, PrivateData
 
@@ -34,7 +34,7 @@ class Selection:
     Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
     are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
     of the two would do under add_remove: the ledger composes by account, not by shard.
-    Source: McSherry & Talwar 2007; see ``pac.exponential.draw_model``.
+    Source: McSherry & Talwar 2007; see ``pac.exponential.draw_model_index``.
     """
 
     name: str = "exponential"
@@ -106,6 +106,6 @@ class Selection:
         with budget.spend(
             self.privacy_events(), mechanism=f"selection:{self.name}", purpose=PURPOSE_STUDENT_CHOICE
         ) as spending:
-            winner = draw_model(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
+            winner = draw_model_index(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
         winner_name = list(students)[winner]
         return winner_name, students[winner_name], spending.id

@@ -104,7 +104,7 @@ def _run_collective(operation: Callable[[], object]) -> None:
         ) from error
 
 
-def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
+def broadcast_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
     """Fill tensors [K, ...] in place: row k is sent by rank ``owner_K[k]`` to all. Equal neighbors travel together."""
     if get_world().size == 1:
         return
@@ -116,12 +116,12 @@ def share_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
             tensor[start:stop] = part
 
 
-def share_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
+def broadcast_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
     """Rank 0's trunk on every rank (the others pass None): machines differ in the last bits."""
     if trunk is not None and get_world().size == 1:
         return trunk
     facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.to_facts())))
-    state = share_tensors(None if trunk is None else trunk.get_state())
+    state = broadcast_tensors(None if trunk is None else trunk.get_state())
     return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
 
 
@@ -135,10 +135,10 @@ def learn_public_trunk(
     if is_main():
         progress = stages("Learning features from public points")
         trunk = recipe.start.learn(data.pool.x, data.spec, seed=seed, device=device, progress=progress)
-    return share_trunk(trunk, data.spec)
+    return broadcast_trunk(trunk, data.spec)
 
 
-def share_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
+def broadcast_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
     """Rank 0's tensors on every rank (the others pass None)."""
     if tensors is not None and get_world().size == 1:
         return tensors
@@ -149,7 +149,7 @@ def share_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
         name: torch.empty(1, *shape, dtype=getattr(torch, dtype)) if tensors is None else tensors[name][None]
         for name, (shape, dtype) in json.loads(broadcast_text(json.dumps(shapes))).items()
     }
-    share_rows(rows, [0])
+    broadcast_rows(rows, [0])
     return {name: row[0] for name, row in rows.items()}
 
 

@@ -283,7 +283,7 @@ class TeacherStore:
         """
         return self._read_manifest(self._get_folder(name))
 
-    def holds(self, name: str) -> bool:
+    def has_ensemble(self, name: str) -> bool:
         """Whether there is an ensemble of this id that can be read."""
         with contextlib.suppress(ValueError):
             return bool(self.load_manifest(name))

@@ -130,7 +130,7 @@ def train(
         partial_by_launch.pop(teachers, None)
         done += len(teachers)
         progress(min(num_own, done + int(sum(partial_by_launch.values()))), num_own)
-    distributed.share_rows(rows_K, [rank for group, rank in zip(groups, owner, strict=True) for _ in group])
+    distributed.broadcast_rows(rows_K, [rank for group, rank in zip(groups, owner, strict=True) for _ in group])
     _check_converged(curves_KP["loss"], recipe)
     _log_curves(curves_KP, recipe.steps, log, on_losses)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)

@@ -21,7 +21,7 @@ from pate_torch.audit.membership import (
     compute_margins,
 )
 from pate_torch.context import DataSplits
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval
@@ -249,7 +249,7 @@ def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan
 
 
 def test_where_features_are_public_there_are_no_members_to_find(plan):
-    source = LabelsOnly(source=blobs())
+    source = LabelPrivacyDataset(source=blobs())
     data = source.load()
     shards = ReplaceOne().make_shards(data.private, 5, seed=0)
     assert MembershipTest().select_records(data, shards, None, seed=0) is None

@@ -9,10 +9,10 @@ import pytest
 
 from pate_torch.core.files import atomic_replacement, escape_control_chars, escape_spreadsheet_cell, write_atomically
 from pate_torch.core.run_folders import (
+    create_protected_folder,
     get_home_folder,
     get_runs_folder,
     get_user_store,
-    make_folders,
     make_unique_run_id,
 )
 from pate_torch.ledger import Ledger
@@ -55,7 +55,7 @@ def test_file_and_folder_reach_the_disk_before_and_after_the_rename(tmp_path, mo
 def test_no_umask_lets_others_write(tmp_path, umask):
     before = os.umask(umask)
     try:
-        make_folders(tmp_path / "runs" / "a" / "b")
+        create_protected_folder(tmp_path / "runs" / "a" / "b")
         write_atomically(tmp_path / "runs" / "a" / "b" / "c", "x")
     finally:
         os.umask(before)

@@ -9,7 +9,7 @@ import torch
 from pate_torch import pipeline
 from pate_torch.config import check_adjacency
 from pate_torch.data.digits import Digits
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
@@ -25,7 +25,7 @@ from pate_torch.types import LABEL_UNIT, PrivateData
 from tests.run_configs import changed, run_config
 
 AUGMENT = Affine(rotate=10, shift=0.7)
-SOURCE = LabelsOnly(source=Digits(private=200, public=60, test=60))
+SOURCE = LabelPrivacyDataset(source=Digits(private=200, public=60, test=60))
 START = PublicStart(
     features=ContrastiveFeatures(
         network_options={"channels": [8, 16], "hidden": 24}, steps=30, batch_size=64, augment=AUGMENT
@@ -54,7 +54,7 @@ def test_all_features_are_public_and_unlabeled():
 
 def test_labels_of_data_that_are_no_benchmark_are_not_truth_to_measure_by():
     """How many released labels are right would be published, and would tell of the private ones."""
-    data = LabelsOnly(source=own_data()).load()
+    data = LabelPrivacyDataset(source=own_data()).load()
     assert data.evaluation.pool_y is None
     assert data.spec.name == "mine"  # one account, which refuses to change what it protects
 
@@ -77,7 +77,7 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
     for name in ("own", "public"):
         (tmp_path / f"{name}.csv").write_text("a,b,label\n" + "".join(f"{a},{b},{int(y)}\n" for a, b, y in rows))
     path, public = str(tmp_path / "own.csv"), str(tmp_path / "public.csv")
-    data = LabelsOnly(source=Csv(path=path, publish_split=True)).load()
+    data = LabelPrivacyDataset(source=Csv(path=path, publish_split=True)).load()
     with pytest.raises(ValueError, match=r"partition='replace_one'.*dataset\.roles=position.*dataset\.public_path"):
         check_adjacency(data, "replace_one")
     for source in (
@@ -85,7 +85,7 @@ def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path
         Csv(path=path, public_path=public),
         own_data(),
     ):
-        data = LabelsOnly(source=source).load()
+        data = LabelPrivacyDataset(source=source).load()
         check_adjacency(data, "replace_one")
         with pytest.raises(ValueError, match=r"partition='add_remove'.*partition=replace_one"):
             check_adjacency(data, "add_remove")
@@ -95,7 +95,7 @@ def test_labels_are_replaced_not_removed_and_groups_are_refused():
     with pytest.raises(ValueError, match="replace_one"):
         AddRemove().make_shards(SOURCE.load().private, 10, seed=0)
     with pytest.raises(ValueError, match="group:patient"):
-        LabelsOnly(source=own_data(unit="group:patient")).load()
+        LabelPrivacyDataset(source=own_data(unit="group:patient")).load()
 
 
 @pytest.fixture
@@ -139,6 +139,6 @@ def test_an_account_opened_for_records_refuses_labels(plan, tmp_path):
     recipe = dataclasses.replace(RECIPE, start=None, augment=None)
     given = {"teacher": recipe, "student": rows, "guide_student": rows, "num_teachers": 4, "num_queries": 3}
     pipeline.run(changed(plan, dataset=own, **given))
-    again = changed(plan, dataset=LabelsOnly(source=own), folder=tmp_path / "runs/mine/gaussian/2", **given)
+    again = changed(plan, dataset=LabelPrivacyDataset(source=own), folder=tmp_path / "runs/mine/gaussian/2", **given)
     with pytest.raises(ValueError, match="unit"):
         pipeline.run(again)

@@ -17,12 +17,12 @@ from sklearn.datasets import dump_svmlight_file
 
 from pate_torch.config import check_adjacency
 from pate_torch.data import image_folder, libsvm, roles, tabular, units
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import make_hashing_matrix
 from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.schema import normalize_class_name
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.units import compute_content_id, get_unit_names, select_one_per_unit
+from pate_torch.data.units import compute_content_id, get_unit_ids, select_one_per_unit
 from pate_torch.protocols import DatasetSource
 from pate_torch.types import PrivateData
 
@@ -174,15 +174,15 @@ def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
     for options in ({}, {"public_path": public}, {"public_path": public, "test_path": public, "benchmark": True}):
         data = ImageFolder(path=own, size=8, **options).load()
         check_adjacency(data, "add_remove")
-        for one in (data, LabelsOnly(source=ImageFolder(path=own, size=8, **options)).load()):
+        for one in (data, LabelPrivacyDataset(source=ImageFolder(path=own, size=8, **options)).load()):
             with pytest.raises(ValueError, match=r"Use partition=add_remove \(and labels_only=false\)"):
                 check_adjacency(one, "replace_one")
 
 
 def test_units_are_ids_or_positions():
     private = PrivateData(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
-    assert get_unit_names(private, "add_remove").tolist() == ["b", "a", "b", "a"]
-    assert get_unit_names(private, "replace_one").tolist() == ["0", "1", "2", "3"]
+    assert get_unit_ids(private, "add_remove").tolist() == ["b", "a", "b", "a"]
+    assert get_unit_ids(private, "replace_one").tolist() == ["0", "1", "2", "3"]
     assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
     assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
 

@@ -12,7 +12,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.cli import predict
 from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students
-from pate_torch.learn.algorithms import ALGORITHMS, quote
+from pate_torch.learn.algorithms import ALGORITHMS, plan_events
 from pate_torch.learn.audit import audit, make_neighbor_problem
 from pate_torch.learn.command import main
 from pate_torch.learn.problem import LearnOptions, make_problems
@@ -237,7 +237,7 @@ def test_a_finite_class_has_cuts_of_every_feature():
     data = data_of(generator.random((30, 3)), np.arange(30) % 2)
     (part,) = make_problems(data, LearnOptions(cuts=4), 1e-5, 0)
     part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
-    found = part.make_finite_class()
+    found = part.make_quantile_hypotheses()
     assert {(h.feature, h.is_above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
     assert len(found) == 2 + 3 * 4 * 2
     assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
@@ -251,7 +251,7 @@ def test_a_quote_draws_nothing_and_is_what_is_charged(name):
     side = make_neighbor_problem(
         1024, True, LearnOptions(constants="sharp", points=4, first=2, alpha=0.3, shard=5), 1e-5
     )
-    events, spy = quote(ALGORITHMS[name], side, "torch"), Spy()
+    events, spy = plan_events(ALGORITHMS[name], side, "torch"), Spy()
     assert events
     try:
         ALGORITHMS[name].learn(side, spy)

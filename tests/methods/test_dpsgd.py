@@ -13,7 +13,7 @@ from pate_torch.config import Study
 from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods.dpsgd import DPSGD, EntropyOptimizer
+from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
@@ -111,7 +111,7 @@ def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
     data = benchmark_clouds().load()
     module = GradSampleModule(STUDY._build_module(data, 0))
-    optimizer = EntropyOptimizer(
+    optimizer = NoiseSourceOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         DryRunNoise("torch", 0),
         noise_multiplier=1.0,
@@ -144,7 +144,7 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
 
 def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
-    optimizer = EntropyOptimizer(
+    optimizer = NoiseSourceOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         DryRunNoise("torch", 1),
         noise_multiplier=3.0,

@@ -14,7 +14,12 @@ from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
 from pate_torch.pac.classes import Thresholds
-from pate_torch.pac.exponential import compute_log_probabilities, draw_gumbel_max, draw_model, run_exponential_mechanism
+from pate_torch.pac.exponential import (
+    compute_log_probabilities,
+    draw_gumbel_max,
+    draw_model_index,
+    run_exponential_mechanism,
+)
 from pate_torch.pac.logistic import compute_convex_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size, run_sspp
@@ -103,7 +108,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
     base = np.array([5, 9, 7])
 
     def law(errors):
-        run = lambda: draw_model(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
+        run = lambda: draw_model_index(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
         return executed(run)
 
     spans = {}
@@ -118,10 +123,10 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
 
 def test_selection_finds_the_best():
     spy = Spy(3)
-    assert draw_model(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
+    assert draw_model_index(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
     counts = np.zeros(3)
     for _ in range(3000):
-        counts[draw_model(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
+        counts[draw_model_index(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
     law = np.exp([-4.0, -2.0, -3.0])
     assert fit(counts, law / law.sum()) > 1e-4
     assert fit(counts, np.sqrt(law) / np.sqrt(law).sum()) < 1e-6
@@ -315,7 +320,7 @@ def test_bad_input_is_refused():
         run_exponential_mechanism(Thresholds(), [], near, epsilon=1.0, budget=DryRunNoise())
     for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
         with pytest.raises(ValueError, match="errors_M"):
-            draw_model(errors, 1.0, DryRunNoise(), adjacency="replace_one")
+            draw_model_index(errors, 1.0, DryRunNoise(), adjacency="replace_one")
     with pytest.raises(ValueError, match="finite"):
         compute_log_probabilities(np.array([0.0, np.nan]), 1.0)
 

@@ -274,7 +274,7 @@ def test_the_private_predictor_refuses_what_it_cannot_keep():
 @pytest.mark.parametrize("d", [1, 2, 7])
 @pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.45])
 def test_the_default_eta_meets_every_condition_of_lemma_8(d, alpha):
-    eta = stable.compute_default_eta(d, alpha)
+    eta = stable.compute_default_resolution(d, alpha)
     n = compute_private_predictor_size(d, epsilon=0.5, alpha=alpha, constants="sharp")
     plan = plan_private_predictor(n, d, alpha=alpha, constants="sharp")
     assert plan.eta == eta <= alpha
@@ -383,4 +383,4 @@ def test_bad_input_is_refused_and_small_samples_are_warned_about():
     assert compute_stable_predictor_size(1, gamma=0.1, alpha=0.1) < compute_stable_predictor_size(
         1, gamma=0.01, alpha=0.1
     )
-    assert stable.compute_default_eta(1, 0.1) > stable.compute_default_eta(3, 0.1)
+    assert stable.compute_default_resolution(1, 0.1) > stable.compute_default_resolution(3, 0.1)

@@ -21,7 +21,7 @@ from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import autoconfig, feasibility
-from pate_torch.planning.gradient_budget import GradientBudget, calibrate_gradients
+from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
 from pate_torch.sensitive import Votes
 from pate_torch.types import MechanismContext
 from tests import ROOT
@@ -117,7 +117,7 @@ def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name
 
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
-    descent = GradientBudget(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), num_records=size)
+    descent = CalibratedDescent(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), num_records=size)
     said = feasibility.suggest_gradients(descent, "HOW")
     assert ("HOW" in said) == better and (feasibility.NOISE_ADVICE in said) != better
 

@@ -35,7 +35,7 @@ from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
 from pate_torch.planning.choice import DeclaredFacts, select_best
 from pate_torch.planning.pilot import (
-    Pilot,
+    PilotConfig,
     VoteModel,
     fit_vote_model,
     forecast_gradients,
@@ -86,7 +86,7 @@ def only(*settings):
 def run_plan(*settings):
     """The plan that train.py would make of the same settings."""
     with command.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        return command.Composer(settings)(())
+        return command.PlanComposer(settings)(())
 
 
 # ---- figures -------------------------------------------------------------------------------------------------------
@@ -438,7 +438,7 @@ def test_a_few_teachers_foretell_hundreds_within_three_points():
 
 
 def test_the_guess_falls_with_smaller_shards_but_never_below_guessing():
-    pilot = Pilot(teacher_accuracy=0.8, at_teachers=100)
+    pilot = PilotConfig(teacher_accuracy=0.8, at_teachers=100)
     assert pilot.compute_accuracy(100, 10) == 0.8
     assert pilot.compute_accuracy(400, 10) == pytest.approx(0.6) and pilot.compute_accuracy(25, 10) == pytest.approx(
         0.9

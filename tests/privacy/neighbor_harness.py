@@ -34,7 +34,7 @@ from pate_torch.core import progress
 from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import dpsgd
-from pate_torch.methods.dpsgd import EntropyOptimizer
+from pate_torch.methods.dpsgd import NoiseSourceOptimizer
 from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
 from pate_torch.reporting import builder, release_writer
@@ -111,10 +111,10 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model
+    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model_index
     publish, add_noise, errors = (
         private_epsilon.private_price.publish_price,
-        EntropyOptimizer.add_noise,
+        NoiseSourceOptimizer.add_noise,
         exponential.count_errors,
     )
     ids = itertools.count(1)
@@ -171,9 +171,9 @@ def watched(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VoteMechanism, "_opened", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
-        patch.setattr(selection, "draw_model", of_students)
+        patch.setattr(selection, "draw_model_index", of_students)
         patch.setattr(private_epsilon.private_price, "publish_price", of_price)
-        patch.setattr(EntropyOptimizer, "add_noise", of_gradients)
+        patch.setattr(NoiseSourceOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)
         for name in ("gaussian", "laplace", "gumbel", "uniform"):
             patch.setattr(NoiseSource, name, none)

@@ -21,7 +21,7 @@ from PIL import Image
 from pate_torch.core import texts
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.image_folder import ImageFolder
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
@@ -240,7 +240,7 @@ def source(form: str, unit: str, kept: list[Row], folder: Path, classes: Sequenc
     """The package's source of these rows."""
     folder.mkdir(parents=True, exist_ok=True)
     made = FORMS[form](kept, "content" if unit == "label" else unit, folder, classes)
-    return LabelsOnly(source=made) if unit == "label" else made
+    return LabelPrivacyDataset(source=made) if unit == "label" else made
 
 
 # ---- neighbors ----------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from pate_torch.ledger.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Led
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.dpsgd import DPSGD, EntropyOptimizer
+from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
@@ -345,7 +345,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
             sums.append(p.summed_grad.flatten().clone())
             p.grad = p.summed_grad.view_as(p)
 
-    monkeypatch.setattr(EntropyOptimizer, "add_noise", add_noise)
+    monkeypatch.setattr(NoiseSourceOptimizer, "add_noise", add_noise)
     source = benchmark_clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
     one = plan(home, "one", dataset=source, mechanism=GNMax(sigma=9.0))
     DPSGD(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)

@@ -85,8 +85,8 @@ def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, doo
     def by_column(key, column, count):
         return np.asarray(column).astype(str)
 
-    monkeypatch.setattr(units, "name_units", by_column)
-    monkeypatch.setattr("pate_torch.classifier.name_units", by_column)
+    monkeypatch.setattr(units, "parse_unit_ids", by_column)
+    monkeypatch.setattr("pate_torch.classifier.parse_unit_ids", by_column)
     assert "where it says" in faults(case(door=door, ids=ids, method=method), most=None, times=1)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pate_torch import load_student, pipeline
 from pate_torch.data.image_folder import ImageFolder, read_images
-from pate_torch.data.labels_only import LabelsOnly
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
 from pate_torch.data.units import compute_content_id
@@ -112,7 +112,10 @@ def test_a_release_of_named_points_is_read_again(source, tmp_path):
 
 def test_nothing_but_positions_is_told_where_nobody_agreed(source, tmp_path):
     """Private features that join the pool, points of one's own making, and rows whose columns have no names."""
-    assert LabelsOnly(source=source("public", "test", ignore=["note", "person", "house"])).load().pool.names is None
+    assert (
+        LabelPrivacyDataset(source=source("public", "test", ignore=["note", "person", "house"])).load().pool.names
+        is None
+    )
     assert blobs().load().pool.names is None
     rows = "".join(f"{row % 2} 1:{row} 2:1\n" for row in range(200))
     (tmp_path / "all.svm").write_text(rows)

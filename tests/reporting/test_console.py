@@ -11,7 +11,7 @@ from pate_torch.reporting.console import print_summary
 from pate_torch.reporting.private_metrics import OwnerSummary
 from pate_torch.reporting.renderer import render_model_card, render_page
 from pate_torch.reporting.report import Baseline
-from pate_torch.reporting.statement import list_prices
+from pate_torch.reporting.statement import list_epsilon_lines
 from tests.reporting.reporting_demo import demo
 
 OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
@@ -111,7 +111,9 @@ def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, sai
 
 def test_the_budget_left_is_rounded_down():
     for cap, charged, left in ((4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")):
-        assert list_prices(demo(budget_epsilon=cap, epsilon_charged=charged))[-1].note == f"{left} of it is left."
+        assert (
+            list_epsilon_lines(demo(budget_epsilon=cap, epsilon_charged=charged))[-1].note == f"{left} of it is left."
+        )
 
 
 def test_names_are_not_read_as_markup():

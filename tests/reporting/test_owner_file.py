@@ -98,13 +98,13 @@ def test_what_encodes_is_named_with_the_public_points(tmp_path):
 def test_an_audit_of_another_mechanism_is_not_this_one_s():
     assert build_statement(demo())["verification"]["audit"]["proven"] == 2.39
     assert build_statement(demo(mechanism="laplace"))["verification"]["audit"] is None
-    assert "Audit" in statement.list_missing(demo(mechanism="laplace"))
+    assert "Audit" in statement.list_unstated_facts(demo(mechanism="laplace"))
 
 
 def test_nothing_said_is_shown_as_missing_everywhere():
     bare = demo(owner=OwnerFacts(), assets=())
     assert set(statement.list_owner_statements(bare).values()) == {statement.NOT_STATED}
-    assert list(statement.list_missing(bare)) == build_statement(bare)["missing"] != []
+    assert list(statement.list_unstated_facts(bare)) == build_statement(bare)["missing"] != []
     assert (
-        render_model_card(bare).count(statement.NOT_STATED) == len(statement.list_missing(bare)) + 1
+        render_model_card(bare).count(statement.NOT_STATED) == len(statement.list_unstated_facts(bare)) + 1
     )  # and how it was chosen

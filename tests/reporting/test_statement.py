@@ -117,11 +117,11 @@ def test_without_teachers_the_statement_does_not_speak_of_them():
 
 
 def test_composition_tells_guarantee_total_and_cap_apart():
-    names = [price.name for price in statement.list_prices(demo(epsilon_ex_post=2.1))]
+    names = [price.name for price in statement.list_epsilon_lines(demo(epsilon_ex_post=2.1))]
     assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
-    total = statement.list_prices(demo(charged_accountant="rdp"))[1]
+    total = statement.list_epsilon_lines(demo(charged_accountant="rdp"))[1]
     assert "(rdp)" in total.route
-    assert "added nothing" in statement.list_prices(demo(reuses_labels=True))[1].note
+    assert "added nothing" in statement.list_epsilon_lines(demo(reuses_labels=True))[1].note
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def main() -> None:
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.count_votes(ensemble, lambda some: some.tally(private.x), len(private.x))
-    place = distributed.share_tensors({"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None)
+    place = distributed.broadcast_tensors(
+        {"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None
+    )
     jointly = TransductiveTeacherVotes(num_teachers=1).build_joint_votes(place["at"])
     joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(

@@ -82,7 +82,7 @@ class QueryPrice:
         return self.shift_log_q(self.log_q0_A, 2)
 
     @property
-    def plateau_A(self) -> Array:
+    def max_local_sensitivity_A(self) -> Array:
         """Largest local sensitivity, beta(q0) - beta(q1), at each order."""
         return self.data_independent_A - np.diagonal(self(self.log_q1_A))
 
@@ -118,7 +118,7 @@ class QueryPrice:
         """Bound on the local sensitivity of one query within d moves of these rows, d = 0..K: [U, D, A]."""
         lowest_UD, highest_UD = _compute_reachable_log_q(rows_UC, self.log_tail)
         log_q1_A = self.log_q1_A
-        bound_UDA = np.broadcast_to(self.plateau_A, (*lowest_UD.shape, len(self.orders_A))).copy()
+        bound_UDA = np.broadcast_to(self.max_local_sensitivity_A, (*lowest_UD.shape, len(self.orders_A))).copy()
         rising_UD = highest_UD < log_q1_A.max()
         log_q_V = highest_UD[rising_UD]
         rise_VA = self(self.shift_log_q(log_q_V, -2)) - self(log_q_V)

@@ -296,7 +296,7 @@ def test_orders_without_a_proved_bound_are_refused():
     of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
     rise = (of_q(of_q.shift_log_q(log_q, -2)) - of_q(log_q))[:, 0]
-    assert rise.max() > of_q.plateau_A[0] * 1.01
+    assert rise.max() > of_q.max_local_sensitivity_A[0] * 1.01
     with pytest.raises(ValueError, match=r"orders=\[60.0\]"):
         smooth_sensitivity.compute_local_sensitivity(GNMaxOutcomes(sigma=40), [ROW], [20.0, 60.0])
 
