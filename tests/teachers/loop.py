@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.protocols import do_nothing
-from pate_torch.teachers.engine import Chunk, Feed, ShareCallback, TrainedChunk, _finish, _train_params
+from pate_torch.teachers.engine import Chunk, Feed, ShareCallback, TrainedChunk, _train_params, _zero_empty_teachers
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.types import DataSpec
 
@@ -38,7 +38,7 @@ def train_loop(
 
         loss, accuracy = _train_params(forward, list(module.parameters()), feed, recipe, device, do_nothing)
         params = {name: p.detach().cpu()[None] for name, p in module.named_parameters()}
-        done.append(_finish(params, alone, loss, accuracy))
+        done.append(_zero_empty_teachers(params, alone, loss, accuracy))
         if row + 1 < len(chunk):
             tell((row + 1) / len(chunk))
     return TrainedChunk.merge(done)
