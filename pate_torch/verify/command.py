@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pate_torch.core import run_folders
-from pate_torch.verify import claims, ledger, release
+from pate_torch.verify import ledger, release
+from pate_torch.verify.claims import verify_claim
 from pate_torch.verify.release import Check
 
 EXIT_OK, EXIT_FAILED, EXIT_NOTHING_TO_CHECK = 0, 1, 2
@@ -47,22 +48,18 @@ def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Chec
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="pate verify", description=(__doc__ or "").split("\n\n", 1)[0].split(": ", 1)[1]
-    )
+    description = (__doc__ or "").split("\n\n", 1)[0].split(": ", 1)[1]
+    parser = argparse.ArgumentParser(prog="pate verify", description=description)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("release", type=Path, nargs="?", help="the folder of a run or of its release")
-    target.add_argument(
-        "--claim", type=Path, metavar="CLAIM.yaml", help="a claim about anybody's mechanism (docs/verify.md)"
-    )
+    help_text = "a claim about anybody's mechanism (docs/verify.md)"
+    target.add_argument("--claim", type=Path, metavar="CLAIM.yaml", help=help_text)
     own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
     help_text = "the ledger that the release was charged to (without a path: your own)"
     parser.add_argument("--ledger", type=Path, nargs="?", const=own_ledger, help=help_text)
     options = parser.parse_args(arguments)
     try:
-        checks = (
-            claims.verify_claim(options.claim) if options.claim else verify_release(options.release, options.ledger)
-        )
+        checks = verify_claim(options.claim) if options.claim else verify_release(options.release, options.ledger)
         is_ok = True
         for check in checks:
             print(check, flush=True)

@@ -35,37 +35,30 @@ class EpsilonBounds:
 
 def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
     """Bounds on the smallest epsilon at which these events, fixed beforehand, are (epsilon, delta)-DP."""
-    remaining_delta = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
-    smooth_events = [e for e in events if e["kind"] != "delta" and e["count"]]
-    kinds = {e["kind"] for e in smooth_events}
-    pure_epsilon = math.fsum(e["count"] * get_max_loss(e) for e in smooth_events)  # Dwork et al. 2006: epsilons add up
-    if remaining_delta < 0 or (remaining_delta == 0 and pure_epsilon == math.inf):
+    rest = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
+    losses = [e for e in events if e["kind"] != "delta" and e["count"]]
+    kinds = {e["kind"] for e in losses}
+    pure_epsilon = math.fsum(e["count"] * get_max_loss(e) for e in losses)  # Dwork et al. 2006: epsilons add up
+    if rest < 0 or (rest == 0 and pure_epsilon == math.inf):
         return EpsilonBounds(math.inf, math.inf, "the events fail more often than delta allows")
-    if not smooth_events:
-        derivation = (
-            f"no loss but a failure of probability {delta - remaining_delta:.6g}"
-            if remaining_delta < delta
-            else "nothing was released"
-        )
-        return EpsilonBounds(0.0, 0.0, derivation)
+    if not losses:
+        failure = f"no loss but a failure of probability {delta - rest:.6g}"
+        return EpsilonBounds(0.0, 0.0, failure if rest < delta else "nothing was released")
     if kinds == {"gaussian"}:
-        exact_epsilon = compute_gaussian_epsilon(
-            math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in smooth_events)), remaining_delta
-        )
-        return EpsilonBounds(exact_epsilon, exact_epsilon, "exact Gaussian, 50 digits")
-    low, high, derivation = 0.0, min(compute_renyi_epsilon(smooth_events, remaining_delta), pure_epsilon), "Renyi"
-    if known_events := [e for e in smooth_events if e["kind"] in {*PURE_KINDS, "gaussian", "zcdp"}]:
-        low, upper = convolve_losses(known_events, remaining_delta)
+        epsilon = compute_gaussian_epsilon(math.sqrt(math.fsum(e["count"] * e["mu"] ** 2 for e in losses)), rest)
+        return EpsilonBounds(epsilon, epsilon, "exact Gaussian, 50 digits")
+    low, high, derivation = 0.0, min(compute_renyi_epsilon(losses, rest), pure_epsilon), "Renyi"
+    if known_events := [e for e in losses if e["kind"] in {*PURE_KINDS, "gaussian", "zcdp"}]:
+        low, upper = convolve_losses(known_events, rest)
         if kinds <= {*PURE_KINDS, "gaussian"}:
             high, derivation = min(high, upper), "Renyi, and losses convolved"
-    for e in smooth_events:
-        if e["kind"] == "sampled_gaussian":
-            if high > 100:
-                raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS_TEXT}")
-            lower, upper = compute_sampled_bounds(e, remaining_delta)
-            low = max(low, lower)
-            if len(smooth_events) == 1:
-                high, derivation = min(high, upper), "Renyi, and the privacy loss distribution of dp-accounting"
+    for event in (e for e in losses if e["kind"] == "sampled_gaussian"):
+        if high > 100:
+            raise ValueError(f"epsilon {high:.6g} by Renyi divergences: {LIMITS_TEXT}")
+        lower, upper = compute_sampled_bounds(event, rest)
+        low = max(low, lower)
+        if len(losses) == 1:
+            high, derivation = min(high, upper), "Renyi, and the privacy loss distribution of dp-accounting"
     return EpsilonBounds(low, high, derivation)
 
 
@@ -97,9 +90,8 @@ def compute_renyi_epsilon(events: Sequence[Event], delta: float) -> float:
     orders = sorted(set.intersection(*tables)) if tables else _ORDERS
     if delta <= 0:
         return math.inf
-    return max(
-        0.0, min((convert_divergence(a, compute_divergence(events, a), delta) for a in orders), default=math.inf)
-    )
+    epsilons = (convert_divergence(a, compute_divergence(events, a), delta) for a in orders)
+    return max(0.0, min(epsilons, default=math.inf))
 
 
 def convert_divergence(a: float, divergence: float, delta: float) -> float:
@@ -173,17 +165,13 @@ def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float
     return epsilons[0], epsilons[1]
 
 
-def _compute_loss_cdf(e: Event, threshold: np.ndarray, rounds_up: bool) -> np.ndarray:
-    """P(loss <= threshold) of one event."""
+def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
+    """P(loss <= x) of one event."""
     if e["kind"] == "gaussian":
-        return ndtr(threshold / e["mu"] - e["mu"] / 2)
-    max_loss = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
-    inner_cdf = (
-        np.exp(np.minimum(threshold - max_loss, 0) / 2) / 2
-        if e["kind"] == "laplace"
-        else 1 - 1 / (1 + math.exp(-max_loss))
-    )
-    return np.where(threshold < -max_loss, 0, np.where(threshold < max_loss, inner_cdf, 1))
+        return ndtr(x / e["mu"] - e["mu"] / 2)
+    bound = get_max_loss(e) / (2 if e["kind"] == "bounded_range" and not rounds_up else 1)
+    inner = np.exp(np.minimum(x - bound, 0) / 2) / 2 if e["kind"] == "laplace" else 1 - 1 / (1 + math.exp(-bound))
+    return np.where(x < -bound, 0, np.where(x < bound, inner, 1))
 
 
 def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
@@ -200,13 +188,11 @@ def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
     from dp_accounting.pld import privacy_loss_distribution as library
 
     step = max(1e-5, min(_GRID_STEP / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most
-    delta_slack = 1e-14 * e["count"]  # of delta: what so many convolutions err by
+    slack = 1e-14 * e["count"]  # of delta: what so many convolutions err by
 
     def compute_epsilon(pessimistic: bool, target_delta: float) -> float:
         options = {"pessimistic_estimate": pessimistic, "use_connect_dots": pessimistic, "sampling_prob": e["rate"]}
         distribution = library.from_gaussian_mechanism(e["noise"], value_discretization_interval=step, **options)
         return float(distribution.self_compose(e["count"]).get_epsilon_for_delta(target_delta))
 
-    return compute_epsilon(False, delta + delta_slack), compute_epsilon(
-        True, delta - delta_slack
-    ) if delta > delta_slack else math.inf
+    return compute_epsilon(False, delta + slack), compute_epsilon(True, delta - slack) if delta > slack else math.inf

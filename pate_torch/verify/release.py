@@ -25,16 +25,8 @@ RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "st
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 CURVE_FILE_PATTERN = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
-SPARSE_VECTOR_MECHANISMS = ("sparse_vector", "soft_sparse_vector")
-VOTE_MECHANISMS = (
-    "gaussian",
-    "confident",
-    "interactive",
-    "laplace",
-    "exponential",
-    "single_stable",
-    *SPARSE_VECTOR_MECHANISMS,
-)
+SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
+VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
 
 
 @dataclass(frozen=True)
@@ -93,16 +85,10 @@ def check_schema(folder: ReleaseFolder) -> Check:
     from jsonschema import Draft202012Validator
 
     schema = json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
-    version, (supported_version,) = (
-        folder.statement.get("schema_version"),
-        schema["properties"]["schema_version"]["enum"],
-    )
-    if version != supported_version:
-        return Check(
-            "schema",
-            False,
-            f"privacy.json is of version {version}, and this verifier reads version {supported_version}",
-        )
+    version, (latest,) = folder.statement.get("schema_version"), schema["properties"]["schema_version"]["enum"]
+    if version != latest:
+        message = f"privacy.json is of version {version}, and this verifier reads version {latest}"
+        return Check("schema", False, message)
     faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
     return Check("schema", not faults, "; ".join(faults[:3]) or f"privacy.json fits version {version}")
 
@@ -121,30 +107,21 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
 
 def _check_words(folder: ReleaseFolder) -> Check:
     """What people read: the headline and the inequality, here, in README.md and in report.html."""
-    statement, guarantee = folder.statement, folder.statement["guarantee"]
+    statement, guarantee, headline = folder.statement, folder.statement["guarantee"], folder.statement["headline"]
     if not statement["private"]:
-        return Check("words", "NOT PRIVATE" in statement["headline"], statement["headline"])
+        return Check("words", "NOT PRIVATE" in headline, headline)
     page, card = (_strip_markup((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
-    shown_epsilons = re.findall(r"epsilon = ([\d.E+-]*\d)", statement["headline"]) + re.findall(
-        r"ε = ([\d.E+-]*\d)", guarantee["symbols"]
-    )
-    is_rounded = [
-        guarantee["epsilon"] <= float(epsilon) <= 1.02 * guarantee["epsilon"] + 1e-3 for epsilon in shown_epsilons
-    ]
-    repeated_texts = [
-        guarantee["symbols"],
-        *guarantee["plain_words"],
-        *statement["assumptions"],
-        *statement["not_covered"],
-        statement["trust"]["in_words"],
-    ]
+    values = re.findall(r"epsilon = ([\d.E+-]*\d)", headline) + re.findall(r"ε = ([\d.E+-]*\d)", guarantee["symbols"])
+    is_rounded = [guarantee["epsilon"] <= float(value) <= 1.02 * guarantee["epsilon"] + 1e-3 for value in values]
+    texts = [guarantee["symbols"], *guarantee["plain_words"], *statement["assumptions"], *statement["not_covered"]]
+    texts.append(statement["trust"]["in_words"])
     results = {
-        "epsilon": len(shown_epsilons) == 2 and all(is_rounded),
-        **{key: str(guarantee[key]) in statement["headline"] for key in ("adjacency", "unit", "route")},
-        "README.md": all(_strip_markup(text) in card for text in (statement["headline"], *repeated_texts)),
-        "report.html": all(_strip_markup(text) in page for text in repeated_texts),
+        "epsilon": len(values) == 2 and all(is_rounded),
+        **{key: str(guarantee[key]) in headline for key in ("adjacency", "unit", "route")},
+        "README.md": all(_strip_markup(text) in card for text in (headline, *texts)),
+        "report.html": all(_strip_markup(text) in page for text in texts),
     }
-    return make_check("words", results, "tell another story", statement["headline"])
+    return make_check("words", results, "tell another story", headline)
 
 
 def _strip_markup(text: str) -> str:
@@ -154,27 +131,17 @@ def _strip_markup(text: str) -> str:
 
 def _check_files(folder: ReleaseFolder) -> Check:
     """Every file against its hash; what is no part of a release fails, whatever its hash."""
-    sums_path = folder.path / "SHA256SUMS"
-    stated_digests = dict(line.split("  ", 1)[::-1] for line in sums_path.read_text("utf-8").splitlines())
-    release_files = [
-        file for file in folder.path.rglob("*") if file != sums_path and (file.is_symlink() or not file.is_dir())
-    ]
-    file_by_name = {file.relative_to(folder.path).as_posix(): file for file in release_files}
-    if foreign_names := [
-        name for name, file in file_by_name.items() if not (_belongs(folder, name) and file.is_file())
-    ]:
-        return Check("files", False, f"{', '.join(map(repr, sorted(foreign_names)[:5]))} is no part of a release")
-    digest_by_name = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
-    results = {
-        name: digest_by_name.get(name) == stated_digests.get(name)
-        for name in sorted(digest_by_name.keys() | stated_digests.keys())
-    }
-    if folder.release is not None:
-        record = folder.release
-        results |= {
-            f"{name} (release.json)": record.get(key) == digest_by_name.get(name) for key, name in ANSWER_FILES.items()
-        }
-    return make_check("files", results, "not as they were written", f"{len(stated_digests)} hashes")
+    sums = folder.path / "SHA256SUMS"
+    claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
+    paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
+    file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
+    if extras := [name for name, file in file_by_name.items() if not (_belongs(folder, name) and file.is_file())]:
+        return Check("files", False, f"{', '.join(map(repr, sorted(extras)[:5]))} is no part of a release")
+    hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
+    results = {name: hashes.get(name) == claims.get(name) for name in sorted(hashes.keys() | claims.keys())}
+    if (record := folder.release) is not None:
+        results |= {f"{name} (release.json)": record.get(key) == hashes.get(name) for key, name in ANSWER_FILES.items()}
+    return make_check("files", results, "not as they were written", f"{len(claims)} hashes")
 
 
 def _belongs(folder: ReleaseFolder, name: str) -> bool:
@@ -183,21 +150,14 @@ def _belongs(folder: ReleaseFolder, name: str) -> bool:
     price_files = ["sanitised.json"] if any(part["what"] == "sanitised price" for part in folder.parts) else []
     card = folder.statement.get("encoder") or {}
     encoder_files = [f"encoder/{file}" for file in (card.get("file"), card and "tokenizer.json") if file]
-    return (
-        name in (*RELEASE_FILES, *answer_files, *price_files, *encoder_files)
-        or CURVE_FILE_PATTERN.fullmatch(name) is not None
-    )
+    names = (*RELEASE_FILES, *answer_files, *price_files, *encoder_files)
+    return name in names or CURVE_FILE_PATTERN.fullmatch(name) is not None
 
 
 def _check_record(folder: ReleaseFolder) -> Check:
     """The same facts in privacy.json, summary.json and release.json."""
     statement, record = folder.statement, folder.release
-    guarantee, run, account, utility = (
-        statement["guarantee"],
-        statement["mechanism"],
-        statement["composition"],
-        statement["utility"],
-    )
+    guarantee, run, account, utility = (statement[key] for key in ("guarantee", "mechanism", "composition", "utility"))
     common_facts = {
         **{key: guarantee[key] for key in ("delta", "adjacency", "unit")},
         **{key: run[key] for key in ("num_teachers", "queries_asked", "queries_answered")},
@@ -219,22 +179,19 @@ def _check_record(folder: ReleaseFolder) -> Check:
     }
     results = {f"{key} (summary.json)": folder.summary.get(key) == fact for key, fact in summary_facts.items()}
     results["this_release"] = account["this_release"] == guarantee["epsilon"]
-    results["records_per_unit"] = guarantee["records_per_unit"] == (
-        None if guarantee["unit"].startswith("group:") else 1
-    )
+    num_records = None if guarantee["unit"].startswith("group:") else 1
+    results["records_per_unit"] = guarantee["records_per_unit"] == num_records
     if record is None:
         results["release.json is missing"] = account["labels_reused"] or not run["queries_asked"]
     else:
         record_facts = common_facts | {"noise": run["noise"], "sensitivity": run["sensitivity"]}
         results |= {f"{key} (release.json)": record.get(key) == fact for key, fact in record_facts.items()}
-        scalar_types = bool | int | float | str | None
-        scalar_parameters = {
-            key: value for key, value in record.get("parameters", {}).items() if isinstance(value, scalar_types)
-        }
+        scalar = bool | int | float | str | None
+        parameters = {key: value for key, value in record.get("parameters", {}).items() if isinstance(value, scalar)}
         label_events = [part["events"] for part in folder.parts if part["release_id"] == record.get("release_id")]
         pools = [asset["sha256"] for asset in statement["public_assets"] if asset["role"] == "public points"]
         results |= {
-            "parameters": run["parameters"] == scalar_parameters,
+            "parameters": run["parameters"] == parameters,
             "rounds": run["rounds"] == max(1, len(record["queries_by_round"])),
             "queries_by_round": sum(record["queries_by_round"]) == run["queries_asked"],
             "teachers_id": folder.summary.get("teachers_id") == record.get("teachers_id"),
@@ -258,11 +215,9 @@ def _check_labels(folder: ReleaseFolder) -> Check:
 
 def _check_student(folder: ReleaseFolder) -> Check:
     """The facts in the header of the student's file against the statement; its weights are not looked at."""
-    statement, file, student_kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
+    statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
-        return Check(
-            "student", student_kind is None, "none was released" if student_kind is None else "its file is missing"
-        )
+        return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         header = stream.read(size) if size < file.stat().st_size else b""
@@ -276,15 +231,13 @@ def _check_student(folder: ReleaseFolder) -> Check:
     file_encoder = {key: value for key, value in (facts.get("encoder") or {}).items() if key != "points"}
     results = {
         "data set": spec["name"] == statement["composition"]["dataset"],
-        "kind": student_kind is not None,
+        "kind": kind is not None,
         "classes": len(classes) == spec["num_classes"] == network["num_classes"] and class_names in ([], list(classes)),
         "classes (labels.csv)": all(name in (classes[label], f"'{classes[label]}") for label, name in labels),
         "form": list(spec["input_shape"]) == list(network["input_shape"]),
         "encoder": file_encoder == stated_encoder,
     }
-    return make_check(
-        "student", results, "another one than the statement is about", f"{student_kind}, {len(classes)} classes"
-    )
+    return make_check("student", results, "another one than the statement is about", f"{kind}, {len(classes)} classes")
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
@@ -295,30 +248,19 @@ def _check_mechanism(folder: ReleaseFolder) -> Check:
         return Check("mechanism", True, "nothing was reserved in secret noise")
     if costs is None:
         return Check("mechanism", True, f"{name} is not known here: its events are taken as they stand", is_loose=True)
-    results = {
-        _format_event(cost): any(_covers(part["events"], cost, costs) for part in folder.parts) for cost in costs
-    }
+    groups = [part["events"] for part in folder.parts]
+    results = {_format_event(cost): any(_covers(group, cost, costs) for group in groups) for cost in costs}
     if name in VOTE_MECHANISMS:
         sensitivity = run["sensitivity"] and run["sensitivity"]["l2"]
         results[f"sensitivity {sensitivity}"] = math.isclose(sensitivity or 0, SQRT2, rel_tol=RELATIVE_TOLERANCE)
-    if name in SPARSE_VECTOR_MECHANISMS:  # whose scale follows from its epsilon: the whole of it is held to that
-        own_events = [
-            e for part in folder.parts if any(e["kind"] == "delta" for e in part["events"]) for e in part["events"]
-        ]
-        num_blocks = sum(e["count"] for e in own_events if e["kind"] == "pure")
-        epsilon_bounds, stated_epsilon = (
-            compute_bounds(own_events, run["parameters"]["delta"]),
-            run["parameters"]["epsilon"],
-        )
-        epsilon, is_within = (
-            epsilon_bounds.low,
-            bool(own_events)
-            and epsilon_bounds.low <= stated_epsilon * (1 + RELATIVE_TOLERANCE)
-            and stated_epsilon <= epsilon_bounds.high * ACCOUNTANT_FACTOR,
-        )
-        results[f"{num_blocks} blocks at epsilon {epsilon:.6g}"] = (
-            num_blocks == run["parameters"]["max_failures"] and is_within
-        )
+    if name in SPARSE_VECTORS:  # whose scale follows from its epsilon: the whole of it is held to that
+        events = [e for group in groups if any(e["kind"] == "delta" for e in group) for e in group]
+        blocks = sum(e["count"] for e in events if e["kind"] == "pure")
+        bounds, epsilon = compute_bounds(events, run["parameters"]["delta"]), run["parameters"]["epsilon"]
+        is_ok = blocks == run["parameters"]["max_failures"] and bool(events)
+        is_ok = is_ok and bounds.low <= epsilon * (1 + RELATIVE_TOLERANCE)
+        is_ok = is_ok and epsilon <= bounds.high * ACCOUNTANT_FACTOR
+        results[f"{blocks} blocks at epsilon {bounds.low:.6g}"] = is_ok
     return make_check("mechanism", results, "not reserved", "; ".join(map(_format_event, costs)))
 
 
@@ -330,11 +272,8 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
     Thakurta 2014 (gradient_descent); Mironov, Talwar & Zhang 2019 (dpsgd).
     """
     run, parameters = folder.statement["mechanism"], folder.statement["mechanism"]["parameters"]
-    num_queries, num_answered, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
-    is_discrete, is_replace_one = (
-        run["noise"] == "discrete",
-        folder.statement["guarantee"]["adjacency"] == "replace_one",
-    )
+    queries, answers, rounds = run["queries_asked"], run["queries_answered"], run["rounds"]
+    is_discrete, replaces_one = run["noise"] == "discrete", folder.statement["guarantee"]["adjacency"] == "replace_one"
 
     def make_event(kind: str, count: int, **scale: float) -> Event:
         return {"kind": kind, "count": count, **scale}
@@ -348,43 +287,28 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
 
     match run["name"]:
         case "gaussian":
-            return [make_gaussian(SQRT2, parameters["sigma"], num_queries)]
+            return [make_gaussian(SQRT2, parameters["sigma"], queries)]
         case "confident" | "interactive":
-            return [
-                make_gaussian(1, parameters["screen_sigma"], num_queries),
-                make_gaussian(SQRT2, parameters["sigma"], num_answered),
-            ]
+            screen = make_gaussian(1, parameters["screen_sigma"], queries)
+            return [screen, make_gaussian(SQRT2, parameters["sigma"], answers)]
         case "laplace":
-            return [make_pure(1 / parameters["sigma"], 2 * num_queries)]
+            return [make_pure(1 / parameters["sigma"], 2 * queries)]
         case "exponential":
-            return [make_event("bounded_range", num_queries, eta=2 * SQRT2 / parameters["sigma"])]
+            return [make_event("bounded_range", queries, eta=2 * SQRT2 / parameters["sigma"])]
         case "single_stable":
-            return [
-                make_pure(parameters["epsilon"], num_queries),
-                make_event("delta", num_queries, delta=parameters["delta"]),
-            ]
+            return [make_pure(parameters["epsilon"], queries), make_event("delta", queries, delta=parameters["delta"])]
         case "sparse_vector" | "soft_sparse_vector":
             return [make_event("delta", 1, delta=parameters["delta"] / 2)]
         case "histogram":
-            return [make_gaussian(SQRT2 if is_replace_one else 1, parameters["sigma"], rounds)]
+            return [make_gaussian(SQRT2 if replaces_one else 1, parameters["sigma"], rounds)]
         case "gradient_descent":
-            sensitivity, steps = 2 if is_replace_one else 1, parameters["steps"]
-            last_event = make_gaussian(sensitivity, parameters["sigma"], steps)
-            early_sigma = parameters["early_noise_multiplier"] * parameters["sigma"] if rounds > 1 else 0
-            return (
-                [make_gaussian(sensitivity, early_sigma, steps * (rounds - 1)), last_event]
-                if early_sigma
-                else [last_event]
-            )
+            sensitivity, steps = 2 if replaces_one else 1, parameters["steps"]
+            last = make_gaussian(sensitivity, parameters["sigma"], steps)
+            sigma = parameters["early_noise_multiplier"] * parameters["sigma"] if rounds > 1 else 0
+            return [make_gaussian(sensitivity, sigma, steps * (rounds - 1)), last] if sigma else [last]
         case "dpsgd":
-            return [
-                make_event(
-                    "sampled_gaussian",
-                    parameters["steps"],
-                    rate=parameters["sampling_rate"],
-                    noise=parameters["noise_multiplier"],
-                )
-            ]
+            steps, rate, noise = (parameters[key] for key in ("steps", "sampling_rate", "noise_multiplier"))
+            return [make_event("sampled_gaussian", steps, rate=rate, noise=noise)]
     return None
 
 
@@ -416,69 +340,48 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
         suffix = "" if is_empty else ", and yet an epsilon is told"
         yield Check("guarantee", False, f"none is claimed: its noise was seeded{suffix}")
         return
-    terms, other_releases = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
-    own_events, other_events = (
-        [e for part in parts for e in part["events"]] for parts in (folder.parts, other_releases)
-    )
-    yield check_claim(
-        "guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms, costs=list_required_events(folder)
-    )
-    for part in (*folder.parts, *other_releases):
+    terms, others = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
+    own_events, other_events = ([e for part in parts for e in part["events"]] for parts in (folder.parts, others))
+    costs = list_required_events(folder)
+    yield check_claim("guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms, costs=costs)
+    for part in (*folder.parts, *others):
         if part["epsilon"] is not None:
             part_check = check_claim("part", part["epsilon"], part["route"], part["events"], *terms)
             yield replace(part_check, message=f"{part['what']}: {part_check.message}")
     total = account["account_total"]
     if total is None:
-        is_seeded = any("NOT PRIVATE" in release["what"] for release in other_releases)
+        is_seeded = any("NOT PRIVATE" in release["what"] for release in others)
         reason = "a release used seeded noise" if is_seeded else "but why?"
         yield Check("account", is_seeded, f"no total is claimed: {reason}")
         return
-    account_check = check_claim("account", total, account["account_route"], own_events + other_events, *terms)
-    is_too_small = total < guarantee["epsilon"] * (
-        1 - RELATIVE_TOLERANCE
-    )  # where a curve alone is known, it has no other lower bound
-    yield (
-        replace(account_check, is_ok=False, message=f"{account_check.message}; less than this release")
-        if is_too_small
-        else account_check
-    )
+    check = check_claim("account", total, account["account_route"], own_events + other_events, *terms)
+    # Where a curve alone is known, the total has no other lower bound than this release.
+    if total < guarantee["epsilon"] * (1 - RELATIVE_TOLERANCE):
+        check = replace(check, is_ok=False, message=f"{check.message}; less than this release")
+    yield check
 
 
 def check_claim(name: str, epsilon: float, route: str | None, events: list[Event], delta: float, cap: float | None,
           costs: list[Event] | None = None) -> Check:  # fmt: skip
     """One epsilon against what its events cost; costs: what they are of, where that is more than their curve."""
-    exact_events = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
-    epsilon_bounds = compute_bounds(
-        [*exact_events, *(e for e in events if not exact_events or e["kind"] != "rdp_curve")], delta
-    )
+    exact = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
+    bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
     if route == "cap":  # of many releases together: the filter has admitted what one alone costs
-        is_admitted = name == "account" and epsilon == cap and epsilon >= epsilon_bounds.low * (1 - RELATIVE_TOLERANCE)
-        message = f"the account's cap, {epsilon:.6g}, of events that cost {epsilon_bounds.low:.6g} at least: "
-        message += (
-            "not checked here, the ledger's filter keeps it (--ledger)"
-            if is_admitted
-            else "no filter of it admits them"
-        )
-        return Check(name, is_admitted, message, is_checked=False)
+        is_ok = name == "account" and epsilon == cap and epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE)
+        result = "not checked here, the ledger's filter keeps it (--ledger)" if is_ok else "no filter of it admits them"
+        message = f"the account's cap, {epsilon:.6g}, of events that cost {bounds.low:.6g} at least: {result}"
+        return Check(name, is_ok, message, is_checked=False)
     kinds = {e["kind"] for e in events} - {"delta"}
     is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, "gaussian"}}.get(route or "", kinds)
     is_consistent &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
     is_consistent &= (route == "delta") == (bool(events) and not kinds)  # distance to instability
     fault = "" if is_consistent else f", by {route}, which does not go with {', '.join(sorted(kinds))}"
-    return check_epsilon(name, epsilon, epsilon_bounds, fault)
+    return check_epsilon(name, epsilon, bounds, fault)
 
 
-def check_epsilon(name: str, epsilon: float, epsilon_bounds: EpsilonBounds, fault: str = "") -> Check:
+def check_epsilon(name: str, epsilon: float, bounds: EpsilonBounds, fault: str = "") -> Check:
     """Whether an epsilon may be claimed: below the lower bound it fails, 1 % above the upper one it is loose."""
-    is_exact = epsilon_bounds.low == epsilon_bounds.high
-    range_text = (
-        f"it is {epsilon_bounds.low:.6g}"
-        if is_exact
-        else f"it lies in {epsilon_bounds.low:.6g} to {epsilon_bounds.high:.6g}"
-    )
-    return Check(
-        name,
-        epsilon >= epsilon_bounds.low * (1 - RELATIVE_TOLERANCE) and not fault,
-        f"epsilon {epsilon:.6g} claimed; {range_text} ({epsilon_bounds.derivation}){fault}",
-        is_loose=epsilon > epsilon_bounds.high * LOOSE_FACTOR,
-    )
+    cost = f"is {bounds.low:.6g}" if bounds.low == bounds.high else f"lies in {bounds.low:.6g} to {bounds.high:.6g}"
+    message = f"epsilon {epsilon:.6g} claimed; it {cost} ({bounds.derivation}){fault}"
+    is_ok = epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE) and not fault
+    return Check(name, is_ok, message, is_loose=epsilon > bounds.high * LOOSE_FACTOR)
