@@ -5,7 +5,7 @@
 Logistic teachers on mushroom and a9a; 800 records are public, at most 200 of them asked; a tenth is the test; all is
 drawn anew in every split. Epsilon is that of the whole release at delta 1e-5, add_remove, unit record: GNMax as an
 exact Gaussian, the sparse vector by its calibration. The student is a logistic regression on the answers.
-``deterministic_mode`` was chosen on ``--sets made``. What is printed follows from private votes: of data of your own it
+The ``settled`` rule was chosen on ``--sets made``. What is printed follows from private votes: of data of your own it
 would be private.
 """
 

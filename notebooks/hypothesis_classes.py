@@ -66,7 +66,7 @@ for name, hypotheses, features in [
     ("stumps, 2 features, d = 3", Stumps(2), 2),
     ("half-planes, d = 3", HalfPlanes(), 2),
 ]:
-    counts = [len(hypotheses.dichotomies(generator.random((n, features)))[0]) for n in sizes]
+    counts = [len(hypotheses.enumerate_dichotomies(generator.random((n, features)))[0]) for n in sizes]
     (line,) = axes[0].semilogy(sizes, counts, label=name)
     bound = [np.exp(compute_log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
     axes[0].semilogy(sizes, bound, ":", color=line.get_color())

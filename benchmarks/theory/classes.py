@@ -33,7 +33,7 @@ class Listed(EnumerableClass):
         """Upper bound on the VC dimension."""
         return len(self.predictors).bit_length() - 1
 
-    def representatives(self, x: Floats) -> Sequence[int]:
+    def enumerate_representatives(self, x: Floats) -> Sequence[int]:
         return find_distinct(self.compute_labelings(range(len(self.predictors)), x)).tolist()
 
     def predict(self, hypothesis: int, x: Floats) -> Bools:
