@@ -85,7 +85,7 @@ plt.show()
 #   one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
 # - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a moved vote hardly matters. It bounds one direction
 #   only, $D_\alpha(M(D)\,\|\,M(D'))$, for the votes at hand.
-# - **Private epsilon** (*sanitised* in the figure). The theorem's price with noise, scaled to how fast it can change
+# - **Private epsilon**. The theorem's price with noise, scaled to how fast it can change
 #   from one data set to the next, and with what publishing it costs.
 #
 # The noise is that of 20, 40 and 100 votes among 250 teachers, scaled to 100.
@@ -100,7 +100,7 @@ def theorem_epsilon(mechanism, counts_QC=counts_QC):
     return rdp.to_epsilon(rdp.ORDERS, curve_A, DELTA)
 
 
-def sanitised(mechanism, draws=41):
+def draw_private_epsilon(mechanism, draws=41):
     """Median of what would be published. The plan is chosen on imagined votes, never on those it prices."""
     imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     model = mechanism.make_outcome_model()
@@ -117,7 +117,7 @@ for sigma in SIGMAS:
     mechanism = GNMax(sigma=sigma)
     rows[sigma] = {
         "data-independent": accounting.compute_guarantee(mechanism.privacy_events(QUESTIONS), DELTA).epsilon,
-        "sanitised": sanitised(mechanism),
+        "private epsilon": draw_private_epsilon(mechanism),
         "theorem": theorem_epsilon(mechanism),
     }
 table = pd.DataFrame(rows).T.rename_axis("sigma")

@@ -67,7 +67,7 @@ def describe_split(split: Split) -> SplitFacts:
     data, ensemble = split.data, split.ensemble
     truth = data.evaluation.y
     counts = torch.bincount(truth, minlength=data.spec.num_classes)
-    plurality = ensemble.votes(data.evaluation.x).plurality()
+    plurality = ensemble.count_votes(data.evaluation.x).plurality()
     return SplitFacts(
         dataset=split.name,
         private=len(data.private),

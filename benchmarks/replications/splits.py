@@ -114,7 +114,7 @@ class Split:
 
     @cached_property
     def votes(self) -> Votes:
-        return self.ensemble.votes(self.data.pool.x)
+        return self.ensemble.count_votes(self.data.pool.x)
 
     @contextmanager
     def open_budget(self, events: Iterable[PrivacyEvent]) -> Iterator[Budget]:

@@ -9,7 +9,7 @@ from pate_torch.pac.classes import Intervals, Stumps, Thresholds
 
 def by_definition(hypotheses, center, x, radius):
     """Balls of every radius, pairs of hypotheses, points: three loops."""
-    labels = hypotheses.compute_labelings(hypotheses.representatives(x), x)
+    labels = hypotheses.compute_labelings(hypotheses.enumerate_representatives(x), x)
     middle = hypotheses.predict(center, x)
     share = (labels != middle).mean(1)
     best = 1.0
@@ -28,7 +28,7 @@ def by_definition(hypotheses, center, x, radius):
 )
 def test_it_is_what_its_definition_says(hypotheses, center, radius):
     x = np.random.default_rng(0).random((15, getattr(hypotheses, "num_features", 1)))
-    center = hypotheses.representatives(x)[7] if center is None else center
+    center = hypotheses.enumerate_representatives(x)[7] if center is None else center
     found = disagreement_coefficient(hypotheses, center, x, radius=radius)
     assert found == pytest.approx(by_definition(hypotheses, center, x, radius))
 

@@ -279,7 +279,7 @@ def test_a_file_of_votes_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, p
     draw = np.random.default_rng(0)
     np.save(tmp_path / "votes.npy", np.where(draw.random((50, 20)) < 0.1, 0, np.arange(20) % 3))
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
-    words = ["label", *SPELLED["votes"].format(file=tmp_path / "votes.npy").split()]
+    words = ["label", *SPELLED["count_votes"].format(file=tmp_path / "votes.npy").split()]
     assert main(words) == 0
     (release,) = tmp_path.glob("runs/**/release")
     pinned("label", left(tmp_path, release.parent))

@@ -143,7 +143,7 @@ def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, mon
         seen.append(spent(home))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(NoiseSource, "gaussian", interrupted)
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(home)
     assert seen == [{"hospitals": price(P)}]

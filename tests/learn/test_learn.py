@@ -224,7 +224,7 @@ def test_a_replaced_record_moves_no_other():
     for left, right in zip(*pairs, strict=True):
         differ = (left.sample.x != right.sample.x).any(1) | (left.sample.y != right.sample.y)
         assert differ.sum() == 1 and np.array_equal(left.public_x, right.public_x)
-        assert ((left.scaled.x != right.scaled.x).any(1) == (left.sample.x != right.sample.x).any(1)).all()
+        assert ((left.scaled_sample.x != right.scaled_sample.x).any(1) == (left.sample.x != right.sample.x).any(1)).all()
         changed.add(int(differ.argmax()))
     assert len(changed) == 1
     assert sum(p.options.epsilon for p in pairs[0]) == pytest.approx(1.0)
@@ -272,7 +272,7 @@ def test_a_released_rule_says_what_the_hypothesis_says(hypotheses, width):
     x = np.concatenate([generator.integers(0, 3, (8, width)) / 4, generator.random((6, width))]).astype(np.float32)
     x = x.astype(np.float64)
     data = data_of(x, np.arange(len(x)) % 2)
-    for hypothesis in hypotheses.representatives(x):
+    for hypothesis in hypotheses.enumerate_representatives(x):
         student = students.make_rule_student(data, [hypothesis])
         said = student.compute_probabilities(torch.as_tensor(x, dtype=torch.float32))
         assert (said.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis

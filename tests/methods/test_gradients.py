@@ -439,7 +439,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
     drawn, gaussian = [], NoiseSource.draw_gaussian
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, shape, sigma, *a, **k: (
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, sigma, *a, **k: (
         drawn.append(sigma / UNIT_NORM) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
     report = pipeline.run(
         configured(tmp_path, *TWO_ROUNDS, "mechanism.early_noise_multiplier=2", "recommended.student_steps=2")
@@ -516,7 +516,7 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
         kept.append((records(self, *a, **given), given))
         return kept[-1][0]
 
-    monkeypatch.setattr(GradientMethod, "ask", keep)
+    monkeypatch.setattr(GradientMethod, "build_sensitive", keep)
     fit = GradientStudent.fit
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = [f"features.encoders={members}", f"student.members={members}"]
@@ -684,12 +684,12 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
         plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
     )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
-    assert plan.guide == dataclasses.replace(plan.student, last="student")  # what the rounds train is not trained again
+    assert plan.guide == dataclasses.replace(plan.student, publish="student")  # what the rounds train is not trained again
     assert plan.method.neighbors == (16 if overrides else 0)
 
 
 def test_reverse_knn_has_a_mechanism_of_its_own():
-    assert (ReverseKnn.mechanism_name, GradientMethod.mechanism) == (
+    assert (ReverseKnn.mechanism_name, GradientMethod.mechanism_name) == (
         Histogram(sigma=1.0, adjacency="add_remove").name,
         GradientDescent.name,
     )

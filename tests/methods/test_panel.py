@@ -263,7 +263,7 @@ class OwnClone(LogisticRegression):
 
 
 def try_again(one, points):
-    one.check_retraining(points, one.predictions(points))
+    one.check_retraining(points, one.predict(points))
 
 
 @pytest.mark.fresh_process

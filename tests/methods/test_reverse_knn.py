@@ -361,7 +361,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
             return super().fit(task, **options)
 
     small = {"network": "small_cnn", "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 30}
-    parts = {"first": Spy(name="first", **small), "then": Spy(name="then", **small)}
+    parts = {"first_student": Spy(name="first_student", **small), "then": Spy(name="then", **small)}
     student = SelfTraining(**parts, keep_fraction=0.5, keep_fraction_later=1.0, num_generations=1)
     every = torch.arange(90)
     round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()
@@ -585,4 +585,4 @@ def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most
         plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
     )
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
-    assert plan.student.features == plan.features == plan.student.first.features
+    assert plan.student.features == plan.features == plan.student.first_student.features

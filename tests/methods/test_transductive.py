@@ -72,7 +72,7 @@ def test_votes_are_the_closed_form(ensemble, pool, balance, alpha):
 
 
 def test_without_alpha_or_balance_they_are_the_plain_votes(ensemble, pool):
-    assert torch.equal(jointly(pool, alpha=0, balance=False).predict(ensemble, pool), ensemble.predictions(pool))
+    assert torch.equal(jointly(pool, alpha=0, balance=False).predict(ensemble, pool), ensemble.predict(pool))
 
 
 def test_one_record_moves_one_teacher(ensemble, pool):
@@ -142,7 +142,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
             data,
         )
 
-    plain = right(ensemble.predictions(data.pool.x), data)
+    plain = right(ensemble.predict(data.pool.x), data)
     assert accuracy(place, alpha=0) > plain + 0.01
     assert accuracy(place, balance=False) > plain + 0.02
     assert accuracy(place) > plain + 0.05

@@ -52,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize("hypotheses,x,grid", CASES, ids=lambda v: getattr(v, "name", ""))
 def test_dichotomies_are_those_of_brute_force_and_none_twice(hypotheses, x, grid):
-    labelings, found = hypotheses.dichotomies(x)
+    labelings, found = hypotheses.enumerate_dichotomies(x)
     assert len(rows(labelings)) == len(labelings) == len(found)
     assert rows(labelings) == grid(x)
     assert len(labelings) <= sauer_shelah(len(np.unique(x, axis=0)), hypotheses.vc_dimension)
@@ -71,7 +71,7 @@ def test_dichotomies_are_those_of_brute_force_and_none_twice(hypotheses, x, grid
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 25])
 def test_counts_in_general_position(hypotheses, features, count, n):
     x = np.random.default_rng(n).normal(size=(n, features))
-    assert len(hypotheses.dichotomies(x)[0]) == count(n)
+    assert len(hypotheses.enumerate_dichotomies(x)[0]) == count(n)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_vc_dimension_is_attained_and_not_exceeded(hypotheses, features):
     generator = np.random.default_rng(0)
     d = hypotheses.vc_dimension
     tries = [generator.normal(size=(d, features)) for _ in range(400)]
-    assert any(len(hypotheses.dichotomies(x)[0]) == 2**d for x in tries)
+    assert any(len(hypotheses.enumerate_dichotomies(x)[0]) == 2**d for x in tries)
     for x in (generator.normal(size=(d + 1, features)) for _ in range(100)):
         assert len(hypotheses.dichotomies(x)[0]) < 2 ** (d + 1)
 
@@ -92,7 +92,7 @@ def test_fast_error_counts_equal_the_loop(hypotheses, x):
     generator = np.random.default_rng(1)
     more = np.concatenate([x, generator.normal(size=(40, x.shape[1]))])
     y = generator.random(len(more)) < 0.4
-    candidates = hypotheses.representatives(x)
+    candidates = hypotheses.enumerate_representatives(x)
     loop = [int((hypotheses.predict(h, more) != y).sum()) for h in candidates]
     np.testing.assert_array_equal(hypotheses.errors(candidates, more, y), loop)
 

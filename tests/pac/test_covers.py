@@ -16,7 +16,7 @@ from pate_torch.pac.stable import run_stable_predictor, select_alpha_cover
 @pytest.mark.parametrize("hypotheses", [Thresholds(), Intervals(), Stumps(2)], ids=lambda h: h.name)
 def test_a_cover_is_near_everything_and_small(hypotheses, alpha):
     x = np.random.default_rng(0).random((40, getattr(hypotheses, "num_features", 1)))
-    candidates = hypotheses.representatives(x)
+    candidates = hypotheses.enumerate_representatives(x)
     kept = select_alpha_cover(hypotheses, candidates, x, alpha)
     far = (
         (hypotheses.compute_labelings(candidates, x)[:, None] != hypotheses.compute_labelings(kept, x)[None])

@@ -158,7 +158,7 @@ def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chos
 
 
 def test_few_public_points_allow_few_directions_and_shorter_steps():
-    price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove", "records": 12_000}
+    price = {"epsilon": 0.5, "delta": 1e-5, "adjacency": "add_remove", "num_records": 12_000}
     many, few = calibrate_gradients(**price, num_public=5000), calibrate_gradients(**price, num_public=80)
     assert few.effective_dim == 20 < many.effective_dim == calibrate_gradients(**price).effective_dim
     assert few.mechanism.step_size == pytest.approx(2 * 21**0.5) and few.mechanism.sigma == many.mechanism.sigma

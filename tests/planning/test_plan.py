@@ -371,7 +371,7 @@ def test_declared_facts_of_sources_whose_files_are_elsewhere():
 
 def plurality(model, num_teachers):
     votes, truth_Q = model.draw_votes(num_teachers, 4000, 0)
-    return float((votes.plurality().numpy() == truth_Q).mean())
+    return float((votes.compute_plurality().numpy() == truth_Q).mean())
 
 
 def test_simulated_votes_keep_the_guess():
@@ -427,7 +427,7 @@ def test_a_few_teachers_foretell_hundreds_within_three_points():
         said_KQ = (share_QC.cumsum(1) < draw.random((16, questions, 1))).sum(2).clip(max=num_classes - 1)
         model = fit_vote_model(said_KQ, truth_Q, num_classes, seed=world)
         silent = GNMax(sigma=1e-3)
-        plan = {"num_teachers": teachers, "num_queries": 2000, "rounds": 1, "at_least": 8000, "seed": 0}
+        plan = {"num_teachers": teachers, "num_queries": 2000, "rounds": 1, "min_queries": 8000, "seed": 0}
         low, high = simulate_release(silent, model, **plan).interval
         few = VoteModel(share_QC=(said_KQ[:, :, None] == np.arange(num_classes)).mean(0), truth_Q=truth_Q)
         real = float((share_QC.argmax(1) == truth_Q).mean())
@@ -632,7 +632,7 @@ def test_the_lead_that_labels_need_is_said():
 
 def test_votes_go_through_the_mechanism_itself():
     """Unanimous teachers: the chances of an answer and of the right one are known exactly."""
-    setting = {"num_teachers": 30, "rounds": 1, "at_least": 40_000, "seed": 3}
+    setting = {"num_teachers": 30, "rounds": 1, "min_queries": 40_000, "seed": 3}
     outcome = simulate_release(GNMax(sigma=25), unanimous(2), num_queries=50, **setting)
     chance = norm.cdf(30 / (math.sqrt(2) * 25))
     assert outcome.answer_rate == 1 and outcome.num_queries == 40_000
@@ -647,7 +647,7 @@ def test_votes_go_through_the_mechanism_itself():
 def test_soft_labels_are_tried_on_probabilities_where_the_pilot_has_them():
     """All vote for the same class; whether a bin leads is for their probabilities to say."""
     mechanism = SoftSparseVector(epsilon=8, delta=1e-5, max_failures=2, bins=10)
-    setting = {"num_teachers": 200, "num_queries": 20, "rounds": 1, "at_least": 100, "seed": 3}
+    setting = {"num_teachers": 200, "num_queries": 20, "rounds": 1, "min_queries": 100, "seed": 3}
 
     def answered(score_K, soft=True):
         score_KQS = score_K[:, None, None].expand(-1, 2000, 1)

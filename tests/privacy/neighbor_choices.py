@@ -58,7 +58,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Stability": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
     "SoftStability": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
     "SingleStable": {"epsilon": 100.0},
-    "PrototypesThenMargin": {"first": 3},
+    "PrototypesThenMargin": {"num_prototypes": 3},
     "Selection": {"validation": 0.3},
     "Sanitiser": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},

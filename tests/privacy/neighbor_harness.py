@@ -169,7 +169,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return torch.zeros(shape, dtype=torch.int64 if self.kind == "discrete" else torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VoteMechanism, "_opened", at_the_door)
+        patch.setattr(VoteMechanism, "_check_input", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw_model_index", of_students)
         patch.setattr(private_epsilon.private_price, "publish_price", of_price)

@@ -179,7 +179,7 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
     shards = AddRemove(capacity=capacity).make_shards(data.private, 1, 0)
     answers = voting.build_sensitive(data, shards, encoder=None)
     assert answers.sensitivity.l2 == moved and shards.has_capacity is (capacity is not None)
-    value = answers.take(torch.arange(5))
+    value = answers.select(torch.arange(5))
     if capacity is None:
         assert mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5)).events
     else:

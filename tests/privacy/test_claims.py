@@ -66,7 +66,7 @@ def read(folder, name="summary.json"):
 
 def composed(ledger, account, reservations) -> float:
     """Of what these reserved, or the cap where that is less."""
-    charges, terms = ledger.charges(account), ledger.get_account(account)
+    charges, terms = ledger.get_charges(account), ledger.get_account(account)
     events = [event for identity in reservations for event in charges[identity].reserved_events]
     return min(accounting.compute_guarantee(events, terms.delta).epsilon, terms.budget_epsilon)
 
@@ -261,7 +261,7 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
     asked, claim = [], Ledger.make_claim
     for name in ("a", "b", "c"):
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
-    monkeypatch.setattr(Ledger, "claim", lambda self, *given: asked.append(given) or claim(self, *given))
+    monkeypatch.setattr(Ledger, "make_claim", lambda self, *given: asked.append(given) or claim(self, *given))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         found = compute_claims(ledger, "blobs", [read(one.folder)["release_id"]])
     assert len(asked) == 1 and len(found["other_releases"]) == 2

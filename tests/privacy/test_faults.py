@@ -399,7 +399,7 @@ def test_a_disk_that_is_really_closed(small_disk, monkeypatch):
 
 def test_a_ledger_that_cannot_be_written_stops_the_run_before_the_noise(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
     pipeline_plan = plan(tmp_path, "first")
 
     def locked(self, *_, **__):
@@ -414,7 +414,7 @@ def test_a_ledger_that_cannot_be_written_stops_the_run_before_the_noise(tmp_path
 def test_a_crash_of_the_accountant_stops_the_run(tmp_path, monkeypatch):
     """Swallowed elsewhere (``except Exception: return -1``): here nothing is drawn, released or claimed."""
     drawn = []
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
 
     def crash(*_, **__):
         raise ArithmeticError("the accountant is broken")
@@ -446,7 +446,7 @@ def assert_charged_without_draws(home: Path) -> None:
 def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch):
     """NaN is not a price, and never one below the cap."""
     drawn = []
-    monkeypatch.setattr(NoiseSource, "gaussian", lambda *a, **k: drawn.append(1))
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
     monkeypatch.setattr("pate_torch.mechanisms.gaussian.GNMax.worst_case", lambda *_: nan_event())
     with pytest.raises(ValueError):
         pipeline.run(plan(tmp_path, "first"))

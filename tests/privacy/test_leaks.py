@@ -410,7 +410,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
 
         monkeypatch.setattr(NoiseSource, name, watched)
 
-    for name in ("gaussian", "laplace", "gumbel", "exponential", "uniform"):
+    for name in ("draw_gaussian", "laplace", "gumbel", "exponential", "uniform"):
         watch(name)
     strategy = dataclasses.replace(plan(tmp_path, "x").query, rounds=rounds)
     try:
@@ -463,7 +463,7 @@ def test_the_noise_knows_no_seed(tmp_path, monkeypatch):
         drawn.append(real(self, *args, **options))
         return drawn[-1]
 
-    monkeypatch.setattr(NoiseSource, "gaussian", spy)
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", spy)
     for name in ("a", "b"):
         torch.manual_seed(1337)
         np.random.seed(1337)
@@ -534,7 +534,7 @@ def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, 
         asked.append((len(x), bool(saved)))
         return real(self, x, *args, **options)
 
-    monkeypatch.setattr(Student, "probabilities", spy)
+    monkeypatch.setattr(Student, "compute_probabilities", spy)
     pipeline.run(plan(tmp_path, "only"))
     assert asked == [(30, True)]  # the pool has thirty points too, and nothing asked about it
     summary = json.loads(next(iter(tmp_path.rglob("release/summary.json"))).read_text())

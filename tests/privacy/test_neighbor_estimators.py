@@ -119,7 +119,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
 
 
 def no_retraining(monkeypatch):
-    monkeypatch.setattr(panel.Panel, "try_again", lambda *_: None)
+    monkeypatch.setattr(panel.Panel, "check_retraining", lambda *_: None)
 
 
 def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
@@ -178,5 +178,5 @@ def test_a_warning_that_counts_private_records_is_found(monkeypatch):
             print(f"{sum(dropped.values())} records cannot be used")
         return private, dropped
 
-    monkeypatch.setattr(pate.tensors, "records", counting)
+    monkeypatch.setattr(pate.tensors, "build_private_data", counting)
     assert "said.txt differs" in faults(case(door="PATE"), most=None, times=1)

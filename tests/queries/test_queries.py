@@ -60,7 +60,7 @@ def blobs(count: int = 90, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def state(x: torch.Tensor, remaining: int, rounds_left: int = 1, classes: int = 3, **more) -> QueryState:
-    first = {"asked_Q": NONE, "label_Q": NONE, "seed": 0, **more}
+    first = {"query_Q": NONE, "label_Q": NONE, "seed": 0, **more}
     return QueryState(
         spec=spec(x.shape[1], classes), pool_x=x, num_remaining=remaining, num_rounds_left=rounds_left, **first
     )

@@ -51,7 +51,7 @@ def plan(tmp_path):
 
 def state(data, **changes):
     none = torch.zeros(0, dtype=torch.int64)
-    given = {"asked_Q": none, "label_Q": none, "remaining": 20, "rounds_left": 2, "seed": 5}
+    given = {"query_Q": none, "label_Q": none, "remaining": 20, "rounds_left": 2, "seed": 5}
     return QueryState(spec=data.spec, pool_x=data.pool.x, **(given | changes))
 
 

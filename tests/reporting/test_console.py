@@ -29,7 +29,7 @@ def shown(report, stream=None, **more):
 
 
 def test_everything_a_newcomer_needs_is_there():
-    text = shown(demo(), owner=OWNER, places={"report": Path("release/report.html")})
+    text = shown(demo(), owner=OWNER, paths={"report": Path("release/report.html")})
     flat = " ".join(text.replace("|", " ").split())
     for part in (
         "one record",

@@ -69,7 +69,7 @@ def test_copies_stay_in_the_shard_of_their_record(data, trunk):
         )
         assert len(held.get_indices(k)) == 3 * len(shards.get_indices(k))
         first = encoded.x[held.get_indices(k)[: len(shards.get_indices(k))]]
-        torch.testing.assert_close(first, trunk.features(data.private.x[shards.get_indices(k)]))
+        torch.testing.assert_close(first, trunk.compute_features(data.private.x[shards.get_indices(k)]))
     assert torch.equal(encoded.y.bincount(), 3 * data.private.y.bincount())
 
 
@@ -156,7 +156,7 @@ def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp
     longer = dataclasses.replace(START, copies=3)
     assert plan.method.make_identity(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
     from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
-    assert "pool" not in plan.method.identify(data, from_nothing).configuration
+    assert "pool" not in plan.method.make_identity(data, from_nothing).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
