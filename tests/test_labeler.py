@@ -305,9 +305,9 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
         assert labeler.answer(line(*values)).tolist() == [1] * 10
     account = ledger.get_account("svt")
     pure = 2 / mechanism.compute_scales(30).noise_scale
-    assert sorted((type(e).__name__, e.count) for e in account.incurred_events) == [("Delta", 1), ("PureDP", 1)]
-    assert next(e.epsilon for e in account.incurred_events if type(e).__name__ == "PureDP") == pytest.approx(pure)
-    assert account.num_releases == 1 and account.open == 0
+    assert sorted((type(e).__name__, e.count) for e in account.incurred_events) == [("DeltaEvent", 1), ("PureDPEvent", 1)]
+    assert next(e.epsilon for e in account.incurred_events if type(e).__name__ == "PureDPEvent") == pytest.approx(pure)
+    assert account.num_releases == 1 and account.num_open == 0
 
 
 @pytest.fixture
@@ -333,8 +333,8 @@ def test_a_threshold_is_sealed_and_goes_on_after_a_restart(sparse, ledger, tmp_p
     again.close()
     assert not sealed.exists()
     assert sorted((type(e).__name__, e.count) for e in ledger.get_account("svt").incurred_events) == [
-        ("Delta", 1),
-        ("PureDP", 1),
+        ("DeltaEvent", 1),
+        ("PureDPEvent", 1),
     ]
     for written in (tmp_path / "answers.jsonl", tmp_path / "ledger.sqlite"):
         assert repr(kept["threshold"]).encode() not in written.read_bytes()
@@ -363,7 +363,7 @@ def test_a_threshold_that_the_ledger_does_not_know_is_refused_and_its_block_spen
     assert account.num_open == 2  # the first stays as it was reserved, two blocks at worst; the answer opened another
     again.close()
     counts = {type(e).__name__: e.count for e in ledger.get_account("svt").incurred_events}
-    assert counts == {"PureDP": 3, "Delta": 2}
+    assert counts == {"PureDPEvent": 3, "DeltaEvent": 2}
 
 
 def test_a_mechanism_that_stops_ends_its_block(make, ledger):

@@ -67,7 +67,7 @@ def describe_split(split: Split) -> SplitFacts:
     data, ensemble = split.data, split.ensemble
     truth = data.evaluation.y
     counts = torch.bincount(truth, minlength=data.spec.num_classes)
-    plurality = ensemble.count_votes(data.evaluation.x).plurality()
+    plurality = ensemble.count_votes(data.evaluation.x).compute_plurality()
     return SplitFacts(
         dataset=split.name,
         private=len(data.private),
@@ -75,7 +75,7 @@ def describe_split(split: Split) -> SplitFacts:
         test=len(truth),
         teachers=split.votes.num_teachers,
         majority=float(counts.max() / counts.sum()),
-        teacher=float((ensemble.predictions(data.evaluation.x) == truth).double().mean()),
+        teacher=float((ensemble.predict(data.evaluation.x) == truth).double().mean()),
         plurality=float((plurality == truth).double().mean()),
         gap=float(split.votes.compute_gaps().double().median()),
     )

@@ -158,7 +158,7 @@ def test_what_it_ships_is_typed(installed, tmp_path):
     """A type checker of the user's sees our types: py.typed is read from the installed package."""
     environment, elsewhere = installed
     user = tmp_path / "user.py"
-    user.write_text("from pate_torch.mechanisms.gaussian import Gaussian\n\nGaussian(sigma='many')\n")
+    user.write_text("from pate_torch.mechanisms.gaussian import GNMax\n\nGNMax(sigma='many')\n")
     words = ("--no-incremental", "--ignore-missing-imports", "--follow-imports=silent", "--no-error-summary", str(user))
     config = tmp_path / "mypy.ini"
     config.write_text("[mypy]\n")

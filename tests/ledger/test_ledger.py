@@ -411,15 +411,15 @@ def test_two_processes_stop_at_the_cap(path):
 def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
     script = (
         "import os, signal, sys\n"
-        "from pate_torch.accounting.events import Gaussian\n"
+        "from pate_torch.accounting.events import GaussianEvent\n"
         "from pate_torch.ledger import Ledger\n"
         "ledger = Ledger(sys.argv[1])\n"
-        "ledger.reserve('svhn', [Gaussian(mu=0.5)], fingerprint='f', mechanism='gaussian', run='r')\n"
+        "ledger.reserve('svhn', [GaussianEvent(mu=0.5)], fingerprint='f', mechanism='gaussian', run='r')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     result = subprocess.run([sys.executable, "-c", script, str(path)])
     assert result.returncode == -signal.SIGKILL
-    assert ledger.spent("svhn").epsilon == pytest.approx(gdp.compute_epsilon(0.5, 1e-5), rel=1e-12)
+    assert ledger.get_guarantee("svhn").epsilon == pytest.approx(gdp.compute_epsilon(0.5, 1e-5), rel=1e-12)
     assert ledger.get_account("svhn").open == 1
     ledger.verify()
 
@@ -428,10 +428,10 @@ def test_a_process_killed_inside_a_transaction_leaves_nothing(path, ledger):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from pate_torch.ledger.chain import Chain\n"
-        "chain = Chain(Path(sys.argv[1]))\n"
-        "chain.news()\n"
-        "with chain.writing():\n"
+        "from pate_torch.ledger.chain import HashChain\n"
+        "chain = HashChain(Path(sys.argv[1]))\n"
+        "chain.read_new_entries()\n"
+        "with chain.transaction():\n"
         "    chain.append('close', 'svhn', {'reason': 'never written'})\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -28,48 +28,48 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch.data.partition import deal
-from pate_torch.teachers.voting import count
-from pate_torch.methods.base import FittedVoters, VotersBase
-from pate_torch.methods.description import VotersDescription
+from pate_torch.data.partition import assign_shards
+from pate_torch.teachers.voting import count_votes
+from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
+from pate_torch.methods.description import MethodDescription
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestMean(VotersBase):
+class NearestMean(PrivateMethodBase):
     """A unit lies in one shard, so that it moves one vote on every question."""
 
     name: str = "nearest_mean"
     num_teachers: int
 
-    def votes_per_question(self, data, config):
+    def estimate_votes_per_query(self, data, config):
         return self.num_teachers
 
-    def description(self, unit, config):
-        return VotersDescription(
-            who="sages",
-            how="sages were asked about {asked} places, each by the class means it had seen. {mechanism} hid them.",
-            questions="{answered} of {asked} places, by sages",
+    def describe(self, unit, config):
+        return MethodDescription(
+            subject="sages",
+            procedure="sages were asked about {asked} places, each by the class means it had seen. {mechanism} hid them.",
+            query_sentence="{answered} of {asked} places, by sages",
             examples="Places as the sages named them.",
             assumptions=(f"The {unit} was seen by one sage.",),
         )
 
-    def validate_for(self, data, config):
-        deal(config.partition, data.private, self.num_teachers, config.seed)
+    def check_data(self, data, config):
+        assign_shards(config.partition, data.private, self.num_teachers, config.seed)
 
-    def fitted(self, run):
+    def prepare(self, run):
         data, config = run.data, run.config
-        shards = deal(config.partition, data.private, self.num_teachers, config.seed)
+        shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
         pool_PD = data.spec.normalize(data.pool.x).flatten(1)
         said = []
         for teacher in range(self.num_teachers):
-            mine = shards.of(teacher)
+            mine = shards.get_indices(teacher)
             x_ND, y_N = data.spec.normalize(data.private.x[mine]).flatten(1).clamp(-1e3, 1e3), data.private.y[mine]
             mean_CD = torch.full((data.spec.num_classes, pool_PD.shape[1]), 1e6)
             for c in y_N.unique().tolist():
                 mean_CD[c] = x_ND[y_N == c].mean(0)
             said.append(torch.cdist(pool_PD, mean_CD).argmin(1))
-        votes = count(torch.stack(said), data.spec.num_classes)
-        return FittedVoters(id=run.store.new_alias(run.store.fingerprint(data.private)), sensitive=votes)
+        votes = count_votes(torch.stack(said), data.spec.num_classes)
+        return PreparedMethod(id=run.store.create_alias(run.store.compute_fingerprint(data.private)), sensitive=votes)
 '''
 YAML = """_target_: nearest_mean.NearestMean
 name: nearest_mean
@@ -186,7 +186,7 @@ def test_the_neighbor_harness_reaches_them(harness):
 @pytest.mark.slow
 def test_the_neighbor_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
     """Teachers that look at all records, whatever their shard: one of them moves several votes."""
-    (tmp_path / "nearest_mean.py").write_text(MEMBER.replace("mine = shards.of(teacher)", "mine = slice(None)"))
+    (tmp_path / "nearest_mean.py").write_text(MEMBER.replace("mine = shards.get_indices(teacher)", "mine = slice(None)"))
     sys.modules.pop("nearest_mean", None)
     tally = cases.Tally()
     assert cases.attempt(harness, tally, most=None)

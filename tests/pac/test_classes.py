@@ -84,7 +84,7 @@ def test_vc_dimension_is_attained_and_not_exceeded(hypotheses, features):
     tries = [generator.normal(size=(d, features)) for _ in range(400)]
     assert any(len(hypotheses.enumerate_dichotomies(x)[0]) == 2**d for x in tries)
     for x in (generator.normal(size=(d + 1, features)) for _ in range(100)):
-        assert len(hypotheses.dichotomies(x)[0]) < 2 ** (d + 1)
+        assert len(hypotheses.enumerate_dichotomies(x)[0]) < 2 ** (d + 1)
 
 
 @pytest.mark.parametrize("hypotheses,x", [(c[0], c[1]) for c in CASES], ids=lambda v: getattr(v, "name", ""))
@@ -94,7 +94,7 @@ def test_fast_error_counts_equal_the_loop(hypotheses, x):
     y = generator.random(len(more)) < 0.4
     candidates = hypotheses.enumerate_representatives(x)
     loop = [int((hypotheses.predict(h, more) != y).sum()) for h in candidates]
-    np.testing.assert_array_equal(hypotheses.errors(candidates, more, y), loop)
+    np.testing.assert_array_equal(hypotheses.count_errors(candidates, more, y), loop)
 
 
 def test_cuts_separate_adjacent_floats():
@@ -132,7 +132,7 @@ def test_any_class_of_the_protocol_will_do():
     class Parity:
         name, vc_dimension = "parity", 1
 
-        def dichotomies(self, x):
+        def enumerate_dichotomies(self, x):
             labels = np.stack([self.predict(h, x) for h in (0, 1)])
             return labels, [0, 1]
 

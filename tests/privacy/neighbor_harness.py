@@ -175,7 +175,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(private_epsilon.private_price, "publish_price", of_price)
         patch.setattr(NoiseSourceOptimizer, "add_noise", of_gradients)
         patch.setattr(exponential, "count_errors", of_hypotheses)
-        for name in ("gaussian", "laplace", "gumbel", "uniform"):
+        for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_uniform"):
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
@@ -184,7 +184,7 @@ def watched(watch: Watch) -> Iterator[None]:
         calls = itertools.count(1)
         for module in (pate, classifier):
             patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
-        patch.setattr(ReleaseWriter, "_figure", lambda *_: None)  # drawn from the report, which the page shows as well
+        patch.setattr(ReleaseWriter, "_write_figure", lambda *_: None)  # drawn from the report, which the page shows as well
         patch.setattr(release_writer, "plot_confusion", lambda _: None)
         patch.setattr(release_writer, "plot_examples", lambda _: None)
         yield
@@ -203,18 +203,18 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
         return ev.GaussianEvent(mu=length / sigma, count=count)
 
     match kind:
-        case "Gaussian":
+        case "GNMax":
             return (gaussian(said.l2, mechanism.sigma, queries),)
-        case "Confident" | "Interactive":
+        case "ConfidentGNMax" | "InteractiveGNMax":
             answers = getattr(mechanism, "max_answers", None) or queries
             checked = gaussian(said.linf, mechanism.screen_sigma, queries)
             return (checked, gaussian(said.l2, mechanism.sigma, min(answers, queries)))
-        case "Laplace":
+        case "LNMax":
             count = round(said.l1 / said.linf) * queries
             if mechanism.noise == "discrete":
                 return (ev.PureDPEvent(epsilon=said.linf / mechanism.sigma, count=count),)
             return (ev.LaplaceEvent(ratio=said.linf / mechanism.sigma, count=count),)
-        case "Exponential":
+        case "ExponentialMechanism":
             return (ev.BoundedRangeEvent(eta=2 * said.linf * mechanism.rate, count=queries),)
         case "Histogram":
             return (gaussian(said.l2, mechanism.sigma, turns),)
@@ -224,7 +224,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
                 said.l2, mechanism.early_noise_multiplier * mechanism.sigma, mechanism.steps * (turns - 1)
             )
             return (before, last) if turns > 1 else (last,)
-        case "SingleStable":
+        case "DistanceToInstability":
             count = queries
             noise: PrivacyEvent = (
                 ev.PureDPEvent(epsilon=mechanism.epsilon, count=count)
@@ -232,8 +232,8 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
                 else ev.LaplaceEvent(ratio=mechanism.epsilon, count=count)
             )
             return (noise, ev.DeltaEvent(delta=mechanism.delta, count=count))
-        case "Stability" | "SoftStability":
-            scale = mechanism.compute_scales(queries).scale
+        case "SparseVector" | "SoftSparseVector":
+            scale = mechanism.compute_scales(queries).noise_scale
             return (
                 ev.PureDPEvent(epsilon=2 / scale, count=mechanism.max_failures),
                 ev.DeltaEvent(delta=mechanism.delta / 2),

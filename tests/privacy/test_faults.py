@@ -341,7 +341,7 @@ def full_disk(*_, **__):
     [
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
-        ("pate_torch.release_store.write_whole", 1),
+        ("pate_torch.release_store.write_atomically", 1),
         ("pate_torch.reporting.private_metrics.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),
         ("pate_torch.pipeline.write_release", 1),
@@ -360,7 +360,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         # A release that was written down is found again; one that was not stays charged, beside the new one.
-        lost = place == "pate_torch.release_store.write_whole"
+        lost = place == "pate_torch.release_store.write_atomically"
         assert (account.num_releases, account.num_open) == (1, int(lost))
 
 

@@ -410,7 +410,7 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
 
         monkeypatch.setattr(NoiseSource, name, watched)
 
-    for name in ("draw_gaussian", "laplace", "gumbel", "exponential", "uniform"):
+    for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_exponential", "draw_uniform"):
         watch(name)
     strategy = dataclasses.replace(plan(tmp_path, "x").query, rounds=rounds)
     try:

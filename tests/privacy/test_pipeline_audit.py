@@ -55,10 +55,10 @@ class Purse:
 
     path = Path("nowhere") / "ledger.sqlite"
 
-    def same_terms(self, account, **terms):
+    def check_terms(self, account, **terms):
         return None
 
-    def head(self):
+    def get_head(self):
         return ""
 
     def reserve(self, account, events, **facts):

@@ -105,7 +105,7 @@ def test_the_whole_pool_may_be_asked_and_a_pool_of_one(name):
     asked = NONE
     for turn in range(strategy.rounds):
         left = strategy.rounds - turn
-        ask = strategy.select(state(x, 12 - len(asked), left, asked_Q=asked, label_Q=y[asked]))
+        ask = strategy.select(state(x, 12 - len(asked), left, query_Q=asked, label_Q=y[asked]))
         asked = torch.cat([asked, ask])
     assert len(torch.unique(asked)) == len(asked) <= 12
     assert len(asked) == 12 or name == "disagreement"
@@ -122,13 +122,13 @@ def test_coinciding_points_are_no_obstacle(name):
 def test_a_strategy_sees_no_private_label():
     fields = {field.name for field in dataclasses.fields(QueryState)}
     assert fields == {
-        *("spec", "pool_x", "asked_Q", "label_Q", "remaining", "rounds_left", "seed", "student_PC", "feature_PD"),
+        *("spec", "pool_x", "query_Q", "label_Q", "num_remaining", "num_rounds_left", "seed", "student_PC", "feature_PD"),
     }
 
 
 def test_passive_asks_in_order():
     x, _ = blobs()
-    after = state(x, 3, asked_Q=torch.tensor([1]), label_Q=torch.tensor([0]))
+    after = state(x, 3, query_Q=torch.tensor([1]), label_Q=torch.tensor([0]))
     assert Random(shuffle=False).select(after).tolist() == [0, 2, 3]
 
 
@@ -151,7 +151,7 @@ def test_margin_ranks_as_it_says():
 
 def test_coreset_is_the_greedy_cover():
     x, _ = blobs(40)
-    chosen = Coreset().select(state(x, 6, asked_Q=torch.tensor([7]), label_Q=torch.tensor([1])))
+    chosen = Coreset().select(state(x, 6, query_Q=torch.tensor([7]), label_Q=torch.tensor([1])))
     centers = [7]
     for pick in chosen.tolist():  # the slow twin, over all pairs
         distance = torch.cdist(x, x[centers]).min(1).values
@@ -172,7 +172,7 @@ def test_prototypes_cover_every_cluster_with_dense_central_points():
 def test_prototypes_of_later_rounds_leave_answered_clusters():
     x, y = blobs(150)
     first = Prototypes(rounds=2).select(state(x, 3, 2))
-    second = Prototypes(rounds=2).select(state(x, 3 - len(first), 1, asked_Q=first, label_Q=y[first]))
+    second = Prototypes(rounds=2).select(state(x, 3 - len(first), 1, query_Q=first, label_Q=y[first]))
     assert sorted(y[torch.cat([first, second])].tolist()) == [0, 1, 2]
 
 
@@ -259,7 +259,7 @@ def test_committee_asks_where_the_members_differ():
     middle[0, :3] = 8 / 3  # as near to one cluster as to another
     x = torch.cat([x, middle])
     asked = torch.arange(9)
-    ask = Committee(members=30).select(state(x, 5, 1, asked_Q=asked, label_Q=y[asked]))
+    ask = Committee(members=30).select(state(x, 5, 1, query_Q=asked, label_Q=y[asked]))
     assert 90 in ask.tolist()
 
 
@@ -298,7 +298,7 @@ def test_disagreement_is_the_version_space_of_thresholds(seed, slack):
             10,
             classes=2,
             seed=seed,
-            asked_Q=torch.from_numpy(asked),
+            query_Q=torch.from_numpy(asked),
             label_Q=torch.from_numpy(truth[asked]),
         )
     )
@@ -315,7 +315,7 @@ def test_disagreement_halves_the_interval():
     strategy, asked = Disagreement(criterion="error", slack=0.0, ridge=1e-3), NONE
     for turn in range(strategy.rounds):
         ask = strategy.select(
-            state(point, 500 - len(asked), strategy.rounds - turn, 2, asked_Q=asked, label_Q=truth[asked])
+            state(point, 500 - len(asked), strategy.rounds - turn, 2, query_Q=asked, label_Q=truth[asked])
         )
         if len(ask) == 0:
             break
@@ -329,15 +329,15 @@ def test_disagreement_stops_at_the_allowance_and_at_the_end_of_the_stream():
     x, y = blobs(90)
     assert len(Disagreement().select(state(x, 1, 20))) == 1
     everything = torch.randperm(90, generator=torch.Generator().manual_seed(0))
-    assert len(Disagreement().select(state(x, 5, 20, asked_Q=everything, label_Q=y[everything]))) == 0
+    assert len(Disagreement().select(state(x, 5, 20, query_Q=everything, label_Q=y[everything]))) == 0
 
 
 def test_unanswered_questions_do_not_count_as_labels():
     x, y = blobs(90)
     asked = torch.randperm(90, generator=rng.make_torch_generator(0, "query", "disagreement"))[:16]
-    silent = state(x, 30, 10, asked_Q=asked, label_Q=torch.full((16,), -1))
+    silent = state(x, 30, 10, query_Q=asked, label_Q=torch.full((16,), -1))
     assert len(Disagreement().select(silent)) == 16, "without answers every hypothesis stands"
-    answered = state(x, 30, 10, asked_Q=asked, label_Q=y[asked])
+    answered = state(x, 30, 10, query_Q=asked, label_Q=y[asked])
     assert len(Disagreement().select(answered)) < 16
 
 

@@ -51,7 +51,7 @@ def plan(tmp_path):
 
 def state(data, **changes):
     none = torch.zeros(0, dtype=torch.int64)
-    given = {"query_Q": none, "label_Q": none, "remaining": 20, "rounds_left": 2, "seed": 5}
+    given = {"query_Q": none, "label_Q": none, "num_remaining": 20, "num_rounds_left": 2, "seed": 5}
     return QueryState(spec=data.spec, pool_x=data.pool.x, **(given | changes))
 
 
@@ -59,10 +59,10 @@ def test_first_prototypes_then_the_smallest_margins(data):
     strategy = PrototypesThenMargin(num_prototypes=6)
     first = strategy.select(state(data))
     alone = dataclasses.replace(Prototypes(), name=strategy.name)
-    assert first.tolist() == alone.select(state(data, remaining=6, rounds_left=1)).tolist()
+    assert first.tolist() == alone.select(state(data, num_remaining=6, num_rounds_left=1)).tolist()
     lead_P = torch.rand(len(data.pool.x), generator=torch.Generator().manual_seed(0))
     student_PC = torch.stack([(1 + lead_P) / 2, (1 - lead_P) / 2, torch.zeros_like(lead_P)], 1)
-    asked = {"asked_Q": first, "label_Q": torch.zeros(6, dtype=torch.int64), "remaining": 14, "rounds_left": 1}
+    asked = {"query_Q": first, "label_Q": torch.zeros(6, dtype=torch.int64), "num_remaining": 14, "num_rounds_left": 1}
     then = strategy.select(state(data, **asked, student_PC=student_PC))
     open_P = torch.ones_like(lead_P, dtype=torch.bool)
     open_P[first] = False

@@ -92,7 +92,7 @@ def test_calculated_parameters_are_shown_to_six_digits():
 
 def test_paths_are_not_folded():
     path = Path("/" + "long/" * 40 + "report.html")
-    assert str(path) in shown(demo(), places={"report": path})
+    assert str(path) in shown(demo(), paths={"report": path})
 
 
 @pytest.mark.parametrize("hits,said", [(70, True), (89, True), (90, False)])

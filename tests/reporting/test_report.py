@@ -281,7 +281,7 @@ def test_the_card_states_privacy_accuracy_and_files():
     ],
 )
 def test_the_card_says_how_to_use_the_student(takes, words, command):
-    text = render_model_card(demo(takes=takes))
+    text = render_model_card(demo(input_kind=takes))
     assert f'student = load_student(".")\nstudent.predict_names(new), student.predict_proba(new)  # {words}\n' in text
     assert (command or "pate predict") in text if command else "pate predict" not in text
 

@@ -173,7 +173,7 @@ class Door:
 
 def once_each(monkeypatch) -> None:
     """The price and the sensitivity of votes are worked out once, however often they are published."""
-    for name in ("compute_total_price", "local_sensitivity"):
+    for name in ("compute_total_price", "compute_local_sensitivity"):
         known, inner = {}, getattr(smooth_sensitivity, name)
 
         def looked_up(*given, known=known, inner=inner):
