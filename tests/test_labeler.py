@@ -289,7 +289,7 @@ def test_points_of_another_shape_are_refused(make, x):
 def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
     labeler = make()
     labeler._vote_function = lambda x: voters(100)(x[:1])
-    with pytest.raises(ValueError, match="method"):
+    with pytest.raises(ValueError, match="teachers"):
         labeler.answer(line(1, 2))
     assert ledger.spent("line").epsilon == 0
 
@@ -305,7 +305,10 @@ def test_the_sparse_vector_pays_for_a_block_once(make, ledger):
         assert labeler.answer(line(*values)).tolist() == [1] * 10
     account = ledger.get_account("svt")
     pure = 2 / mechanism.compute_scales(30).noise_scale
-    assert sorted((type(e).__name__, e.count) for e in account.incurred_events) == [("DeltaEvent", 1), ("PureDPEvent", 1)]
+    assert sorted((type(e).__name__, e.count) for e in account.incurred_events) == [
+        ("DeltaEvent", 1),
+        ("PureDPEvent", 1),
+    ]
     assert next(e.epsilon for e in account.incurred_events if type(e).__name__ == "PureDPEvent") == pytest.approx(pure)
     assert account.num_releases == 1 and account.num_open == 0
 

@@ -89,7 +89,7 @@ def test_a_run_does_not_load_torch_s_compiler(tmp_path):
 def test_threads_that_wait_sleep_unless_told_otherwise(wait):
     given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
     given |= {} if wait is None else {"OMP_WAIT_POLICY": wait}
-    code = "import os; from pate_torch.cli.main import piped; piped(lambda: 0);"
+    code = "import os; from pate_torch.cli.main import run_command; run_command(lambda: 0);"
     code += f"assert os.environ['OMP_WAIT_POLICY'] == {wait or 'PASSIVE'!r}"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=given)
 

@@ -222,7 +222,7 @@ def behind(home: Path, folder: Path) -> dict:
     """PRIVATE. Votes and teachers of a run, and its weights to the last bit."""
     (teachers,) = home.glob("teachers/*/ensemble.safetensors")
     return {
-        "count_votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
+        "votes": load_file(folder / "private/votes.safetensors")["counts_QC"].tolist(),
         "weights": {key: some(value) for key, value in sorted(load_file(teachers).items())},
         "digests": [file.read_bytes() for file in (teachers, folder / "release/student.safetensors")],
     }
@@ -238,7 +238,7 @@ def test_teachers_and_their_votes_are_pinned_and_the_same_to_the_last_bit(tmp_pa
         for home, given in zip(homes, steps, strict=True)
     )
     assert one == two and one["digests"] != longer["digests"]
-    found, changed = ({key: part[key] for key in ("count_votes", "weights")} for part in (one, longer))
+    found, changed = ({key: part[key] for key in ("votes", "weights")} for part in (one, longer))
     assert any("weights" in text for text in differences(found, changed))
     pinned("teachers", found)
 
@@ -279,7 +279,7 @@ def test_a_file_of_votes_leaves_what_is_pinned(tmp_path, monkeypatch, entropy, p
     draw = np.random.default_rng(0)
     np.save(tmp_path / "votes.npy", np.where(draw.random((50, 20)) < 0.1, 0, np.arange(20) % 3))
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
-    words = ["label", *SPELLED["count_votes"].format(file=tmp_path / "votes.npy").split()]
+    words = ["label", *SPELLED["votes"].format(file=tmp_path / "votes.npy").split()]
     assert main(words) == 0
     (release,) = tmp_path.glob("runs/**/release")
     pinned("label", left(tmp_path, release.parent))

@@ -64,8 +64,8 @@ def config(home, **chosen: str):
 @pytest.fixture
 def plain_board(monkeypatch):
     """No figures, which are drawn from the report."""
-    monkeypatch.setattr(ReleaseWriter, "_figure", lambda *_: None)
-    for name in ("confusion_figure", "examples_figure"):
+    monkeypatch.setattr(ReleaseWriter, "_write_figure", lambda *_: None)
+    for name in ("plot_confusion", "plot_examples"):
         monkeypatch.setattr(release_writer, name, lambda _: None)
 
 
@@ -165,7 +165,7 @@ STUDENTS = list(make_students(Setup(CUDA, small=True), 100))
 
 @pytest.mark.parametrize("name", [*STUDENTS, "contrastive"])
 def test_a_step_copies_nothing_and_students_look_at_their_losses_once_in_fifty(name, simulated_gpu):
-    read = Counter({("students/training.py", "_numbers"): 2} if name in STUDENTS else {})  # losses, and what is noted
+    read = Counter({("students/training.py", "_to_floats"): 2} if name in STUDENTS else {})  # losses, and what is noted
     assert count_step_costs(simulated_gpu, name) == StepCosts(Counter(), Counter(), Counter())
     assert count_step_costs(simulated_gpu, name, SYNC_EVERY) == StepCosts(read, Counter(), read)
 
@@ -190,7 +190,7 @@ def test_votes_wait_once_for_all_points(simulated_gpu):
         simulated_gpu.reset_counts()
         trained.predict(records(points).x, device=CUDA)
         counted.append(by_function(simulated_gpu.syncs))
-    assert counted[1] == counted[2] and counted[1]["teachers/ensemble.py", "hear"] == 1
+    assert counted[1] == counted[2] and counted[1]["teachers/ensemble.py", "store_predictions"] == 1
 
 
 def test_features_of_records_come_back_in_blocks(simulated_gpu):
@@ -231,7 +231,7 @@ def test_a_planted_sync_is_found(simulated_gpu, monkeypatch):
     before = count_step_costs(simulated_gpu)
     monkeypatch.setattr(AveragedModel, "update", update)
     after = count_step_costs(simulated_gpu)
-    assert after.syncs - before.syncs == {("students/training.py", "_descend"): 1}
+    assert after.syncs - before.syncs == {("students/training.py", "_optimize"): 1}
 
 
 def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
@@ -241,7 +241,7 @@ def test_a_planted_mismatch_is_found(simulated_gpu, monkeypatch):
         plain(self, model, average, lambda model, step: loss(model, step) + torch.ones(2).sum(0, True), progress, log)
 
     count_step_costs(simulated_gpu)
-    monkeypatch.setattr(GradientStudent, "_fit_dpsgd", descend)
+    monkeypatch.setattr(GradientStudent, "_optimize", descend)
     with pytest.raises(PlacementError, match=r"same device.*students/training.py"):
         count_step_costs(simulated_gpu)
 

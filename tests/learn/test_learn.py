@@ -224,7 +224,9 @@ def test_a_replaced_record_moves_no_other():
     for left, right in zip(*pairs, strict=True):
         differ = (left.sample.x != right.sample.x).any(1) | (left.sample.y != right.sample.y)
         assert differ.sum() == 1 and np.array_equal(left.public_x, right.public_x)
-        assert ((left.scaled_sample.x != right.scaled_sample.x).any(1) == (left.sample.x != right.sample.x).any(1)).all()
+        assert (
+            (left.scaled_sample.x != right.scaled_sample.x).any(1) == (left.sample.x != right.sample.x).any(1)
+        ).all()
         changed.add(int(differ.argmax()))
     assert len(changed) == 1
     assert sum(p.options.epsilon for p in pairs[0]) == pytest.approx(1.0)

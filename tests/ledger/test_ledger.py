@@ -420,7 +420,7 @@ def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
     result = subprocess.run([sys.executable, "-c", script, str(path)])
     assert result.returncode == -signal.SIGKILL
     assert ledger.get_guarantee("svhn").epsilon == pytest.approx(gdp.compute_epsilon(0.5, 1e-5), rel=1e-12)
-    assert ledger.get_account("svhn").open == 1
+    assert ledger.get_account("svhn").num_open == 1
     ledger.verify()
 
 

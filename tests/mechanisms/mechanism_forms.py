@@ -56,3 +56,8 @@ def random_votes(queries: int, teachers: int, classes: int, seed: int = 0) -> Vo
     rng = np.random.default_rng(seed)
     share = rng.dirichlet(np.full(classes, 0.4), queries)
     return Votes(torch.from_numpy(np.stack([rng.multinomial(teachers, p / p.sum()) for p in share])), teachers)
+
+
+def is_about_stability(name: str) -> bool:
+    """Whether a mechanism answers by its distance to instability."""
+    return name in ("single_stable", "sparse_vector", "soft_sparse_vector")

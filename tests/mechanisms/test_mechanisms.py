@@ -23,7 +23,17 @@ from pate_torch.noise.source import DryRunNoise
 from pate_torch.protocols import Mechanism
 from pate_torch.sensitive import Votes
 from pate_torch.types import NO_ANSWER, MechanismContext
-from tests.mechanisms.mechanism_forms import CONF, FORMS, NAMES, build, kinds, num_classes, num_teachers, random_votes
+from tests.mechanisms.mechanism_forms import (
+    CONF,
+    FORMS,
+    NAMES,
+    build,
+    is_about_stability,
+    kinds,
+    num_classes,
+    num_teachers,
+    random_votes,
+)
 from tests.mechanisms.vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled, sparse_law, tally
 
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
@@ -99,9 +109,9 @@ def test_a_kind_it_lacks_is_refused(name):
 @every_form
 def test_outcome_model_only_where_the_law_is_known(name, noise):
     model = build(name, noise).make_outcome_model()
-    known = {"gaussian": "Gnmax", "laplace": "Lnmax", "exponential": "Exponential", "confident": "Confident"}
+    known = {"gaussian": "GNMax", "laplace": "LNMax", "exponential": "Exponential", "confident": "Confident"}
     expected = known.get(name) if noise == "torch" else None
-    assert (model and type(model).__name__) == expected
+    assert (model and type(model).__name__) == (expected and f"{expected}Outcomes")
 
 
 # -- price ----------------------------------------------------------------------------------------------------------
@@ -272,7 +282,7 @@ def answer_law(name: str, noise: str, factor: float) -> dict:
     return {NO_ANSWER: 1 - passes} | {c: passes * p for c, p in enumerate(answer)}
 
 
-@pytest.mark.parametrize("name,noise", [f for f in FORMS if "stab" not in f[0]], ids=lambda value: value)
+@pytest.mark.parametrize("name,noise", [f for f in FORMS if not is_about_stability(f[0])], ids=lambda value: value)
 def test_answers_follow_the_exact_law_and_no_other(name, noise):
     size = 60_000
     mechanism = build(name, noise, **({"threshold": 4.0} if name == "interactive" else {}))
@@ -322,7 +332,7 @@ def test_repeatable_under_an_insecure_seed_only(name):
     mechanism = build(name)
     teachers = num_teachers(mechanism, 200, 1)
     counts_QC = random_votes(200, teachers, num_classes(name)).counts_QC
-    if "stab" in name:  # distances about the threshold, where the answers are random
+    if is_about_stability(name):  # distances about the threshold, where the answers are random
         level = mechanism.compute_scales(200).threshold if hasattr(mechanism, "compute_scales") else mechanism.threshold
         top = teachers // 2 + round(level) + 1
         counts_QC = torch.zeros_like(counts_QC)

@@ -287,7 +287,7 @@ def test_features_stand_side_by_side_each_of_length_one():
 def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
     for group, made in (
         ("mechanism/gradient_descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
-        ("voters/gradients", GradientMethod()),
+        ("method/gradients", GradientMethod()),
     ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
         assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
@@ -581,7 +581,7 @@ def test_a_model_that_was_not_released_is_not_published():
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
     student = SelfTraining(first_student=small, later_students=small, publish="released_model")
     task = StudentTask(IMAGES, x, torch.arange(60), y)
-    with pytest.raises(ValueError, match=r"student\.last='model'.*none was released"):
+    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*none was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
     foreign = dataclasses.replace(task, model=LinearModel(torch.zeros(3, 3), torch.zeros(3)))
     with pytest.raises(ValueError, match=r"student\.last='model'.*other features"):
@@ -684,7 +684,9 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
         plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
     )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
-    assert plan.guide == dataclasses.replace(plan.student, publish="student")  # what the rounds train is not trained again
+    assert plan.guide == dataclasses.replace(
+        plan.student, publish="student"
+    )  # what the rounds train is not trained again
     assert plan.method.neighbors == (16 if overrides else 0)
 
 

@@ -361,7 +361,7 @@ def test_a_later_round_learns_among_the_features_of_the_student_before():
             return super().fit(task, **options)
 
     small = {"network": "small_cnn", "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 30}
-    parts = {"first_student": Spy(name="first_student", **small), "later_students": Spy(name="later_students", **small)}
+    parts = {"first_student": Spy(name="first", **small), "later_students": Spy(name="then", **small)}
     student = SelfTraining(**parts, keep_fraction=0.5, keep_fraction_later=1.0, num_generations=1)
     every = torch.arange(90)
     round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()

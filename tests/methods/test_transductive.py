@@ -155,7 +155,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
     ids=str,
 )
 def test_bad_choices_name_the_key(wrong):
-    with pytest.raises(ValueError, match=f"voters.{next(iter(wrong))}"):
+    with pytest.raises(ValueError, match=f"method.{next(iter(wrong))}"):
         TransductiveTeacherVotes(num_teachers=1, **wrong)
 
 

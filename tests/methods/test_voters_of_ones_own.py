@@ -186,7 +186,9 @@ def test_the_neighbor_harness_reaches_them(harness):
 @pytest.mark.slow
 def test_the_neighbor_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
     """Teachers that look at all records, whatever their shard: one of them moves several votes."""
-    (tmp_path / "nearest_mean.py").write_text(MEMBER.replace("mine = shards.get_indices(teacher)", "mine = slice(None)"))
+    (tmp_path / "nearest_mean.py").write_text(
+        MEMBER.replace("mine = shards.get_indices(teacher)", "mine = slice(None)")
+    )
     sys.modules.pop("nearest_mean", None)
     tally = cases.Tally()
     assert cases.attempt(harness, tally, most=None)

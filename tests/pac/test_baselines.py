@@ -67,7 +67,7 @@ def test_averaging_moves_a_prediction_by_one_shard_at_most():
     found = [baselines.run_averaging(Thresholds(), sample_of(records), POINTS, **asked) for _ in range(runs)]
     drawn, expected = np.mean([f.label_Q for f in found], axis=0), shares(records, teachers)
     assert (abs(drawn - expected) <= 5 * np.sqrt(expected * (1 - expected) / runs) + 1e-12).all()
-    assert found[0].price == ("sparse_vector", 0.5)
+    assert found[0].price == ("stability", 0.5)
 
 
 @pytest.mark.parametrize("name", ["df18", "averaging", "representation"])

@@ -196,7 +196,7 @@ def test_pate_and_its_labeler_warn_of_votes_that_drown(tmp_path):
                 teacher=LogisticRegression())  # fmt: skip
     pate.fit_teachers(x, (x[:, 0] > 0).long())
     with pytest.warns(
-        feasibility.LowSignalWarning, match=r"of 5 votes.*PATE\(teacher=Gradients\(size=.*GradientDescent\(sigma="
+        feasibility.LowSignalWarning, match=r"of 5 votes.*PATE\(teacher=GradientMethod\(size=.*GradientDescent\(sigma="
     ):
         pate.label(x[:20], num_queries=2)
     with pate.labeler(2) as labeler, pytest.warns(feasibility.LowSignalWarning, match="Ask fewer questions"):

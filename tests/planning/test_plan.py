@@ -326,7 +326,7 @@ def test_private_records_are_never_loaded(capsys):
         run_plan(*UNTOUCHABLE).dataset.load()
     assert command.main([*UNTOUCHABLE, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["choices"][4]
-    assert row["num_classes"] == 10 and row["shard"] == 250
+    assert row["num_classes"] == 10 and row["shard_size"] == 250
 
 
 @pytest.mark.parametrize("name", DATASETS)

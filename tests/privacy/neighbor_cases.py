@@ -329,7 +329,9 @@ def world(form: str, unit: str, classes: str) -> Dataset:
 
 def mechanism_for(case: Case, discrete: bool = True) -> str:
     """One that takes what these voters say."""
-    return getattr(choices.values()["method"][case["method"]](True, "torch", "add_remove"), "mechanism", "gaussian")
+    return getattr(
+        choices.values()["method"][case["method"]](True, "torch", "add_remove"), "mechanism_name", "gaussian"
+    )
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:

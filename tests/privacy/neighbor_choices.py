@@ -174,6 +174,7 @@ def values() -> dict[str, dict[str, Make]]:
         members = {
             file.stem: made
             for file in sorted((CONF / group).glob("*.yaml"))
+            if file.stem != "svt"  # another name of sparse_vector
             if (made := component(group, file.stem, (), True, "torch", "add_remove")) is not None
         }
         # A group is of one kind (what only looks like another kind is left out), or each member is of its own.

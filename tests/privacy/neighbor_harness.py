@@ -184,7 +184,9 @@ def watched(watch: Watch) -> Iterator[None]:
         calls = itertools.count(1)
         for module in (pate, classifier):
             patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
-        patch.setattr(ReleaseWriter, "_write_figure", lambda *_: None)  # drawn from the report, which the page shows as well
+        patch.setattr(
+            ReleaseWriter, "_write_figure", lambda *_: None
+        )  # drawn from the report, which the page shows as well
         patch.setattr(release_writer, "plot_confusion", lambda _: None)
         patch.setattr(release_writer, "plot_examples", lambda _: None)
         yield

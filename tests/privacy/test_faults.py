@@ -419,7 +419,7 @@ def test_a_crash_of_the_accountant_stops_the_run(tmp_path, monkeypatch):
     def crash(*_, **__):
         raise ArithmeticError("the accountant is broken")
 
-    monkeypatch.setattr("pate_torch.accounting.filters.PrivacyFilter.price", crash)
+    monkeypatch.setattr("pate_torch.accounting.filters.PrivacyFilter.compute_cost", crash)
     with pytest.raises(ArithmeticError):
         pipeline.run(plan(tmp_path, "first"))
     assert not drawn and not readable(tmp_path)
@@ -430,7 +430,7 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         raise ArithmeticError("the accountant is broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr("pate_torch.reporting.builder.accounting.epsilon", crash)
+        broken.setattr("pate_torch.reporting.builder.accounting.compute_guarantee", crash)
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
@@ -447,7 +447,7 @@ def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch)
     """NaN is not a price, and never one below the cap."""
     drawn = []
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
-    monkeypatch.setattr("pate_torch.mechanisms.gaussian.GNMax.worst_case", lambda *_: nan_event())
+    monkeypatch.setattr("pate_torch.mechanisms.gaussian.GNMax.privacy_events", lambda *_: nan_event())
     with pytest.raises(ValueError):
         pipeline.run(plan(tmp_path, "first"))
     assert not drawn and not readable(tmp_path)

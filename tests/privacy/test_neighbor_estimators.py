@@ -106,7 +106,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
     label, seen = PATE.label, set()
 
     def free_where_known(self, public_x, *given, **options):
-        votes = self._panel.votes(torch.as_tensor(public_x)).counts_QC
+        votes = self._panel.count_votes(torch.as_tensor(public_x)).counts_QC
         known = (self.home, votes.numpy().tobytes())
         if known not in seen:
             seen.add(known)
@@ -152,7 +152,7 @@ def test_classes_read_off_private_labels_are_found(monkeypatch):
         classes, label_N = np.unique(text_N, return_inverse=True)
         return classes, label_N.astype(np.int64)
 
-    monkeypatch.setattr("pate_torch.classifier.PATEClassifier._labels", of_the_labels)
+    monkeypatch.setattr("pate_torch.classifier.PATEClassifier._encode_labels", of_the_labels)
     assert faults(case(method="gradients"), most=None, times=1)
 
 

@@ -122,7 +122,17 @@ def test_coinciding_points_are_no_obstacle(name):
 def test_a_strategy_sees_no_private_label():
     fields = {field.name for field in dataclasses.fields(QueryState)}
     assert fields == {
-        *("spec", "pool_x", "query_Q", "label_Q", "num_remaining", "num_rounds_left", "seed", "student_PC", "feature_PD"),
+        *(
+            "spec",
+            "pool_x",
+            "query_Q",
+            "label_Q",
+            "num_remaining",
+            "num_rounds_left",
+            "seed",
+            "student_PC",
+            "feature_PD",
+        ),
     }
 
 
@@ -290,7 +300,7 @@ def test_disagreement_is_the_version_space_of_thresholds(seed, slack):
     expected = thresholds(point, label, slack)
     strategy = Disagreement(criterion="error", slack=1.0, ridge=1e-3)
     # The schedule's slack is exchanged for a plain count of errors.
-    object.__setattr__(strategy, "allowed", lambda time, errors: slack)
+    object.__setattr__(strategy, "compute_allowed_excess", lambda time, errors: slack)
     ask = strategy.select(
         state(
             torch.from_numpy(point[:, None]).float(),

@@ -122,7 +122,7 @@ class Broken:
     def sigma(self):
         raise self.error("secret 17")
 
-    def predictions(self, *_, **__):
+    def predict(self, *_, **__):
         raise self.error("secret 17")
 
 

@@ -134,7 +134,7 @@ def test_a_report_cannot_be_changed():
 
 
 def test_a_baseline_must_say_why_it_may_be_shown():
-    with pytest.raises(ValueError, match="because"):
+    with pytest.raises(ValueError, match="disclosure_basis"):
         Baseline(name="ensemble", accuracy=0.9, disclosure_basis="it is nice")
 
 

@@ -214,7 +214,7 @@ def test_a_publication_that_costs_more_than_it_saves_is_refused():
     """The demo's: 1.994 for the labels, 2.513 with the price that was to lower it."""
     asked = {"num_queries": 20, "num_teachers": 75, "num_classes": 10, "rounds": 1, "delta": 1e-4}
     with pytest.raises(
-        ValueError, match=r"epsilon 2\.51\d in the median.* cost 1\.994.*sanitiser\.allow_net_loss=true"
+        ValueError, match=r"epsilon 2\.51\d in the median.* cost 1\.994.*private_epsilon\.allow_net_loss=true"
     ):
         PrivateEpsilon().make_plan(GNMax(sigma=11.0), **asked)
     assert PrivateEpsilon(allow_net_loss=True).make_plan(GNMax(sigma=11.0), **asked).order > 1
