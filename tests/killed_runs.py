@@ -155,13 +155,13 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
-        (pipeline, ("fit_student", "write_reports", "show_closing")),
-        (private_metrics, ("save_file", "look", "examine")),
-        (aggregation, ("label",)),
+        (pipeline, ("fit_student", "write_reports", "print_summary")),
+        (private_metrics, ("save_file", "compute_private_metrics", "run_membership_attack")),
+        (aggregation, ("answer_queries",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (GNMax, ("release",)),
-        (DryRunNoise, ("gaussian",)),
+        (DryRunNoise, ("draw_gaussian",)),
     ):
         for method in methods:
             steps.around(holder, method)
@@ -314,7 +314,7 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
         (HashChain, ("append",)),
         (Journal, ("append",)),
         (release_store, ("write",)),
-        (DryRunNoise, ("gaussian",)),
+        (DryRunNoise, ("draw_gaussian",)),
     ):
         for method in methods:
             steps.around(holder, method)

@@ -291,7 +291,7 @@ def test_votes_on_other_points_are_refused_before_any_charge(make, ledger):
     labeler._vote_function = lambda x: voters(100)(x[:1])
     with pytest.raises(ValueError, match="teachers"):
         labeler.answer(line(1, 2))
-    assert ledger.spent("line").epsilon == 0
+    assert ledger.get_guarantee("line").epsilon == 0
 
 
 def test_the_sparse_vector_pays_for_a_block_once(make, ledger):

@@ -65,7 +65,7 @@ def describe_environment(setup: Setup) -> Iterator[Finding]:
         yield Finding(name, str(version))
     for name, found, wanted in (
         ("precision of float32 products", torch.backends.cuda.matmul.fp32_precision, "ieee"),
-        ("precision of float32 convolutions", cudnn.apply_conv.fp32_precision, "ieee"),
+        ("precision of float32 convolutions", cudnn.conv.fp32_precision, "ieee"),
         ("convolutions are deterministic", str(cudnn.deterministic), "True"),
         ("algorithms are chosen by timing them", str(cudnn.benchmark), "False"),
     ):

@@ -172,7 +172,8 @@ def test_a_schema_goes_through_json_and_damage_is_refused():
 
 
 def test_a_schema_needs_no_pandas():
-    code = "import sys, pate_torch.data.schema as s; s.TableSchema.from_public({'a': [1]}); assert 'pandas' not in sys.modules"
+    code = "import sys, pate_torch.data.schema as s; s.TableSchema.from_public({'a': [1]});"
+    code += "assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -584,7 +584,7 @@ def test_a_model_that_was_not_released_is_not_published():
     with pytest.raises(ValueError, match=r"student\.publish='released_model'.*none was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
     foreign = dataclasses.replace(task, model=LinearModel(torch.zeros(3, 3), torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"student\.last='model'.*other features"):
+    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*other features"):
         student.fit(foreign, seed=0, device=torch.device("cpu"))
     small = ContrastiveFeatures(network_options=small.network_options, steps=1)
     drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
@@ -592,9 +592,9 @@ def test_a_model_that_was_not_released_is_not_published():
     other = dataclasses.replace(
         task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
     )
-    with pytest.raises(ValueError, match=r"student\.last='model'.*other features.*released"):
+    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*other features.*released"):
         dataclasses.replace(student, features=small).fit(other, seed=0, device=torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"student\.last='teacher'"):
+    with pytest.raises(ValueError, match=r"student\.publish='teacher'"):
         dataclasses.replace(student, publish="teacher")
 
 

@@ -47,7 +47,8 @@ class NearestMean(PrivateMethodBase):
     def describe(self, unit, config):
         return MethodDescription(
             subject="sages",
-            procedure="sages were asked about {asked} places, each by the class means it had seen. {mechanism} hid them.",
+            procedure="sages were asked about {asked} places, each by the class means it had seen. "
+            "{mechanism} hid them.",
             query_sentence="{answered} of {asked} places, by sages",
             examples="Places as the sages named them.",
             assumptions=(f"The {unit} was seen by one sage.",),

@@ -55,21 +55,21 @@ class Spelling(torch.nn.Module):
 
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "Stability": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
-    "SoftStability": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
-    "SingleStable": {"epsilon": 100.0},
+    "SparseVector": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
+    "SoftSparseVector": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
+    "DistanceToInstability": {"epsilon": 100.0},
     "PrototypesThenMargin": {"num_prototypes": 3},
     "Selection": {"validation": 0.3},
-    "Sanitiser": {"allow_net_loss": True},  # as toy plans are
+    "PrivateEpsilon": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},
     "TeacherRecipe": {"chunk": 2},
     "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
-    "Confident": [{"max_answers": 2}],
+    "ConfidentGNMax": [{"max_answers": 2}],
     "GradientDescent": [{"early_noise_multiplier": 2.0, "clip_norm": 0.25}],
-    "Gradients": [{"neighbors": 3}, {"directions": 1.5}],
+    "GradientMethod": [{"neighbors": 3}, {"effective_dim": 1.5}],
     "MembershipTest": [{"held_out": 0.3}],
     "AddRemove": [{"capacity": 3}],
     "Encoder": [
@@ -77,7 +77,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"module": Spelling(), "tokenizer": "tests:privacy/characters.json"},
         {"module": Spelling(), "tokenizer": "tests:privacy/characters.json", "batch_size": 4, "max_length": 12},
     ],
-    "TransductiveTeachers": [{"alpha": 0.0}],
+    "TransductiveTeacherVotes": [{"alpha": 0.0}],
 }
 
 
