@@ -285,7 +285,7 @@ def _refused(tally: Tally, why: str) -> bool:
 
 
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
-    """What ``worst_case`` asks, and what the ledger took, are at least what the values cost."""
+    """What ``privacy_events`` asks, and what the ledger took, are at least what the values cost."""
     made = plan(case, ROWS, home / "prices")
     mechanism = made.calibrate_noise().mechanism
     seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]

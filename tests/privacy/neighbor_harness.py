@@ -244,7 +244,7 @@ def priced(mechanism: Any, said: Sensitivity, queries: int, turns: int) -> tuple
 
 
 def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
-    """Where ``worst_case`` asks for less than what was opened costs."""
+    """Where ``privacy_events`` asks for less than what was opened costs."""
     faults = []
     for mechanism, said in {id(s.mechanism): (s.mechanism, s.sensitivity) for s in seen if s.mechanism}.values():
         charged, due = mechanism.privacy_events(queries, turns), priced(mechanism, said, queries, turns)
