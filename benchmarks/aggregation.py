@@ -23,10 +23,10 @@ import torch
 
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import MechanismContext
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.voting import count_votes
-from pate_torch.types import MechanismContext
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -23,8 +23,8 @@ from torch import Tensor
 from benchmarks.same_encoder import data
 from benchmarks.same_encoder.others import noise_of
 from pate_torch.features.fourier import FourierFeatures
-from pate_torch.features.whitening import Whitening
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.whitening import Whitening
 
 STEPS, CLIP = 8, 0.5
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from benchmarks.tables import load
-from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning.pilot import PilotConfig, fit_vote_model, simulate_release
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
-from pate_torch.types import DataSpec, PrivateData
 
 SETS = ("a9a", "banana", "letter", "magic", "mushroom", "optdigits", "penbased", "phoneme", "ring", "satimage",
         "spambase", "texture", "twonorm")  # fmt: skip
@@ -47,7 +47,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
         std=tuple(np.where(std > 0, std, 1.0)),
     )
     points, label = torch.tensor(x, dtype=torch.float32), torch.tensor(y.astype(np.int64))
-    private = PrivateData(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
+    private = PrivateRecords(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
         teachers = min(MOST_TEACHERS, len(private) // shard)
         recipe = TeacherRecipe(network=network, steps=PilotConfig().steps)

@@ -40,9 +40,9 @@ def one(points: int, questions: int) -> dict[str, float]:
     import torch
 
     from pate_torch.features.neighbors import build_neighbor_graph
-    from pate_torch.protocols import QueryState
+    from pate_torch.privacy.records import DataSpec
+    from pate_torch.queries.base import QueryState
     from pate_torch.queries.clusters import Medoids, Prototypes
-    from pate_torch.types import DataSpec
 
     x_PD, none = features(points), torch.zeros(0, dtype=torch.int64)
     spec = DataSpec(

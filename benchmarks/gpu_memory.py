@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pate_torch import networks
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import launch, stacked
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "logistic": {},

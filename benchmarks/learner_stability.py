@@ -19,8 +19,8 @@ from sklearn.datasets import load_digits
 from benchmarks.sparse_vector import load
 from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 LEARNERS = {
     "digits": ("logistic", "mlp", "lean_cnn"),

@@ -26,7 +26,7 @@ from benchmarks.theory.margins import (
     share_of_ones,
 )
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.sensitive import Votes
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     import torch
 
     from pate_torch.core.rng import make_torch_generator
+    from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
     from pate_torch.teachers.training import TeacherRecipe, train
-    from pate_torch.types import DataSpec, PrivateData, Shards
 
     names = tuple("0123456789")
     spec = DataSpec(name="random", num_classes=10, input_shape=(1, 28, 28), class_names=names, mean=(0.1,), std=(0.3,))
@@ -35,7 +35,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     draw = make_torch_generator(0, "benchmark", "memory")
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 12)
-    private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
+    private = PrivateRecords(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
     recipe = TeacherRecipe(network=network, steps=3, backend="vectorized")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")

@@ -20,16 +20,23 @@ import numpy as np
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import compute_two_thirds_teachers, plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.boosting import run_high_confidence
-from pate_torch.pac.classes import Stump, Stumps, Thresholds, count_errors, enumerate_representatives, fit_erm
+from pate_torch.pac.classes import (
+    HypothesisClass,
+    Stump,
+    Stumps,
+    Thresholds,
+    count_errors,
+    enumerate_representatives,
+    fit_erm,
+)
 from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
 from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample, draw_without_replacement
 from pate_torch.pac.semi_private import run_sspp
 from pate_torch.pac.stable import compute_flipping_gamma
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.noise import DryRunNoise
 
 EPSILON = 1.0
 TARGET = 0.37

@@ -46,13 +46,13 @@ class NoiseImages:
 def one(voters: str, records: int, features: bool, home: Path) -> dict[str, object]:
     """One run in this process."""
     from pate_torch.config import PrivacyConfig, RunConfig
-    from pate_torch.data.partition import AddRemove
     from pate_torch.features.contrastive import ContrastiveFeatures
     from pate_torch.mechanisms.gradient_descent import GradientDescent
     from pate_torch.mechanisms.histogram import Histogram
     from pate_torch.methods.gradients import GradientMethod
     from pate_torch.methods.reverse_knn import ReverseKnn
     from pate_torch.pipeline import run
+    from pate_torch.privacy.partition import AddRemove
     from pate_torch.queries.random import Random
     from pate_torch.students.supervised import Supervised
 

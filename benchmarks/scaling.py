@@ -24,9 +24,9 @@ def rank(teachers: int, steps: int) -> None:
     import torch
 
     from pate_torch.core.rng import make_torch_generator
+    from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
     from pate_torch.teachers import distributed
     from pate_torch.teachers.training import TeacherRecipe, train
-    from pate_torch.types import DataSpec, PrivateData, Shards
 
     torch.set_num_threads(1)
     names = tuple("0123456789")
@@ -35,7 +35,7 @@ def rank(teachers: int, steps: int) -> None:
     count = 240 * teachers
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 240)
-    private = PrivateData(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
+    private = PrivateRecords(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     shards = Shards(index, index >= 0, "replace_one")
     train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorized", chunk=8), seed=0)  # warm-up
     distributed.barrier()

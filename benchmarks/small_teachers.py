@@ -24,15 +24,16 @@ import torch
 from benchmarks.same_encoder import data, ours
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning import feasibility
-from pate_torch.protocols import QueryState, QueryStrategy, StudentAlgorithm, StudentTask
+from pate_torch.privacy.records import DataSpec, NoisyCounts
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.queries.random import Random
+from pate_torch.students.base import StudentAlgorithm, StudentTask
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_label_posterior
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, NoisyCounts
 
 RECORDS = (5, 10, 20, 50, 100)
 EPSILONS = (0.5, 2.0)

@@ -26,14 +26,15 @@ from sklearn.linear_model import LogisticRegression
 from benchmarks.sparse_vector import DELTA, QUESTIONS, load
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import Mechanism, StudentTask
-from pate_torch.sensitive import SoftVotes, Votes
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
+from pate_torch.privacy.sensitive import SoftVotes, Votes
+from pate_torch.students.base import StudentTask
 from pate_torch.students.logistic import Logistic
-from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 TEACHERS = [400, 1600, 6400]
 BINS = [2, 4, 10]

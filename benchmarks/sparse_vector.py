@@ -26,9 +26,9 @@ from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, MechanismContext
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 
 QUESTIONS, DELTA = 200, 1e-5
 TEACHERS = [round(100 * 2 ** (i / 2)) for i in range(12)]  # 100 to 4,525

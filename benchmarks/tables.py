@@ -32,7 +32,7 @@ from sklearn.datasets import load_svmlight_file
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATEClassifier
-from pate_torch.types import EncoderCard
+from pate_torch.privacy.records import EncoderCard
 
 DELTA = 1e-5
 SETS = ("magic", "spambase", "satimage", "letter", "penbased", "a9a", "mushroom")

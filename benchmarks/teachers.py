@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.engine import gather_chunk, train_stacked
 from pate_torch.teachers.launch import compute_network_cost, compute_train_size
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 SHARD = 240
 SPEC = DataSpec(
@@ -42,18 +42,18 @@ SPEC = DataSpec(
 AFFINE = Affine(rotate=12, scale=0.12, shift=2.5, shear=7)
 
 
-def records(teachers: int) -> tuple[PrivateData, Shards]:
+def records(teachers: int) -> tuple[PrivateRecords, Shards]:
     draw = make_torch_generator(0, "benchmark", "teachers")
     count = teachers * SHARD
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     y = torch.randint(10, (count,), generator=draw)
     index = torch.arange(count).view(teachers, SHARD)
-    return PrivateData(x, y, np.arange(count).astype(str)), Shards(index, index >= 0, "replace_one")
+    return PrivateRecords(x, y, np.arange(count).astype(str)), Shards(index, index >= 0, "replace_one")
 
 
 def sequential(
     recipe: TeacherRecipe,
-    private: PrivateData,
+    private: PrivateRecords,
     shards: Shards,
     teachers: int,
     clock: Callable[[], float] = time.perf_counter,

@@ -16,7 +16,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from pate_torch.label.command import main as label
+from pate_torch.cli.label import main as label
 
 x, y = load_digits(return_X_y=True)  # in the place of the practices' records
 public, private = np.arange(300), np.arange(300, len(x))

@@ -40,8 +40,8 @@ from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import make_worst_pairs
-from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.partition import AddRemove
 from pate_torch.teachers.training import TeacherRecipe, train
 
 torch.set_num_threads(1)

@@ -34,17 +34,17 @@ sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folde
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.aggregation import RoundInputs, answer_queries
-from pate_torch.budget import Budget
-from pate_torch.data.partition import AddRemove
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import AddRemove
+from pate_torch.privacy.records import Release
 from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from pate_torch.types import Release
 
 torch.set_num_threads(1)
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})

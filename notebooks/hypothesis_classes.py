@@ -33,7 +33,6 @@ from pate_torch.pac.selection import draw_model
 from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
 from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
@@ -46,8 +45,9 @@ from pate_torch.pac.stable import (
     compute_stability,
     run_private_prediction,
 )
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 warnings.simplefilter("ignore", BelowGuaranteeWarning)  # shown once, on purpose, further down
 generator, budget = np.random.default_rng(0), DryRunNoise(insecure_seed=0)

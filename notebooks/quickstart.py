@@ -25,10 +25,10 @@ import numpy as np
 
 from pate_torch import PATE, load_student
 from pate_torch.data.digits import Digits
-from pate_torch.ledger import BudgetExceeded
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.queries.clusters import Prototypes
-from pate_torch.reporting.statement import format_headline, format_plain_words
+from pate_torch.release.statement import format_headline, format_plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
 
 digits = Digits().load()

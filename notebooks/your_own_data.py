@@ -31,7 +31,7 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.reporting.statement import format_headline
+from pate_torch.release.statement import format_headline
 
 folder = Path(tempfile.mkdtemp())  # real records need a folder that lasts: the ledger is in it
 generator = np.random.default_rng(0)

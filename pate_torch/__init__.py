@@ -10,15 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pate_torch.classifier import PATEClassifier as PATEClassifier
-    from pate_torch.labeler import PrivateLabeler as PrivateLabeler
-    from pate_torch.pate import PATE as PATE
+    from pate_torch.api.classifier import PATEClassifier as PATEClassifier
+    from pate_torch.api.labeler import PrivateLabeler as PrivateLabeler
+    from pate_torch.api.pate import PATE as PATE
     from pate_torch.students.export import load_student as load_student
 
 _HOMES = {
-    "PATEClassifier": "pate_torch.classifier",
-    "PATE": "pate_torch.pate",
-    "PrivateLabeler": "pate_torch.labeler",
+    "PATEClassifier": "pate_torch.api.classifier",
+    "PATE": "pate_torch.api.pate",
+    "PrivateLabeler": "pate_torch.api.labeler",
     "load_student": "pate_torch.students.export",
 }
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.protocols import Mechanism, Progress, QueryState, QueryStrategy, do_nothing
-from pate_torch.sensitive import CellHistogram, SensitiveValue, Sensitivity, Votes, check_sensitivity
-from pate_torch.types import DataSpec, PublicPool, Release
+from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.records import DataSpec, PublicPool, Release
+from pate_torch.privacy.sensitive import CellHistogram, SensitiveValue, Sensitivity, Votes, check_sensitivity
+from pate_torch.queries.base import QueryState, QueryStrategy
 
 
 @dataclass(frozen=True, eq=False, repr=False)

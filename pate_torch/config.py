@@ -15,24 +15,20 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
-from pate_torch.features.encoded_dataset import EncodedDataset
+from pate_torch.data.base import DatasetSource
+from pate_torch.data.encoded_dataset import EncodedDataset
+from pate_torch.features.base import FeatureRecipe, PointEncoder
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.noise.source import check_delta, check_noise
 from pate_torch.planning import feasibility
-from pate_torch.private_epsilon import PrivateEpsilon
-from pate_torch.protocols import (
-    Checkable,
-    DatasetSource,
-    FeatureRecipe,
-    Mechanism,
-    Partition,
-    PointEncoder,
-    QueryStrategy,
-    StudentAlgorithm,
-)
+from pate_torch.privacy.noise import check_delta, check_noise
+from pate_torch.privacy.partition import Partition
+from pate_torch.privacy.records import SELECTION_BASES, Dataset
+from pate_torch.queries.base import QueryStrategy
+from pate_torch.students.base import Checkable, StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import SELECTION_BASES, Dataset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,35 +15,35 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pate_torch import release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
-from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.data.units import drop_unusable
+from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.contrastive import learn_encoder
-from pate_torch.features.encoded_dataset import EncodedDataset
-from pate_torch.ledger import Ledger
 from pate_torch.methods.base import PreparedMethod
 from pate_torch.planning import feasibility
-from pate_torch.protocols import Student
-from pate_torch.reporting import owner_file
-from pate_torch.reporting.curves import link_run
-from pate_torch.reporting.private_writer import PrivateWriter, make_private_folder
-from pate_torch.reporting.report import OwnerFacts
-from pate_torch.sensitive import CellHistogram, Votes
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import Dataset, PrivateRecords, Release
+from pate_torch.privacy.sensitive import CellHistogram, Votes
+from pate_torch.privacy.units import drop_unusable
+from pate_torch.release import owner_file
+from pate_torch.release import store as release_store
+from pate_torch.release.curves import link_run
+from pate_torch.release.private_writer import PrivateWriter, make_private_folder
+from pate_torch.release.report import OwnerFacts
+from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.students.base import Student
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, PrivateData, Release
-from pate_torch.unfinished_calls import UnfinishedCall
 
 if TYPE_CHECKING:
-    from pate_torch.reporting.release_writer import ReleaseWriter
+    from pate_torch.release.release_writer import ReleaseWriter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -58,9 +58,9 @@ class DataSplits:
     """
 
     data: Dataset
-    all_private: PrivateData
-    validation: PrivateData | None = None
-    membership_holdout: PrivateData | None = None
+    all_private: PrivateRecords
+    validation: PrivateRecords | None = None
+    membership_holdout: PrivateRecords | None = None
 
     @classmethod
     def from_config(cls, config: RunConfig, stages: Stages | None = None) -> DataSplits:
@@ -113,7 +113,7 @@ class RunContext:
         return self.splits.data
 
     @property
-    def all_private(self) -> PrivateData:
+    def all_private(self) -> PrivateRecords:
         """PRIVATE. All private records, with those that are held out."""
         return self.splits.all_private
 
@@ -143,7 +143,7 @@ class RunContext:
     @functools.cached_property
     def release_writer(self) -> ReleaseWriter:
         """The TensorBoard that may be published."""
-        from pate_torch.reporting.release_writer import ReleaseWriter  # loads TensorBoard
+        from pate_torch.release.release_writer import ReleaseWriter  # loads TensorBoard
 
         assert self.exit_stack is not None
         private = self.budget is None or self.budget.secret

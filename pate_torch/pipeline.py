@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from pate_torch import aggregation, release_store
+from pate_torch import aggregation
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.aggregation import RoundInputs
 from pate_torch.config import RunConfig
@@ -23,21 +23,22 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import create_protected_folder
+from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.features.contrastive import learn_features
-from pate_torch.features.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import PreparedMethod
-from pate_torch.protocols import Student, StudentAlgorithm
-from pate_torch.reporting import private_metrics
-from pate_torch.reporting.builder import build_report
-from pate_torch.reporting.console import print_summary
-from pate_torch.reporting.renderer import write_release
-from pate_torch.reporting.report import Baseline, ReleaseReport
-from pate_torch.sensitive import CellHistogram, Votes
+from pate_torch.privacy.records import PublicAsset, Release
+from pate_torch.privacy.sensitive import CellHistogram, Votes
+from pate_torch.release import private_metrics
+from pate_torch.release import store as release_store
+from pate_torch.release.builder import build_report
+from pate_torch.release.console import print_summary
+from pate_torch.release.renderer import write_release
+from pate_torch.release.report import Baseline, ReleaseReport
+from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import make_student_task
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
-from pate_torch.types import PublicAsset, Release
 
 
 def run(config: RunConfig) -> ReleaseReport | None:

@@ -27,8 +27,8 @@ from pate_torch import PATEClassifier, pipeline
 from pate_torch.cli import train as train_command
 from pate_torch.features.encoder import Encoder
 from pate_torch.learn import command as learn_command
-from pate_torch.ledger import Ledger, LedgerError
-from pate_torch.ledger.chain import HashChain
+from pate_torch.privacy.chain import HashChain, LedgerError
+from pate_torch.privacy.ledger import Ledger
 from tests import killed_runs
 from tests.command_runs import QUIET_LOG
 from tests.features.encoder_worlds import WORDS, mails, sayings, table

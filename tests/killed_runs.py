@@ -24,35 +24,36 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import PATE, aggregation, pipeline, release_store
+from pate_torch import PATE, aggregation, pipeline
 from pate_torch.accounting.events import from_json
-from pate_torch.budget import Budget
+from pate_torch.api.journal import Journal
+from pate_torch.api.labeler import PrivateLabeler
+from pate_torch.cli import label as label
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
-from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
-from pate_torch.label import command as label
-from pate_torch.label.journal import Journal
-from pate_torch.labeler import PrivateLabeler
-from pate_torch.ledger import Ledger
-from pate_torch.ledger.chain import HashChain
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.noise.source import DryRunNoise
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.chain import HashChain
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import AddRemove
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.reporting import private_metrics
-from pate_torch.sensitive import Votes
+from pate_torch.release import private_metrics
+from pate_torch.release import store as release_store
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers import launch
 from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
-from pate_torch.types import DataSpec
 from tests import ROOT
 from tests.run_configs import changed, run_config
 

@@ -15,17 +15,19 @@ import pytest
 import torch
 
 import pate_torch
-from pate_torch import aggregation, release_store
+from pate_torch import aggregation
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
-from pate_torch.budget import Budget, DryRunNoise, Spending, _ChargedNoise
-from pate_torch.ledger import BudgetExceeded, Ledger, LedgerError
-from pate_torch.ledger.chain import HashChain
 from pate_torch.mechanisms.gaussian import GNMax as Gnmax
-from pate_torch.noise.source import NoiseSource
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.budget import Budget, DryRunNoise, Spending, _ChargedNoise
+from pate_torch.privacy.chain import HashChain, LedgerError
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, DataSpec, MechanismContext, PublicPool
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
-from pate_torch.types import Answers, DataSpec, MechanismContext, PublicPool
+from pate_torch.release import store as release_store
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
 from tests.methods.voter_worlds import gradient_sums
 
@@ -77,7 +79,7 @@ def callers(*names: str) -> set[tuple[str, str]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in names:
                 whose = ast.unparse(node.value)
-                own = name == "ledger/ledger.py" and whose == "self"
+                own = name == "privacy/ledger.py" and whose == "self"
                 if not own and whose.split(".")[-1] not in ("budget", "done"):  # done.record: a release's facts
                     found.add((name, node.attr))
     return found
@@ -85,7 +87,7 @@ def callers(*names: str) -> set[tuple[str, str]]:
 
 def test_nobody_but_the_budget_charges_the_ledger():
     assert callers("reserve", "record", "resume", "commit") == {
-        ("budget.py", name) for name in ("reserve", "record", "resume", "commit")
+        ("privacy/budget.py", name) for name in ("reserve", "record", "resume", "commit")
     }
 
 
@@ -102,7 +104,7 @@ def test_noise_is_made_by_the_budget_alone():
                 bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
                 if bases & {"NoiseSource", "_ChargedNoise", "DryRunNoise"}:
                     derived.add(node.name)
-    assert made == {("budget.py", "_ChargedNoise")} and derived == {"_ChargedNoise", "DryRunNoise"}
+    assert made == {("privacy/budget.py", "_ChargedNoise")} and derived == {"_ChargedNoise", "DryRunNoise"}
 
 
 @pytest.mark.parametrize("kind", ["torch", "discrete"])
@@ -119,7 +121,13 @@ RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "ran
 
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
-    among = {"aggregation.py", "students/selection.py", "private_epsilon.py", "labeler.py", "methods/dpsgd.py"}
+    among = {
+        "aggregation.py",
+        "students/selection.py",
+        "mechanisms/private_epsilon.py",
+        "api/labeler.py",
+        "methods/dpsgd.py",
+    }
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():

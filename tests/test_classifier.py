@@ -24,12 +24,12 @@ from sklearn.utils.estimator_checks import check_estimator
 from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting import gdp
 from pate_torch.features.encoder import Encoder
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import NoiseSource
 from pate_torch.planning import feasibility
 from pate_torch.planning.autoconfig import MAX_DELTA, PublicFacts, choose_delta, choose_method
-from pate_torch.types import DataSpec, EncoderCard
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import DataSpec, EncoderCard
 from tests import ROOT
 from tests.worlds import clouds
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import release_store
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import hydra_config
 from pate_torch.core import checks, run_folders
 from pate_torch.data.tensors import Tensors
-from pate_torch.ledger import Ledger
-from pate_torch.sensitive import Votes
-from pate_torch.types import DataSpec, PrivateData
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import DataSpec, PrivateRecords
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.release import store as release_store
 from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written
 from tests.mechanisms.mechanism_forms import FORMS, build
@@ -487,8 +487,8 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: Votes(torch.tensor([1, 2]), 3),
         lambda: Votes(torch.tensor([[3]]), 3),
         lambda: Votes(torch.tensor([[3, 0]]), 0),
-        lambda: PrivateData(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64), np.array(["a", "b"])),
-        lambda: PrivateData(torch.zeros(2, 1), torch.zeros(2), np.array(["a", "b"])),
+        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64), np.array(["a", "b"])),
+        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(2), np.array(["a", "b"])),
         lambda: DataSpec(name="t", num_classes=1, input_shape=(2,), class_names=("a",), mean=(0.0,), std=(1.0,)),
         lambda: DataSpec(name="t", num_classes=2, input_shape=(2,), class_names=("a",), mean=(0.0,), std=(1.0,)),
         lambda: checks.delta("delta", float("nan")),

@@ -62,7 +62,7 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
 @pytest.mark.parametrize("kind,adjacency", [("AddRemove", "add_remove"), ("ReplaceOne", "replace_one")])
 def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_path, monkeypatch):
     """Not the name of its file, which is the user's to choose."""
-    (tmp_path / "wards.py").write_text(f"from pate_torch.data.partition import {kind}\nclass Wards({kind}): pass\n")
+    (tmp_path / "wards.py").write_text(f"from pate_torch.privacy.partition import {kind}\nclass Wards({kind}): pass\n")
     (tmp_path / "mine" / "partition").mkdir(parents=True)
     (tmp_path / "mine" / "partition" / "by_ward.yaml").write_text("_target_: wards.Wards\nname: by_ward\n")
     monkeypatch.syspath_prepend(str(tmp_path))

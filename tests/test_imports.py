@@ -103,7 +103,7 @@ EXCEPTIONS = {
 NEVER = {part: {"torch", "hydra", "omegaconf"} for part in ("accounting", "ledger", "verify")}
 # Released reports are built from released values: votes, shards and private data are not even named there.
 SIGHTED = {"reporting.private_writer", "reporting.private_metrics", "students.selection"}
-PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateData"}
+PRIVATE_NAMES = {"Votes", "CellHistogram", "GradientSums", "Shards", "PrivateRecords"}
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -151,10 +151,10 @@ def test_the_table_would_catch_a_breach():
     assert violations("students.x", [("pate_torch.teachers.voting", "count")])
     assert violations("accounting.rdp", [("torch", "")])
     assert violations("aggregation", [("hydra.utils", "instantiate")])
-    assert violations("reporting.report", [("pate_torch.sensitive", "Votes")])
-    assert violations("reporting.renderer", [("pate_torch.reporting.private_metrics", "OwnerSummary")])
-    assert violations("queries.uncertainty", [("pate_torch.sensitive", "Votes")])
-    assert violations("queries.uncertainty", [("pate_torch.types", "DataSpec")]) == []
+    assert violations("reporting.report", [("pate_torch.privacy.sensitive", "Votes")])
+    assert violations("reporting.renderer", [("pate_torch.release.private_metrics", "OwnerSummary")])
+    assert violations("queries.uncertainty", [("pate_torch.privacy.sensitive", "Votes")])
+    assert violations("queries.uncertainty", [("pate_torch.privacy.records", "DataSpec")]) == []
 
 
 REQUIREMENT = {"hydra": "hydra-core", "PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}

@@ -11,18 +11,19 @@ import pytest
 import torch
 
 from pate_torch.accounting import gdp
-from pate_torch.budget import Budget
-from pate_torch.labeler import PrivateLabeler
-from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.sample import Sample
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import DataSpec
 
 DELTA = 1e-5
 SPEC = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.0,), std=(1.0,))

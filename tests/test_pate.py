@@ -14,10 +14,11 @@ from torch import nn
 
 from pate_torch import PATE, load_student
 from pate_torch.accounting import gdp
-from pate_torch.data.partition import ReplaceOne
-from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import NoiseSource
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers import engine

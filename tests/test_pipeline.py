@@ -8,23 +8,26 @@ import stat
 
 import pytest
 
-from pate_torch import pipeline, private_epsilon, release_store
+from pate_torch import pipeline
 from pate_torch.accounting import gdp, rdp
-from pate_torch.data.partition import ReplaceOne
 from pate_torch.features.augmentation import Affine
-from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.interactive import InteractiveGNMax
-from pate_torch.private_epsilon import PrivateEpsilon
+from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.reporting import builder
+from pate_torch.release import builder
+from pate_torch.release import store as release_store
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import PrivateData
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import blobs
@@ -242,7 +245,7 @@ def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, mo
 
 def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
     # Each point of the page's curve is a composition of seconds, where a choice lies in the account.
-    monkeypatch.setattr("pate_torch.reporting.builder.compute_account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.release.builder.compute_account_curve", lambda *_: ())
     pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
@@ -257,7 +260,7 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     assert set(rest.private.unit_id).isdisjoint(held.unit_id)
     assert len(rest.private) + len(held) == len(data.private)
     fewer = dataclasses.replace(
-        data, private=PrivateData(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
+        data, private=PrivateRecords(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
     )
     assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
         data.private.unit_id[0]
@@ -276,7 +279,7 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
 
 def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, monkeypatch):
     """Teachers and account are there from an earlier run: nothing is trained, and nothing may be charged either."""
-    monkeypatch.setattr("pate_torch.reporting.builder.compute_account_curve", lambda *_: ())
+    monkeypatch.setattr("pate_torch.release.builder.compute_account_curve", lambda *_: ())
     pipeline.run(changed(plan, selection=two_candidates()))
     before = spent(plan)
     dear = changed(again(plan, "dear"), mechanism=GNMax(sigma=3.0), selection=two_candidates(epsilon=500.0))

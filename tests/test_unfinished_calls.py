@@ -9,9 +9,9 @@ from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from pate_torch import PATE, PATEClassifier, pipeline
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import dpsgd
+from pate_torch.privacy.ledger import Ledger
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
 
@@ -69,7 +69,7 @@ def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit
 @pytest.mark.parametrize("method", METHODS)
 def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path, monkeypatch):
     with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr("pate_torch.ledger.Ledger.commit", kill)
+        interrupted.setattr("pate_torch.privacy.ledger.Ledger.commit", kill)
         fit(method=method)
     assert [charge.is_committed for charge in charges(tmp_path)] == [False]
     with pytest.raises(ValueError, match=r"charged already \(epsilon 4.*1 of its releases were interrupted"):

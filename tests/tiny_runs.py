@@ -5,8 +5,8 @@ from pathlib import Path
 
 from pate_torch import PATE
 from pate_torch.config import RunConfig
-from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.partition import AddRemove
 from pate_torch.queries.random import Random
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pate_torch.data.tensors import Tensors
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 
 CENTER = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
 IMAGES = DataSpec(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pate_torch.core import rng
 from pate_torch.data import benchmark
-from pate_torch.types import Dataset
+from pate_torch.privacy.records import Dataset
 
 Batch = Callable[[torch.Generator], tuple[Tensor, Tensor]]
 """Random numbers -> a batch of records, always as many: uint8 [B, Ch, H, W] and int64 [B]."""

@@ -22,7 +22,7 @@ from benchmarks.fonts import drawn
 from pate_torch.core import checks
 from pate_torch.data import benchmark, locations
 from pate_torch.features.augmentation import Affine, warp
-from pate_torch.types import Dataset
+from pate_torch.privacy.records import Dataset
 
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FONTS = (

@@ -23,7 +23,7 @@ from benchmarks.fonts import drawn
 from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
 from pate_torch.features.augmentation import Affine
-from pate_torch.types import Dataset
+from pate_torch.privacy.records import Dataset
 
 SUFFIXES = (".otf", ".ttf", ".woff")
 _DIGITS = "0123456789"

@@ -17,10 +17,10 @@ from benchmarks.gpu.findings import Finding, Setup
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.neighbors import find_nearest
 from pate_torch.networks import describe
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import launch
 from pate_torch.teachers.engine import train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.types import DataSpec
 from tests.teachers.loop import train_loop
 
 LARGE_NETWORKS = ("convnet", "wide_resnet")

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import CodeLine, Finding, Setup, check_at_most, find_package_line
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features import contrastive
-from pate_torch.protocols import Progress, StudentAlgorithm, do_nothing
+from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.training import SYNC_EVERY
 from pate_torch.teachers.engine import BLOCK_STEPS, train_stacked
 

@@ -17,16 +17,16 @@ from benchmarks.gpu.findings import Finding, Setup, check_at_most
 from benchmarks.gpu.workloads import CPU, Options
 from pate_torch import networks
 from pate_torch.core.device import float32_precision
+from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.networks import make_feature_extractor
-from pate_torch.protocols import do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.teachers import launch, stacked
 from pate_torch.teachers.engine import BLOCK_STEPS, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.training import train
-from pate_torch.types import DataSpec, PrivateData
 from tests.teachers.loop import train_loop
 
 MAX_RELATIVE_ERRORS = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.2, "bf16": 0.5}
@@ -142,7 +142,7 @@ def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
     private, _ = workloads.draw_shards(spec, 1, 41)
 
     def encode(x: Tensor) -> Tensor:
-        records = PrivateData(x, private.y[: len(x)], private.unit_id[: len(x)])
+        records = PrivateRecords(x, private.y[: len(x)], private.unit_id[: len(x)])
         return map_records_batch_invariant(lambda feature_BD: feature_BD, encoder, records, spec, do_nothing)
 
     x, kept = private.x[:40], torch.arange(40) != VICTIM

@@ -11,8 +11,9 @@ from torch import Tensor
 from benchmarks.gpu.findings import Setup
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.protocols import StudentAlgorithm, StudentTask
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.students.bagging import BaggingStudent
+from pate_torch.students.base import StudentAlgorithm, StudentTask
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.self_training import SelfTraining
@@ -20,7 +21,6 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.engine import Chunk
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
 CPU = torch.device("cpu")
@@ -82,12 +82,12 @@ def draw_chunk(spec: DataSpec, teachers: int, size: int = 24) -> Chunk:
     return Chunk(0, x.unflatten(0, (teachers, size)), y.view(teachers, size), torch.full((teachers,), size))
 
 
-def draw_shards(spec: DataSpec, teachers: int, size: int) -> tuple[PrivateData, Shards]:
+def draw_shards(spec: DataSpec, teachers: int, size: int) -> tuple[PrivateRecords, Shards]:
     """Draw private records, and deal them to teachers with ``size`` records each."""
     x, y = draw_images(spec, teachers * size)
     index_KS = torch.arange(teachers * size).view(teachers, size)
     shards = Shards(index_KS, torch.ones_like(index_KS, dtype=torch.bool), "add_remove")
-    return PrivateData(x, y, np.arange(len(x)).astype(str)), shards
+    return PrivateRecords(x, y, np.arange(len(x)).astype(str)), shards
 
 
 def make_recipe(network: str, options: Options, **changes: Any) -> TeacherRecipe:

@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.replications.splits import Cell, Mean, Split, SplitStudy, format_share, replace_infinities
 from pate_torch.accounting import accountant as accounting
-from pate_torch.classifier import PATEClassifier
+from pate_torch.api.classifier import PATEClassifier
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
@@ -37,10 +37,10 @@ from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
-from pate_torch.protocols import StudentTask
-from pate_torch.sensitive import SoftVotes
+from pate_torch.privacy.records import Release
+from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.students.adaboost import AdaBoost
-from pate_torch.types import Release
+from pate_torch.students.base import StudentTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,16 +24,18 @@ from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
 from pate_torch import aggregation
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.budget import Budget
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
-from pate_torch.data.partition import assign_shards
-from pate_torch.ledger import Ledger
+from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.protocols import DatasetSource, QueryStrategy, Student, StudentTask
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.records import Dataset, Release
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.queries.base import QueryStrategy
+from pate_torch.students.base import Student, StudentTask
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset, Release
 
 SIGMA_WITHOUT_PRIVACY = 0.1
 """Votes of noise in the columns without privacy: the plurality, ties broken at random (a gap of 1 is lost at 1e-12)."""

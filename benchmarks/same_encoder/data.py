@@ -25,7 +25,7 @@ from benchmarks import tables
 from pate_torch.features import runtimes
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 
 PRIVATE_IMAGES = 10_000
 """Of MNIST and Fashion-MNIST, the first ones."""

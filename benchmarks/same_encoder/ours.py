@@ -16,15 +16,15 @@ from sklearn.linear_model import LogisticRegressionCV
 from benchmarks import tables
 from benchmarks.same_encoder.data import Split
 from pate_torch.accounting import calibration
+from pate_torch.api.pate import PATE
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.pate import PATE
 from pate_torch.planning.autoconfig import PublicFacts, choose_method
-from pate_torch.protocols import Mechanism
+from pate_torch.privacy.records import EncoderCard
 from pate_torch.queries.clusters import Medoids
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import EncoderCard
 
 DELTA = tables.DELTA
 LEARNER = Supervised(network="logistic")

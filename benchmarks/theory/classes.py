@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import EnumerableClass, find_distinct
+from pate_torch.pac.classes import HypothesisClass, find_distinct
 from pate_torch.pac.sample import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(EnumerableClass):
+class Listed(HypothesisClass):
     """A listed class of predictors: callables x [n, D] -> 0/1 labels [n].
 
     A hypothesis is an index into the list. The predictors must not have been trained on the sample they are then

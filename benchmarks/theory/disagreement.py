@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import EnumerableClass
+from pate_torch.pac.classes import HypothesisClass
 from pate_torch.pac.sample import Floats, check_points
 
 
-def disagreement_coefficient(hypotheses: EnumerableClass, center: Any, x: Floats, *, radius: float) -> float:
+def disagreement_coefficient(hypotheses: HypothesisClass, center: Any, x: Floats, *, radius: float) -> float:
     """theta(r0) = max over r >= r0 of P(DIS(B(h, r)))/r, and 1 at least; exact for the uniform distribution on x.
 
     B(h, r) are the hypotheses that label a share r of the points or less otherwise than ``center``, DIS(B) the points

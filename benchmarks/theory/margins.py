@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from pate_torch.core import checks
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.sensitive import Votes
 
 Floats = NDArray[np.float64]
 

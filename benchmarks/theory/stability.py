@@ -13,11 +13,11 @@ from benchmarks.theory.sample_sizes import btt18_lemma_5_8
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.rng import derive_seed, make_numpy_generator
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.launch import compute_network_cost, compute_train_size
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 Floats = NDArray[np.float64]
 

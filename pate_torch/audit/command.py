@@ -37,9 +37,9 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.audit.pairs import AuditSetting, NeighborPair, make_worst_pairs
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import Mechanism
-from pate_torch.types import Answers, MechanismContext
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import Answers, MechanismContext
 
 Outcomes = NDArray[np.int64]
 STOPPED_OUTCOME = -2
@@ -338,7 +338,7 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
             "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
             "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
             "privacy": {"delta": delta},
-            "partition": {"_target_": "pate_torch.data.partition.AddRemove"},
+            "partition": {"_target_": "pate_torch.privacy.partition.AddRemove"},
             "noise": noise,
         }
     )

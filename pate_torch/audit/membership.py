@@ -25,9 +25,9 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.data.units import get_unit_ids, hold_out, select, select_one_per_unit
-from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval, format_percent
-from pate_torch.types import LABEL_UNIT, Dataset, PrivateData, Shards
+from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
+from pate_torch.privacy.units import get_unit_ids, hold_out, select, select_one_per_unit
+from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval, format_percent
 
 Scores = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ MIN_RECORDS = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MembershipRecords:
-    """PRIVATE. Members and other records to tell apart, x and y as in PrivateData.
+    """PRIVATE. Members and other records to tell apart, x and y as in PrivateRecords.
 
     Raises:
         ValueError: There are too few of either, or a record is on both sides.
@@ -152,7 +152,7 @@ class MembershipTest:
         checks.integer("membership.records", self.records, low=MIN_RECORDS)
         checks.between("membership.held_out", self.held_out, 0, 0.9)
 
-    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData | None]:
+    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords | None]:
         """Part the data into (those without the records held out, those records; None where the test set is used)."""
         if self.held_out == 0:
             return data, None
@@ -163,7 +163,7 @@ class MembershipTest:
         return replace(data, private=training), holdout
 
     def select_records(
-        self, data: Dataset, shards: Shards, holdout: PrivateData | None, seed: int
+        self, data: Dataset, shards: Shards, holdout: PrivateRecords | None, seed: int
     ) -> MembershipRecords | None:
         """Members from the shards, one record of each unit; None where there is nothing to compare."""
         if data.private.unit == LABEL_UNIT:

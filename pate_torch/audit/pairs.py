@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -17,8 +18,7 @@ from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism
-from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import (
+from pate_torch.privacy.sensitive import (
     COUNT_SENSITIVITY,
     GRID_STEPS,
     CellHistogram,

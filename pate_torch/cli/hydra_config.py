@@ -18,19 +18,16 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch.audit.membership import MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
+from pate_torch.features.base import FeatureRecipe, PointEncoder
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.votes_file import VotesFile
-from pate_torch.private_epsilon import PrivateEpsilon
-from pate_torch.protocols import (
-    DatasetSource,
-    FeatureRecipe,
-    Mechanism,
-    Partition,
-    PointEncoder,
-    QueryStrategy,
-    StudentAlgorithm,
-)
+from pate_torch.privacy.partition import Partition
+from pate_torch.queries.base import QueryStrategy
+from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import escape_spreadsheet_cell, write_atomically
 from pate_torch.data import image_folder, tabular
-from pate_torch.protocols import Student
+from pate_torch.students.base import Student
 from pate_torch.students.export import load_student
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from pate_torch.protocols import Progress
+from pate_torch.core.progress import Progress
 
 T = TypeVar("T")
 

@@ -3,34 +3,36 @@
     with Stages() as stages:
         train(..., progress=stages("Training 250 teachers"))
 
-A stage is a ``protocols.Progress``: it is called as stage(done, total), as often as its caller likes.
+A stage is a ``Progress``: it is called as stage(done, total), as often as its caller likes.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TextIO
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 from pate_torch.core import checks
+
+Progress = Callable[[int, int], None]
+"""Called as progress(done, total) by everything that takes long."""
+
+Log = Callable[[str, float, int], None]
+"""Called as log(tag, value, step); what is private is decided by who passes it."""
+
+
+def do_nothing(*_: object) -> None:
+    """A Progress and a Log that shows nothing."""
+
 
 SHORT_STAGE_SECONDS = 2.0  # seconds in which a stage needs no line but its last
 
@@ -54,7 +56,7 @@ class _Stage:
     def __init__(self, stages: Stages, name: str) -> None:
         self.stages, self.name = stages, name
         self.start_time, self.done, self.total = time.monotonic(), 0, 0
-        self.task: TaskID | None = None
+        self.task: rich_progress.TaskID | None = None
         self.next_share = 0.1  # the share of the work at which the next plain line is due
         self.last_line_time = self.start_time
 
@@ -90,15 +92,15 @@ class Stages:
         self.quiet = checks.boolean("quiet", quiet)
         self.line_interval_seconds = checks.positive("line_interval_seconds", line_interval_seconds)
         self.stream = sys.stderr if stream is None else stream
-        self.live_display: Progress | None = None
+        self.live_display: rich_progress.Progress | None = None
         console = Console(file=self.stream)
         # Not Console.is_terminal: FORCE_COLOR would draw bars into a file.
         if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
-            self.live_display = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
+            self.live_display = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description}"),
+                rich_progress.BarColumn(bar_width=24),
+                rich_progress.MofNCompleteColumn(),
+                rich_progress.TimeElapsedColumn(),
                 _TimeLeftColumn(),
                 console=console,
             )
@@ -158,10 +160,10 @@ class Stages:
         print(text, file=self.stream, flush=True)
 
 
-class _TimeLeftColumn(TimeRemainingColumn):
+class _TimeLeftColumn(rich_progress.TimeRemainingColumn):
     """Rich's estimate, with the word that says what it is."""
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: rich_progress.Task) -> Text:
         return Text("") if task.finished else Text.assemble(super().render(task), " left")
 
 

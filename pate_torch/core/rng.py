@@ -1,4 +1,4 @@
-"""Seeded random streams: splits, initialization, batches and augmentation. Never noise (see ``noise/source.py``).
+"""Seeded random streams: splits, initialization, batches and augmentation. Never noise (see ``privacy/noise.py``).
 
 Every consumer names its own stream, so that drawing more in one place changes nothing anywhere else, and
 teacher k's stream depends on (seed, k) alone, whatever the backend, the chunk or the rank it is trained in.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import locations
-from pate_torch.data.units import make_position_ids
-from pate_torch.types import (
+from pate_torch.data.base import DatasetSource
+from pate_torch.privacy.records import (
     CLASSES,
     FROM_DATASET_CODE,
     FROM_PUBLIC_POINTS,
@@ -23,9 +23,10 @@ from pate_torch.types import (
     Dataset,
     DataSpec,
     Evaluation,
-    PrivateData,
+    PrivateRecords,
     PublicPool,
 )
+from pate_torch.privacy.units import make_position_ids
 
 
 def compute_channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -89,7 +90,7 @@ def assemble(
     )
     return Dataset(
         spec=spec,
-        private=PrivateData(x, y, make_position_ids(len(y)) if unit_id is None else unit_id),
+        private=PrivateRecords(x, y, make_position_ids(len(y)) if unit_id is None else unit_id),
         pool=PublicPool(pool_x),
         evaluation=Evaluation(test_x, test_y, pool_y),
         provenance={
@@ -101,7 +102,7 @@ def assemble(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageBenchmark:
+class ImageBenchmark(DatasetSource):
     """Files of a public benchmark: the training files are private, the first test images the pool, the next the test.
 
     Attributes:

@@ -11,14 +11,15 @@ from sklearn.datasets import load_digits
 
 from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
-from pate_torch.types import Dataset
+from pate_torch.data.base import DatasetSource
+from pate_torch.privacy.records import Dataset
 
 _NUM_RECORDS = 1797
 _SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not be private under another's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits:
+class Digits(DatasetSource):
     """1,100 private, 450 public and 247 test records, drawn once by a fixed permutation of the file's positions.
 
     Images are uint8 [N, 1, 8, 8], the file's 0..16 scaled to 0..255. Unit ids are positions in the original file.

@@ -18,8 +18,8 @@ from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
 from pate_torch.data.file_source import Part, Points, make_content_ids
 from pate_torch.data.tabular import LabeledTable
-from pate_torch.data.units import parse_unit_ids
-from pate_torch.types import Dataset, EncoderCard
+from pate_torch.privacy.records import Dataset, EncoderCard
+from pate_torch.privacy.units import parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """What may be declared of whatever made the vectors."""

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng, texts
-from pate_torch.data import locations, roles, units
+from pate_torch.data import locations, roles
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.roles import PRIVATE, PUBLIC, TEST
-from pate_torch.data.schema import TableSchema, normalize_class_name
-from pate_torch.types import (
+from pate_torch.privacy import units
+from pate_torch.privacy.records import (
     CATEGORIES,
     CLASSES,
     FROM_OWNER,
@@ -30,9 +31,10 @@ from pate_torch.types import (
     DataSpec,
     Evaluation,
     PointNames,
-    PrivateData,
+    PrivateRecords,
     PublicPool,
 )
+from pate_torch.privacy.schema import TableSchema, normalize_class_name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -79,7 +81,7 @@ class Points:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileSource:
+class FileSource(DatasetSource):
     """Records of an owner's own files; private, public and test by ``fractions`` of the units, or from other files.
 
     Attributes:
@@ -292,7 +294,7 @@ class FileSource:
                 resize=points.resize,
                 text=points.text,
             ),
-            private=PrivateData(
+            private=PrivateRecords(
                 private_x,
                 torch.from_numpy(np.where(usable_N, y_N, 0)[private]),
                 unit_id[private],

@@ -12,9 +12,10 @@ import torch
 from PIL import Image
 
 from pate_torch.core import checks
-from pate_torch.data import roles, units
+from pate_torch.data import roles
 from pate_torch.data.file_source import FileSource, Part, Points, make_content_ids
-from pate_torch.types import PointNames
+from pate_torch.privacy import units
+from pate_torch.privacy.records import PointNames
 
 RESIZE_METHOD = "bilinear"
 """How images get their size: by Pillow, in eight bits a channel."""

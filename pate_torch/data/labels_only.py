@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.core import checks
-from pate_torch.protocols import DatasetSource
-from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, PublicPool
+from pate_torch.data.base import DatasetSource
+from pate_torch.privacy.records import LABEL_UNIT, Dataset, Evaluation, PublicPool
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelPrivacyDataset:
+class LabelPrivacyDataset(DatasetSource):
     """The same records; the features of the private ones join the public points, without their labels.
 
     Representations, questions and students may then use all features, and a teacher all but its peers' labels.

@@ -14,9 +14,9 @@ from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data import units
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.data.schema import normalize_class_name
+from pate_torch.privacy import units
+from pate_torch.privacy.schema import normalize_class_name
 
 _MAX_FEATURES = 2**24
 """A random sign is drawn for each: more take minutes."""

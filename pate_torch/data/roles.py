@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.data.benchmark import compute_channel_statistics
-from pate_torch.data.schema import TableSchema, is_number, normalize_class_name
-from pate_torch.data.units import compute_keyed_hash
-from pate_torch.types import FROM_OWNER, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PUBLIC_POINTS
+from pate_torch.privacy.records import FROM_OWNER, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PUBLIC_POINTS
+from pate_torch.privacy.schema import TableSchema, is_number, normalize_class_name
+from pate_torch.privacy.units import compute_keyed_hash
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 

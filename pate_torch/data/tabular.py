@@ -24,10 +24,11 @@ import pyarrow.parquet as pq
 import torch
 
 from pate_torch.core import checks, texts
-from pate_torch.data import roles, units
+from pate_torch.data import roles
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.data.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
-from pate_torch.types import PointNames
+from pate_torch.privacy import units
+from pate_torch.privacy.records import PointNames
+from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
 
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN_QUOTE_MESSAGE = "a quote is left open (a quote within a value is written twice; a value ends on its line)"

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data import benchmark, locations, roles, units
-from pate_torch.types import (
+from pate_torch.data import benchmark, locations, roles
+from pate_torch.data.base import DatasetSource
+from pate_torch.privacy import units
+from pate_torch.privacy.records import (
     CLASSES,
     FROM_OWNER,
     FROM_PUBLIC_POINTS,
@@ -20,13 +22,13 @@ from pate_torch.types import (
     Dataset,
     DataSpec,
     Evaluation,
-    PrivateData,
+    PrivateRecords,
     PublicPool,
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Tensors:
+class Tensors(DatasetSource):
     """A data set of tensors: the private side (x, y), public points, and labels for measuring.
 
     Images are uint8 [*, Ch, H, W], feature rows float [*, D] (kept as float32).
@@ -123,7 +125,7 @@ def compute_statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float
 
 def build_private_data(
     x: Tensor | np.ndarray, y: Tensor | np.ndarray, unit_id: Any, unit: str, num_classes: int
-) -> tuple[PrivateData, dict[str, int]]:
+) -> tuple[PrivateRecords, dict[str, int]]:
     """PRIVATE. Records as data sets hold them, and how many cannot be used, by the reason; these are marked and filled.
 
     Args:
@@ -162,7 +164,7 @@ def build_private_data(
         "of no known class": int((~valid_label_N).sum()),
         "with numbers that are not finite": int((~finite_N).sum()),
     }
-    return PrivateData(x, y, names, unit, usable_N=usable_N), {
+    return PrivateRecords(x, y, names, unit, usable_N=usable_N), {
         reason: count for reason, count in count_by_reason.items() if count
     }
 

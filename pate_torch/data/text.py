@@ -9,7 +9,7 @@ import numpy as np
 from pate_torch.core import checks, texts
 from pate_torch.data.file_source import Part, Points
 from pate_torch.data.tabular import LabeledTable
-from pate_torch.data.units import compute_content_id
+from pate_torch.privacy.units import compute_content_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core.parallel import run_in_parallel, single_thread_mode
-from pate_torch.protocols import Progress
+from pate_torch.core.progress import Progress
 
 BATCH_SIZE = 8
 """Points in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""

@@ -29,18 +29,18 @@ from pate_torch.core.device import to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import run_in_parallel
-from pate_torch.core.progress import Stages
+from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
-from pate_torch.protocols import FeatureRecipe, Progress, do_nothing
-from pate_torch.types import Dataset, DataSpec
+from pate_torch.privacy.records import Dataset, DataSpec
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastiveFeatures:
+class ContrastiveFeatures(FeatureRecipe):
     """A recipe for an encoder: a network without its last linear layer, trained by the contrastive loss.
 
     Attributes:

@@ -30,6 +30,8 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, texts
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
+from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.features.base import PointEncoder
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.runtimes import (
     Points,
@@ -42,14 +44,13 @@ from pate_torch.features.runtimes import (
     make_torch_runtime,
 )
 from pate_torch.networks import remove_head
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.types import DataSpec, EncoderCard
+from pate_torch.privacy.records import DataSpec, EncoderCard
 
 POOLINGS = ("mean", "first")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Encoder:
+class Encoder(PointEncoder):
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:

@@ -18,17 +18,18 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import make_torch_generator
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.networks import Fourier, remove_head
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 
 _NUM_COMPARED_POINTS = 500
 """Public points whose distances are taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FourierFeatures:
+class FourierFeatures(FeatureRecipe):
     """A recipe for points beside random cosines of them.
 
     Attributes:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
 """Entries of one block: as many as a core's cache holds, or as keep a GPU busy (256 MB)."""

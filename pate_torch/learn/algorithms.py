@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.learn.problem import Problem
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac import baselines, stable
@@ -28,8 +27,9 @@ from pate_torch.pac.nets import compute_realizable_size
 from pate_torch.pac.relabeled import run_relabeled_gnmax
 from pate_torch.pac.sample import Floats, warn_below_guarantee
 from pate_torch.pac.semi_private import run_sspp
-from pate_torch.sensitive import Sensitivity
-from pate_torch.types import NO_ANSWER
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.records import NO_ANSWER
+from pate_torch.privacy.sensitive import Sensitivity
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from pate_torch.audit.command import AuditResult, audit_outcomes
 from pate_torch.core import checks
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
 from pate_torch.learn.problem import LearnOptions, Problem, make_hypothesis_class
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
+from pate_torch.privacy.noise import DryRunNoise
 
 SAMPLE_SIZES = (8, 16, 32, 64, 128, 256, 1024, 4096)
 """Records of the world: the first size at which the algorithm runs at all."""

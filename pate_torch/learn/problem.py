@@ -10,9 +10,9 @@ import numpy as np
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.pac.classes import EnumerableClass, HalfPlanes, Intervals, Stump, Stumps, Thresholds, compute_cuts
+from pate_torch.pac.classes import HalfPlanes, HypothesisClass, Intervals, Stump, Stumps, Thresholds, compute_cuts
 from pate_torch.pac.sample import Floats, Sample
-from pate_torch.types import LABEL_UNIT, Dataset
+from pate_torch.privacy.records import LABEL_UNIT, Dataset
 
 HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 
@@ -86,7 +86,7 @@ class Problem:
         seed: Of public draws.
     """
 
-    hypotheses: EnumerableClass
+    hypotheses: HypothesisClass
     sample: Sample
     public_x: Floats
     scaled_sample: Sample
@@ -116,7 +116,7 @@ class Problem:
         return stumps
 
 
-def make_hypothesis_class(name: str, num_features: int) -> EnumerableClass:
+def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
     """The class of that name.
 
     Raises:
@@ -128,7 +128,7 @@ def make_hypothesis_class(name: str, num_features: int) -> EnumerableClass:
         raise checks.error(
             "hypotheses", name, f"takes {expected_features} feature(s), and there are {num_features}", fix
         )
-    factories: dict[str, Callable[[], EnumerableClass]] = {
+    factories: dict[str, Callable[[], HypothesisClass]] = {
         "thresholds": Thresholds,
         "intervals": Intervals,
         "half-planes": HalfPlanes,

@@ -8,37 +8,37 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from pate_torch import release_store
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.budget import Budget, Spending
 from pate_torch.config import RunConfig, check_adjacency
 from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
-from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.data.units import drop_unusable
+from pate_torch.core.progress import Progress, Stages, StageTimer
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
 from pate_torch.learn.problem import LearnOptions, Problem, make_problems
-from pate_torch.ledger import Ledger
-from pate_torch.ledger.accounts import PURPOSE_HYPOTHESIS
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
-from pate_torch.protocols import Progress, Student
-from pate_torch.reporting import owner_file
-from pate_torch.reporting.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
-from pate_torch.reporting.console import print_summary
-from pate_torch.reporting.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.reporting.private_writer import make_private_folder
-from pate_torch.reporting.renderer import write_release
-from pate_torch.reporting.report import ReleaseReport
-from pate_torch.sensitive import Sensitivity
+from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
+from pate_torch.privacy.budget import Budget, Spending
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.sensitive import Sensitivity
+from pate_torch.privacy.units import drop_unusable
+from pate_torch.release import owner_file
+from pate_torch.release import store as release_store
+from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
+from pate_torch.release.console import print_summary
+from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
+from pate_torch.release.private_writer import make_private_folder
+from pate_torch.release.renderer import write_release
+from pate_torch.release.report import ReleaseReport
+from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.students.base import Student
 from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset
-from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
 @dataclass(frozen=True, kw_only=True)

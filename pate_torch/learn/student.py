@@ -13,8 +13,8 @@ import torch
 from pate_torch import networks
 from pate_torch.learn.problem import compute_max_norm
 from pate_torch.pac.classes import HalfPlane, Stump
-from pate_torch.protocols import Student
-from pate_torch.types import Dataset
+from pate_torch.privacy.records import Dataset
+from pate_torch.students.base import Student
 
 
 def make_rule_student(data: Dataset, hypotheses: Sequence[Any]) -> Student:

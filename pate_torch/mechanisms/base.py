@@ -1,7 +1,8 @@
-"""What every vote mechanism shares: its name, its kind of noise, and the refusal of any other kind."""
+"""What all mechanisms share: a name, a kind of noise, a price, and the refusal of values that were not priced."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -12,19 +13,23 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensitivity, Votes, check_sensitivity
-from pate_torch.types import ADJACENCIES, NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import ADJACENCIES, NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensitivity, Votes, check_sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
-class VoteMechanism:
-    """Base of the mechanisms. Subclasses set the default of ``name``, the kinds of noise they have, and ``draw``.
+class Mechanism(ABC):
+    """A noisy answer to sensitive values. Subclasses set the default of ``name``, the kinds of noise, and ``draw``.
 
-    The kind is part of the mechanism because it is part of the price: integer noise is priced by zCDP or pure DP, never
-    by the continuous curve (its delta exceeds it).
+    A mechanism is a frozen keyword-only dataclass whose methods are pure but for the noise drawn. The kind of noise is
+    part of it because it is part of the price: integer noise is priced by zCDP or pure DP, never by the continuous
+    curve (its delta exceeds it). ``privacy_events`` prices a whole release of ``num_queries`` in at most ``rounds``
+    calls of ``release`` and is charged before anything is drawn; the events of ``Answers`` never exceed it, summed over
+    the calls.
 
     Attributes:
+        name: As settings and reports call it.
         input_type: The type of value it opens.
         noise: Kind of noise, ``torch`` (continuous) or ``discrete`` (integers).
         noise_kinds: Which of them the mechanism has.
@@ -33,7 +38,7 @@ class VoteMechanism:
         sensitivity_unit: What it is priced for (``max_sensitivity``) is of one of these: a question, a round, a step.
     """
 
-    input_type: ClassVar[Any] = Votes
+    input_type: ClassVar[Any]
 
     name: str = ""
     noise: str = "torch"
@@ -56,22 +61,19 @@ class VoteMechanism:
         """Whether the noise is integer."""
         return self.noise == "discrete"
 
-    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse a plan that cannot work.
-
-        Raises:
-            ValueError: The plan cannot work; the message says what would.
-        """
-        if num_teachers == 0:
-            raise checks.error("mechanism", self.name, "counts votes of teachers, and here are none",
-                              "Use mechanism=histogram with method=reverse_knn.")  # fmt: skip
-        checks.integer("num_teachers", num_teachers, low=1)
-        _check_queries(num_queries, num_classes, rounds)
+    @property
+    def releases_counts(self) -> bool:
+        """Whether the noisy counts leave beside the labels."""
+        return False
 
     @property
+    @abstractmethod
     def max_sensitivity(self) -> Sensitivity:
         """The sensitivity that ``privacy_events`` prices; a value of a larger one is not opened."""
-        return VOTE_SENSITIVITY
+
+    @abstractmethod
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        """Events of a whole release at its worst."""
 
     @final
     def release(self, sensitive: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
@@ -82,9 +84,9 @@ class VoteMechanism:
         """
         return noise.stamp(self.draw(self._check_input(sensitive, noise), noise, context))
 
+    @abstractmethod
     def draw(self, votes: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
         """The answers, with noise from ``noise`` alone, and the events they incurred."""
-        raise NotImplementedError(f"{type(self).__name__}: must say how it answers, in draw")
 
     def make_outcome_model(self) -> OutcomeModel | None:
         """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
@@ -105,21 +107,47 @@ class VoteMechanism:
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 
+    @abstractmethod
     def _format_fix(self) -> str:
-        return "Use method=teachers."
+        """Which method gives what the mechanism opens, for messages."""
 
     def _cast_counts(self, votes: Votes | CellHistogram) -> Tensor:
         """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
-    def _draw_noisy_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
-        """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
-        return self._draw_noisy_counts(votes, noise, sigma).argmax(1)
-
     def _draw_noisy_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
         """The noisy counts n + N(0, sigma^2), [Q, C], in the noise's own type."""
         counts_QC = self._cast_counts(votes)
         return noise.draw_gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoteMechanism(Mechanism):
+    """Base of the mechanisms that open teachers' votes."""
+
+    input_type: ClassVar[Any] = Votes
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Refuse a plan that cannot work.
+
+        Raises:
+            ValueError: The plan cannot work; the message says what would.
+        """
+        checks.integer("num_teachers", num_teachers, low=1)
+        checks.integer("num_queries", num_queries, low=0)
+        checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
+        checks.integer("rounds", rounds, low=1)
+
+    @property
+    def max_sensitivity(self) -> Sensitivity:
+        return VOTE_SENSITIVITY
+
+    def _format_fix(self) -> str:
+        return "Use method=teachers."
+
+    def _draw_noisy_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
+        """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
+        return self._draw_noisy_counts(votes, noise, sigma).argmax(1)
 
     def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
         """``_draw_noisy_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""
@@ -129,20 +157,18 @@ class VoteMechanism:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordMechanism(VoteMechanism):
+class RecordMechanism(Mechanism):
     """Base of the mechanisms for records that answer for themselves, and not for teachers.
 
     A subclass also sets what it is priced for.
 
     Attributes:
         method: The choice of ``method`` whose answers it takes.
-        output_description: What it makes of them, for messages.
         sigma: Standard deviation of the noise.
         adjacency: The partition's adjacency.
     """
 
     method: ClassVar[str]
-    output_description: ClassVar[str]
     sigma: float
     adjacency: str
 
@@ -150,18 +176,6 @@ class RecordMechanism(VoteMechanism):
         super().__post_init__()
         checks.noise_scale("mechanism.sigma", self.sigma)
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
-
-    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse a plan that cannot work: records that answer for themselves mean num_teachers = 0.
-
-        Raises:
-            ValueError: The plan cannot work; the message says what would.
-        """
-        if num_teachers:
-            message = f"{self.output_description} of records, not votes of {num_teachers} teachers"
-            fix = f"Use method={self.method}, or mechanism=gaussian for teachers."
-            raise checks.error("mechanism", self.name, message, fix)
-        _check_queries(num_queries, num_classes, rounds)
 
     def _format_fix(self) -> str:
         return f"Use method={self.method}."
@@ -172,10 +186,3 @@ class RecordMechanism(VoteMechanism):
         return (
             events.ZCDPEvent(rho=mu**2 / 2, count=count) if self.discrete else events.GaussianEvent(mu=mu, count=count)
         )
-
-
-def _check_queries(num_queries: int, num_classes: int, rounds: int) -> None:
-    """Refuse what no mechanism can answer, whoever votes."""
-    checks.integer("num_queries", num_queries, low=0)
-    checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
-    checks.integer("rounds", rounds, low=1)

@@ -12,9 +12,9 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance, compute_min_teachers
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from pate_torch.accounting import events, outcomes
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, MechanismContext, NoisyCounts
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
+from pate_torch.privacy.sensitive import Votes
 
 
 def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
@@ -49,6 +49,10 @@ class GNMax(VoteMechanism):
         super().__post_init__()
         checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
+
+    @property
+    def releases_counts(self) -> bool:
+        return self.counts
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One answer per query, however the queries are split into rounds."""

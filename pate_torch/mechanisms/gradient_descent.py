@@ -11,9 +11,15 @@ import torch
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import MIN_CLIP_NORM, UNIT_NORM, GradientSums, Sensitivity, make_vector_sum_sensitivity
-from pate_torch.types import Answers, MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, MechanismContext
+from pate_torch.privacy.sensitive import (
+    MIN_CLIP_NORM,
+    UNIT_NORM,
+    GradientSums,
+    Sensitivity,
+    make_vector_sum_sensitivity,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +50,6 @@ class GradientDescent(RecordMechanism):
     # A discrete sampler's tables are as long as its noise, which here is 2^30.
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
-    output_description: ClassVar[str] = "sums gradients"
     input_type: ClassVar[Any] = GradientSums
     sensitivity_unit: ClassVar[str] = "step"
     name: str = "gradient_descent"

@@ -9,9 +9,9 @@ import torch
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity
-from pate_torch.types import Answers, MechanismContext, NoisyCounts
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,6 @@ class Histogram(RecordMechanism):
     """
 
     method: ClassVar[str] = "reverse_knn"
-    output_description: ClassVar[str] = "makes a histogram"
     input_type: ClassVar[Any] = CellHistogram
     sensitivity_unit: ClassVar[str] = "round"
     name: str = "histogram"

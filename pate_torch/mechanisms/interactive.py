@@ -13,9 +13,9 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.confident import make_screen_event
 from pate_torch.mechanisms.gaussian import make_answer_event
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import Votes
-from pate_torch.types import Answers, MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from pate_torch.mechanisms.sparse_vector_base import (
     SparseVectorMechanism,
     compute_instability_distance,
 )
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import SoftVotes, Votes
-from pate_torch.types import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 
 
 @dataclass(frozen=True, kw_only=True)

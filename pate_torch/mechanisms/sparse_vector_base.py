@@ -25,8 +25,8 @@ from pate_torch.accounting import calibration, events
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.noise.source import NoiseSource
-from pate_torch.types import MechanismContext
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import MechanismContext
 
 
 def compute_instability_distance(counts_QC: Tensor) -> Tensor:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.progress import do_nothing
 from pate_torch.methods.description import MethodDescription
-from pate_torch.protocols import Student, do_nothing
-from pate_torch.sensitive import SensitiveValue, Votes
+from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.privacy.sensitive import SensitiveValue, Votes
+from pate_torch.students.base import Student
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, PrivateData
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -97,7 +98,7 @@ class PrivateMethod(Protocol):
         """How many votes a question gets at most, by public values; None: not known, or no votes."""
         ...
 
-    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateRecords) -> str:
         """PRIVATE. The content fingerprint of what the method answers from: no content has two accounts unnoticed."""
         ...
 
@@ -147,7 +148,7 @@ class PrivateMethodBase:
     def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return None
 
-    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateRecords) -> str:
         return store.compute_content_fingerprint(all_private)
 
     def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:

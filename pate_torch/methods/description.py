@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pate_torch.core import checks
-from pate_torch.types import LABEL_UNIT
+from pate_torch.privacy.records import LABEL_UNIT
 
 _KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
 """Fields whose key in the release's record is another word."""

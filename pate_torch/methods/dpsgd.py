@@ -29,30 +29,31 @@ from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from pate_torch import networks, release_store
+from pate_torch import networks
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
 from pate_torch.config import RunConfig, check_adjacency
 from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
-from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.core.progress import Progress, Stages, StageTimer, do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.data.units import drop_unusable, select_one_per_unit
-from pate_torch.ledger import Ledger
-from pate_torch.noise.source import NoiseSource
-from pate_torch.protocols import Progress, Student, do_nothing
-from pate_torch.reporting import owner_file
-from pate_torch.reporting.builder import compute_claims, compute_student_metrics, make_encoder_asset
-from pate_torch.reporting.console import print_summary
-from pate_torch.reporting.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.reporting.private_writer import make_private_folder
-from pate_torch.reporting.renderer import write_release
-from pate_torch.reporting.report import OwnerFacts, ReleaseReport
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords
+from pate_torch.privacy.units import drop_unusable, select_one_per_unit
+from pate_torch.release import owner_file
+from pate_torch.release import store as release_store
+from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset
+from pate_torch.release.console import print_summary
+from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
+from pate_torch.release.private_writer import make_private_folder
+from pate_torch.release.renderer import write_release
+from pate_torch.release.report import OwnerFacts, ReleaseReport
+from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.students.base import Student
 from pate_torch.students.store import load
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import Dataset, DataSpec, PrivateData
-from pate_torch.unfinished_calls import UnfinishedCall, save_model
 
 
 class NoiseSourceOptimizer(DPOptimizer):
@@ -265,7 +266,7 @@ class DPSGD:
 
     @staticmethod
     def _compute_gradients(
-        model: GradSampleModule, private: PrivateData, data: Dataset, sample_rows: torch.Tensor, device: torch.device
+        model: GradSampleModule, private: PrivateRecords, data: Dataset, sample_rows: torch.Tensor, device: torch.device
     ) -> None:
         """Per-record gradients of the mean loss; none where nobody was sampled, and then noise alone is released."""
         if len(sample_rows) == 0:

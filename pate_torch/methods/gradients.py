@@ -26,13 +26,18 @@ import torch
 from torch import nn
 
 from pate_torch.core import checks
-from pate_torch.data.units import select_one_per_unit
-from pate_torch.features.whitening import Whitening
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.methods.description import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.sensitive import GradientSums, make_record_sum_sensitivity, make_vector_sum_sensitivity, quantize
-from pate_torch.types import Dataset, Shards
+from pate_torch.privacy.records import Dataset, Shards
+from pate_torch.privacy.sensitive import (
+    GradientSums,
+    make_record_sum_sensitivity,
+    make_vector_sum_sensitivity,
+    quantize,
+)
+from pate_torch.privacy.units import select_one_per_unit
+from pate_torch.privacy.whitening import Whitening
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.methods import teacher_votes
 from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
 from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -153,7 +153,7 @@ def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, 
 
 
 def _fit_all(
-    fit: Fit, private: PrivateData, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
+    fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
 ) -> Panel:
     """PRIVATE. Every shard's teacher. ``teacher_type``: the error where no teacher could be fitted."""
     several = shards.num_teachers > 1
@@ -176,7 +176,13 @@ def _fit_all(
 
 
 def fit_estimators(
-    estimator: Any, private: PrivateData, spec: DataSpec, shards: Shards, *, seed: int, progress: Progress = do_nothing
+    estimator: Any,
+    private: PrivateRecords,
+    spec: DataSpec,
+    shards: Shards,
+    *,
+    seed: int,
+    progress: Progress = do_nothing,
 ) -> Panel:
     """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
 
@@ -221,7 +227,7 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
 
 def fit_modules(
     factory: Callable[[], nn.Module],
-    private: PrivateData,
+    private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     recipe: TeacherRecipe,

@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.data.partition import assign_shards
-from pate_torch.data.units import select
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.contrastive import append_mean_shift, embed, encode
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.networks import make_feature_extractor
-from pate_torch.protocols import Progress, Student, do_nothing
-from pate_torch.sensitive import SensitiveRecords
-from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.sensitive import SensitiveRecords
+from pate_torch.privacy.units import select
+from pate_torch.students.base import Student
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -113,7 +114,7 @@ class RecordMethod(PrivateMethodBase):
 
 def encode_public(
     data: Dataset, shards: Shards, encoder: nn.Module | None, device: torch.device | str, neighbors: int = 0
-) -> tuple[PrivateData, nn.Module, Tensor]:
+) -> tuple[PrivateRecords, nn.Module, Tensor]:
     """PRIVATE. The records of all shards, the encoder, and the features of the public points.
 
     Args:
@@ -134,7 +135,7 @@ def encode_public(
 
 
 def map_records_batch_invariant(
-    fn: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateData, spec: DataSpec, progress: Progress
+    fn: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateRecords, spec: DataSpec, progress: Progress
 ) -> Tensor:
     """PRIVATE. Apply ``fn`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.data.units import get_unit_ids
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.methods.description import MethodDescription, format_every_unit, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
-from pate_torch.types import Dataset, DataSpec, PrivateData, Shards
+from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
+from pate_torch.privacy.units import get_unit_ids
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -77,7 +77,7 @@ class CellCounter:
         feature_PD: Releasable: unit-length features of the public points.
     """
 
-    private: PrivateData
+    private: PrivateRecords
     spec: DataSpec
     encoder: nn.Module
     feature_PD: Tensor
@@ -153,7 +153,7 @@ def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _select_unit_cells(row_N: Tensor, private: PrivateData, adjacency: str) -> tuple[Tensor, Tensor]:
+def _select_unit_cells(row_N: Tensor, private: PrivateRecords, adjacency: str) -> tuple[Tensor, Tensor]:
     """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
     _, unit_N = np.unique(get_unit_ids(private, adjacency), return_inverse=True)
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)

@@ -14,20 +14,19 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
-from pate_torch.core.progress import Stages
+from pate_torch.core.progress import Stages, do_nothing
 from pate_torch.core.run_folders import check_hex_id
-from pate_torch.data.partition import assign_shards
-from pate_torch.ledger import Ledger
 from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription, format_each_unit
-from pate_torch.protocols import do_nothing
-from pate_torch.sensitive import SensitiveValue, SoftVotes, Votes
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.store import Identity, StoredEnsemble, TeacherStore
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.device import to_device
-from pate_torch.core.progress import Stages
+from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import (
     Graph,
@@ -34,10 +34,9 @@ from pate_torch.features.neighbors import (
     to_graph_device,
 )
 from pate_torch.methods.teacher_votes import Tally, TeacherVotes
-from pate_torch.protocols import Progress, do_nothing
+from pate_torch.privacy.records import Dataset
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.types import Dataset
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

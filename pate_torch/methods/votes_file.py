@@ -22,10 +22,10 @@ from pate_torch.core import checks
 from pate_torch.methods import teacher_votes
 from pate_torch.methods.base import PreparedMethod, PrivateMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count_votes
-from pate_torch.types import Dataset, PrivateData
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig
@@ -71,7 +71,7 @@ class VotesFile(PrivateMethodBase):
     def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
         return self.num_teachers
 
-    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateData) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateRecords) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
         return store.compute_votes_fingerprint(self._loaded_votes)
 

@@ -12,12 +12,10 @@ import torch
 from scipy import stats
 
 from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PrivacyEvent, PureDPEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.boosting import split_folds
-from pate_torch.pac.classes import count_errors, enumerate_representatives, fit_erm
+from pate_torch.pac.classes import HypothesisClass, count_errors, enumerate_representatives, fit_erm
 from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
 from pate_torch.pac.nets import (
     compute_log_sauer_shelah,
@@ -37,9 +35,10 @@ from pate_torch.pac.sample import (
     warn_below_guarantee,
 )
 from pate_torch.pac.semi_private import enumerate_sspp_candidates
-from pate_torch.protocols import HypothesisClass
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 
 RELABEL_FACTOR = (1 + math.exp(0.5)) ** 2
 """What relabeling multiplies e^epsilon by; delta stays. NB20 Lemma 3.1 has e^3, and 4e delta; see ``relabel``."""

@@ -8,11 +8,10 @@ import torch
 from scipy.special import expit
 
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.pac.agnostic import compute_shard_votes
-from pate_torch.pac.classes import enumerate_representatives
+from pate_torch.pac.classes import HypothesisClass, enumerate_representatives
 from pate_torch.pac.exponential import ChosenHypothesis, run_exponential_mechanism
 from pate_torch.pac.nets import (
     compute_log_sauer_shelah,
@@ -22,7 +21,7 @@ from pate_torch.pac.nets import (
 )
 from pate_torch.pac.sample import Floats, Sample, charge_events, check_points, check_replace_one, warn_below_guarantee
 from pate_torch.pac.stable import Predictions
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.budget import NoiseProvider
 
 _CPU = torch.device("cpu")
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.pac.classes import count_errors
+from pate_torch.pac.classes import HypothesisClass, count_errors
 from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
 from pate_torch.pac.nets import find_smallest
 from pate_torch.pac.sample import Sample, charge_events, check_replace_one, warn_below_guarantee
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.budget import NoiseProvider
 
 
 def split_folds(n: int, count: int) -> list[slice]:

@@ -19,7 +19,6 @@ import numpy as np
 
 from pate_torch.core import checks
 from pate_torch.pac.sample import Bools, Floats, Ints, check_points
-from pate_torch.protocols import HypothesisClass
 
 
 def find_distinct(labelings_Mn: Bools) -> Ints:
@@ -50,8 +49,8 @@ def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
     return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
 
 
-class EnumerableClass(ABC):
-    """A HypothesisClass with what the algorithms need beyond the protocol: representatives and error counts."""
+class HypothesisClass(ABC):
+    """A small class of hypotheses, enumerated exactly (NB20, DF20, WLF16)."""
 
     name: str
     vc_dimension: int
@@ -80,17 +79,13 @@ class EnumerableClass(ABC):
 
 
 def enumerate_representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
-    """One hypothesis per dichotomy of x; any HypothesisClass will do."""
-    if isinstance(hypotheses, EnumerableClass):
-        return hypotheses.enumerate_representatives(x)
-    return hypotheses.enumerate_dichotomies(x)[1]
+    """One hypothesis per dichotomy of x."""
+    return hypotheses.enumerate_representatives(x)
 
 
 def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
-    """Number of (x, y) each candidate gets wrong, int64 [M]; any HypothesisClass will do."""
-    if isinstance(hypotheses, EnumerableClass):
-        return hypotheses.count_errors(candidates, x, y)
-    return np.array([np.count_nonzero(hypotheses.predict(h, x) != y) for h in candidates], dtype=np.int64)
+    """Number of (x, y) each candidate gets wrong, int64 [M]."""
+    return hypotheses.count_errors(candidates, x, y)
 
 
 def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
@@ -106,7 +101,7 @@ def _select_column(x: Floats, name: str) -> Floats:
 
 
 @dataclass(frozen=True)
-class Thresholds(EnumerableClass):
+class Thresholds(HypothesisClass):
     """Thresholds on the line, h_t(x) = 1[x >= t], t in [-inf, inf].
 
     VC dimension 1; n + 1 dichotomies of n distinct points.
@@ -129,7 +124,7 @@ class Thresholds(EnumerableClass):
 
 
 @dataclass(frozen=True)
-class Intervals(EnumerableClass):
+class Intervals(HypothesisClass):
     """Intervals on the line, h_{a,b}(x) = 1[a <= x < b].
 
     VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points.
@@ -163,7 +158,7 @@ class Stump(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stumps(EnumerableClass):
+class Stumps(HypothesisClass):
     """Decision stumps over ``num_features`` features, both directions.
 
     ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features, an upper bound: each feature cuts out
@@ -229,7 +224,7 @@ class HalfPlane(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HalfPlanes(EnumerableClass):
+class HalfPlanes(HypothesisClass):
     """Half-planes {x : w.x >= b}, all directions.
 
     VC dimension 3; n^2 - n + 2 dichotomies in general position.

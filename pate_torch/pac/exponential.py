@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.noise.source import NoiseSource
-from pate_torch.pac.classes import count_errors
+from pate_torch.pac.classes import HypothesisClass, count_errors
 from pate_torch.pac.sample import Floats, Ints, Sample, charge_events, check_replace_one, warn_below_guarantee
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
 
 VACUOUS_ALPHA = 0.5
 """An excess error that any guess attains: a theorem that promises no less says nothing."""

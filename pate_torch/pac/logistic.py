@@ -12,11 +12,11 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.exponential import ChosenHypothesis
 from pate_torch.pac.sample import Floats, Sample, charge_events, check_replace_one, warn_below_guarantee
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
 
 MIN_ACCEPTANCE_RATE = 1e-4
 """A sampler that may accept more seldom is refused beforehand."""

@@ -12,11 +12,10 @@ from scipy.special import ndtri
 
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import RELABEL_FACTOR, compute_shard_votes, relabel
+from pate_torch.pac.classes import HypothesisClass
 from pate_torch.pac.nets import compute_realizable_size
 from pate_torch.pac.sample import (
     Floats,
@@ -28,8 +27,9 @@ from pate_torch.pac.sample import (
     draw_without_replacement,
     warn_below_guarantee,
 )
-from pate_torch.protocols import HypothesisClass
-from pate_torch.types import Answers, MechanismContext
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.records import Answers, MechanismContext
 
 
 @dataclass(frozen=True, kw_only=True)

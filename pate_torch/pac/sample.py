@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.ledger.ledger import PURPOSE_HYPOTHESIS
-from pate_torch.noise.source import NoiseSource
-from pate_torch.sensitive import Sensitivity
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.sensitive import Sensitivity
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]

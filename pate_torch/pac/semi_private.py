@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.pac.classes import enumerate_representatives
+from pate_torch.pac.classes import HypothesisClass, enumerate_representatives
 from pate_torch.pac.exponential import ChosenHypothesis, run_exponential_mechanism
 from pate_torch.pac.nets import compute_log_sauer_shelah, compute_net_size, compute_uniform_size
 from pate_torch.pac.sample import Floats, Sample, check_points, check_replace_one, warn_below_guarantee
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.budget import NoiseProvider
 
 
 def compute_sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:

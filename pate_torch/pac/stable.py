@@ -12,11 +12,9 @@ import torch
 from scipy.special import expit
 
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
-from pate_torch.budget import NoiseProvider
 from pate_torch.core import checks
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac.agnostic import compute_shard_votes
-from pate_torch.pac.classes import count_errors, enumerate_representatives
+from pate_torch.pac.classes import HypothesisClass, count_errors, enumerate_representatives
 from pate_torch.pac.exponential import draw_gumbel_max
 from pate_torch.pac.nets import (
     compute_log_sauer_shelah,
@@ -36,7 +34,8 @@ from pate_torch.pac.sample import (
     draw_without_replacement,
     warn_below_guarantee,
 )
-from pate_torch.protocols import HypothesisClass
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
 
 _CPU = torch.device("cpu")
 

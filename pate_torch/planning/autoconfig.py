@@ -13,11 +13,13 @@ from typing import Final
 
 from pate_torch.accounting import calibration
 from pate_torch.core import checks
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.planning import feasibility, gradient_budget
-from pate_torch.protocols import FeatureRecipe, Mechanism, QueryStrategy
+from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.clusters import Medoids
 from pate_torch.teachers.recipe import TeacherRecipe
 

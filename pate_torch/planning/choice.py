@@ -19,10 +19,10 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
-from pate_torch.ledger import Account
 from pate_torch.planning import feasibility
 from pate_torch.planning.pilot import Forecast, PilotConfig, VoteModel, forecast_gradients, simulate_release
-from pate_torch.types import Dataset
+from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.records import Dataset
 
 MAX_QUERIES = 10**7
 """Beyond it, a budget is said to hold any number of questions."""

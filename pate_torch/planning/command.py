@@ -41,9 +41,9 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data import locations
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.embeddings import Embeddings
-from pate_torch.features.encoded_dataset import EncodedDataset
-from pate_torch.ledger import Account, Ledger
+from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.planning import feasibility
@@ -51,8 +51,9 @@ from pate_torch.planning import report as reports
 from pate_torch.planning.choice import Choice, DeclaredFacts, PlanEvaluator, select_best, takes_probabilities
 from pate_torch.planning.pilot import PUBLIC_DATASETS, PilotConfig, VoteModel, simulate_votes, train_vote_model
 from pate_torch.planning.report import PlanReport
-from pate_torch.protocols import DatasetSource
-from pate_torch.types import Dataset
+from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import Dataset
 
 SWEEP_KEYS = (
     "num_teachers",

@@ -26,12 +26,12 @@ from pate_torch.accounting.outcomes import (
 from pate_torch.core import checks
 from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism, compute_min_teachers
 from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
-from pate_torch.protocols import Mechanism
-from pate_torch.types import Dataset
+from pate_torch.privacy.records import Dataset
 
 if TYPE_CHECKING:
     from pate_torch.config import RunConfig

@@ -31,12 +31,12 @@ from scipy.stats import binom
 from torch import nn
 
 from pate_torch.core import checks, rng
-from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import SoftVotes, Votes
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Dataset, MechanismContext, PrivateRecords
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import Dataset, MechanismContext, PrivateData
 
 Array = NDArray[np.float64]
 EncoderBuilder = Callable[[Dataset], nn.Module | None]
@@ -270,7 +270,7 @@ def train_vote_model(pilot: PilotConfig, recipe: TeacherRecipe, data: Dataset, s
             "Use larger public data, or more teachers.",
         )
     part = slice(num_teachers * shard_size)
-    records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    records = PrivateRecords(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorized")
     trunk = None if short_recipe.start is None else short_recipe.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(
@@ -398,7 +398,7 @@ def forecast_gradients(
         seed: Seeds the noise.
     """
     part = slice(min(num_records, len(data.private)))
-    records = PrivateData(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    records = PrivateRecords(data.private.x[part], data.private.y[part], data.private.unit_id[part])
     proxy_dataset = replace(data, private=records)
     partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.make_shards(records, 1, seed)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
-from pate_torch.ledger import Account
 from pate_torch.planning.choice import MAX_QUERIES, VERDICTS, Choice
+from pate_torch.privacy.accounts import Account
 
 WIDTH = 80
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.features.neighbors import build_neighbor_graph, compute_spectral_embedding, split_blocks
-from pate_torch.protocols import QueryState
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
 from pate_torch.queries.uncertainty import Margin
 
@@ -25,7 +25,7 @@ _MAX_EIGENVECTORS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coreset:
+class Coreset(QueryStrategy):
     """The greedy k-center cover: each question is the point farthest from all before it; the first, nearest the mean.
 
     Asks for outliers by design, which an ensemble labels worst: ``Prototypes`` is better under noise.
@@ -64,7 +64,7 @@ class Coreset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Medoids:
+class Medoids(QueryStrategy):
     """The most central point of each of many small k-means clusters, as many as questions.
 
     In the learnt features, else on principal axes. For questions that cost nothing each, as in reverse k-NN labeling,
@@ -104,7 +104,7 @@ class Medoids:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prototypes:
+class Prototypes(QueryStrategy):
     """A typical point of each spectral cluster of the neighbor graph (Ng, Jordan and Weiss 2002), as many as questions.
 
     A label is worth most where it speaks for many points, and it is most often right where the point is typical: the

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.protocols import QueryState
+from pate_torch.privacy.records import NO_ANSWER
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
-from pate_torch.types import NO_ANSWER
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committee:
+class Committee(QueryStrategy):
     """Vote entropy of ridge regressions on bootstrap draws of the answers.
 
     Attributes:

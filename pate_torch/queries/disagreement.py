@@ -16,15 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.protocols import QueryState
+from pate_torch.privacy.records import NO_ANSWER
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import get_features
-from pate_torch.types import NO_ANSWER
 
 _CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Disagreement:
+class Disagreement(QueryStrategy):
     """Asks x at stream time j if the best fit with its boundary through x is within U(j) j of the best fit of all.
 
     U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit: line

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.features.neighbors import compute_coordinates
-from pate_torch.protocols import QueryState
+from pate_torch.queries.base import QueryState, QueryStrategy
 
 
 def get_open_points(state: QueryState) -> Tensor:
@@ -40,7 +40,7 @@ def get_features(state: QueryState, width: int = 64) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Random:
+class Random(QueryStrategy):
     """A uniform sample of the open points; not shuffled, the first of them in the order they were loaded.
 
     Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.protocols import QueryState
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import compute_round_size, get_open_points, shuffle
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margin:
+class Margin(QueryStrategy):
     """A random first round, then in each round the open points where the first class leads the second by the least.
 
     Ties are in random order (Scheffer et al. 2001).

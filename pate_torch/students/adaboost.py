@@ -14,14 +14,15 @@ from sklearn.ensemble import AdaBoostClassifier
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.training import build_problem
 
 _MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaBoost:
+class AdaBoost(StudentAlgorithm):
     """AdaBoost (SAMME) over decision stumps on the answered points, in float32 features as they are normalized.
 
     Attributes:

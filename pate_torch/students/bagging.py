@@ -16,12 +16,13 @@ import torch
 from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.parallel import run_in_parallel
-from pate_torch.protocols import Checkable, Log, Progress, Student, StudentAlgorithm, StudentTask, do_nothing
-from pate_torch.types import DataSpec
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.privacy.records import DataSpec
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaggingStudent:
+class BaggingStudent(StudentAlgorithm):
     """Bagging: several fits of ``member``; the module returns their mean log-probabilities.
 
     The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
@@ -45,8 +46,7 @@ class BaggingStudent:
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the member cannot take the data."""
-        if isinstance(self.member, Checkable):
-            self.member.check(spec)
+        self.member.check(spec)
 
     def fit(
         self,

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.encoded_dataset import ENCODER_FOLDER
+from pate_torch.data.encoded_dataset import ENCODER_FOLDER
+from pate_torch.features.base import PointEncoder
 from pate_torch.features.encoder import Encoder
-from pate_torch.protocols import PointEncoder, Student
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students import store
-from pate_torch.types import DataSpec
+from pate_torch.students.base import Student
 
 STUDENT_FILE = "student.safetensors"
 FORMAT_SUFFIXES = {"torch_export": ".pt2"}

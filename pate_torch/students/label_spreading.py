@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.features.augmentation import make_weak_view
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import (
     build_neighbor_graph,
@@ -24,7 +25,7 @@ from pate_torch.features.neighbors import (
     to_graph_device,
 )
 from pate_torch.networks import make_feature_extractor
-from pate_torch.protocols import FeatureRecipe, Student
+from pate_torch.students.base import Student
 from pate_torch.students.training import (
     AveragedModel,
     GradientStudent,

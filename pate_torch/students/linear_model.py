@@ -10,12 +10,14 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import append_mean_shift
-from pate_torch.protocols import FeatureRecipe, Log, Progress, Student, StudentTask, do_nothing
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleasedModel:
+class ReleasedModel(StudentAlgorithm):
     """The model that gradients were fitted to (``method=gradients``), as it was released. Nothing is trained.
 
     Attributes:
@@ -26,9 +28,12 @@ class ReleasedModel:
     features: FeatureRecipe | None = None
 
     @property
-    def publish(self) -> str:
-        """What is returned, as ``SelfTraining`` calls it."""
-        return "released_model"
+    def returns_released_model(self) -> bool:
+        return True
+
+    @property
+    def feature_recipe(self) -> FeatureRecipe | None:
+        return self.features
 
     @property
     def guide(self) -> None:
@@ -136,7 +141,7 @@ def _build_trunk(
         return networks.make_feature_extractor(guide.module), {key: guide.network[key] for key in ("name", "options")}
     if recipe is None:
         return nn.Flatten(), {"name": "logistic", "options": {}}
-    design = getattr(recipe, "design", None)
+    design = recipe.design
     if design is None:
         fix = "Give the recipe a design (name and options of its network), or use student.publish=student."
         raise checks.error("features", recipe.name, "does not say of which network the encoder is a part", fix)

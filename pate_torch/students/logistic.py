@@ -11,7 +11,8 @@ from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
-from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.label_noise import (
     LINEAR_MODELS,
     compute_rms,
@@ -24,7 +25,7 @@ _MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels: a probability o
 
 
 @dataclass(frozen=True, kw_only=True)
-class Logistic:
+class Logistic(StudentAlgorithm):
     """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
 
     Symmetric label flips are left uncorrected: they shrink the fit but do not turn it, and the corrected loss would not

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
-from pate_torch.budget import Budget
 from pate_torch.core import checks
-from pate_torch.data.units import hold_out, select_one_per_unit
-from pate_torch.ledger.ledger import PURPOSE_STUDENT_CHOICE
 from pate_torch.pac.exponential import draw_model_index
-from pate_torch.protocols import Student, StudentAlgorithm
-from pate_torch.types import Dataset, PrivateData
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE
+from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.privacy.units import hold_out, select_one_per_unit
+from pate_torch.students.base import Student, StudentAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Selection:
         """The price of one choice."""
         return (BoundedRangeEvent(eta=self.epsilon),)
 
-    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateData]:
+    def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
         """Split off the validation records.
 
         Returns:
@@ -79,7 +79,7 @@ class Selection:
         self,
         fit: Callable[[str, StudentAlgorithm], Student],
         *,
-        validation: PrivateData,
+        validation: PrivateRecords,
         budget: Budget,
     ) -> tuple[str, Student, str]:
         """Train every candidate and choose one.

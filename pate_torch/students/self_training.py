@@ -14,25 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from pate_torch.core import checks
-from pate_torch.protocols import (
-    Checkable,
-    FeatureRecipe,
-    Log,
-    Progress,
-    Student,
-    StudentAlgorithm,
-    StudentTask,
-    do_nothing,
-)
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students.bagging import BaggingStudent
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.label_spreading import ALPHA, propagate, select_most_confident
 from pate_torch.students.linear_model import make_linear_student
 from pate_torch.students.training import build_problem
-from pate_torch.types import DataSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelfTraining:
+class SelfTraining(StudentAlgorithm):
     """Students of pseudo-labels, each in the features of the one before.
 
     Attributes:
@@ -80,15 +73,24 @@ class SelfTraining:
         checks.one_of("student.publish", self.publish, ("student", "released_model"))
 
     @property
+    def returns_released_model(self) -> bool:
+        return self.publish == "released_model"
+
+    @property
+    def feature_recipe(self) -> FeatureRecipe | None:
+        return self.features
+
+    @property
     def guide(self) -> SelfTraining:
         """The recipe of the guide student: this one, but that it never returns the model."""
         return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when one of them cannot take the data."""
-        for part in (self.first_student, self.later_students, self.features):
-            if isinstance(part, Checkable):
-                part.check(spec)
+        self.first_student.check(spec)
+        self.later_students.check(spec)
+        if self.features is not None:
+            self.features.check(spec)
 
     def fit(
         self,

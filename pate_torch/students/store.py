@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
-from pate_torch.protocols import Student
-from pate_torch.types import OPTIONAL_SPEC_FIELDS, DataSpec
+from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
+from pate_torch.students.base import Student
 
 FORMAT = "pate_torch.student/1"
 METADATA_KEY = "pate_torch"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pate_torch.protocols import StudentTask
-from pate_torch.types import DataSpec, NoisyCounts, PublicPool, Release
+from pate_torch.privacy.records import DataSpec, NoisyCounts, PublicPool, Release
+from pate_torch.students.base import StudentTask
 
 _NUM_GRID_POINTS = 400
 

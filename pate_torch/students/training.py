@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,11 +22,13 @@ from pate_torch import networks
 from pate_torch.core import checks, rng
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.augmentation import Affine, parse_affine
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
-from pate_torch.protocols import Log, Progress, Student, StudentTask, do_nothing
+from pate_torch.privacy.records import DataSpec
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.label_noise import clip_noise_rate, with_label_posteriors
-from pate_torch.types import DataSpec
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
@@ -252,7 +254,7 @@ class AveragedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientStudent(ABC):
+class GradientStudent(StudentAlgorithm):
     """A student trained by gradient descent; a subclass gives the loss.
 
     Attributes:
@@ -304,6 +306,10 @@ class GradientStudent(ABC):
     def affine(self) -> Affine | None:
         """``augment`` as it is used."""
         return parse_affine(self.augment)
+
+    @property
+    def feature_recipe(self) -> FeatureRecipe | None:
+        return self.features
 
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""

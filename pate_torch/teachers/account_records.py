@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers.store import ACCOUNTS, TeacherStore
-from pate_torch.types import PrivateData
 
 MAX_KNOWN_SHARE = 0.1
 """The largest share of known units that passes, beyond the share that few distinct records explain by chance."""
@@ -35,7 +35,7 @@ class RecordHashes:
     unit_N: np.ndarray
 
     @classmethod
-    def from_data(cls, private: PrivateData, store: TeacherStore) -> RecordHashes:
+    def from_data(cls, private: PrivateRecords, store: TeacherStore) -> RecordHashes:
         """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
         x = private.x if private.origin is None else private.origin
         keyed_state = hashlib.blake2b(key=store.get_secret_key(), digest_size=8)

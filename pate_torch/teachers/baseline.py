@@ -12,12 +12,12 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core.progress import Stages
-from pate_torch.protocols import Student
+from pate_torch.privacy.records import Dataset, Shards
+from pate_torch.students.base import Student
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from pate_torch.types import Dataset, Shards
 
 
 def train_on_all(

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.records import Dataset, DataSpec
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import Dataset, DataSpec
 
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
 """What rank 0 tells the others to do."""

@@ -19,12 +19,12 @@ from pate_torch import networks
 from pate_torch.core.device import float32_precision, to_device
 from pate_torch.core.optimizers import Adam, Sgd
 from pate_torch.core.parallel import prefetch
+from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
-from pate_torch.protocols import do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 ShareCallback = Callable[[float], object]
 """Is told which share of the work on a chunk is done, while it is less than all."""
@@ -99,7 +99,7 @@ class TrainedChunk:
         return TrainedChunk(params, loss_Pk, accuracy_Pk)
 
 
-def gather_chunk(private: PrivateData, shards: Shards, teachers: range) -> Chunk:
+def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
     """PRIVATE. Copy the records of some teachers out of the private set."""
     return gather_rows(private.x, private.y, shards.index_KS, shards.mask_KS, teachers)
 

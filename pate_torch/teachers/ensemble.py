@@ -13,12 +13,12 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core.device import to_device
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.sensitive import Votes
+from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
 from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import DataSpec
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times

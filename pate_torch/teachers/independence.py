@@ -24,10 +24,10 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.parallel import single_thread_mode
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 T = TypeVar("T")
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -120,7 +120,7 @@ class Trial:
         cls,
         ensemble: TeacherEnsemble,
         launches: Sequence[range],
-        private: PrivateData,
+        private: PrivateRecords,
         spec: DataSpec,
         shards: Shards,
         recipe: TeacherRecipe,

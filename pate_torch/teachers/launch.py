@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.parallel import single_thread_mode
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import BLOCK_STEPS
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.stacked import plan_layers
-from pate_torch.types import DataSpec
 
 GROUP_TEACHERS = 16
 """Teachers dealt and checkpointed together."""

@@ -13,8 +13,8 @@ import torch
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.features.augmentation import Affine
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.trunk import PublicStart
-from pate_torch.types import DataSpec
 
 DEFAULT_MEMORY_GIB = 20.0
 """Of a card of 24 GiB, what is left beside the driver's part and what the allocator leaves between blocks."""

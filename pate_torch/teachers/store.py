@@ -35,11 +35,11 @@ from pate_torch.core.files import (
     get_tensor_bytes,
     read_tensors,
 )
-from pate_torch.protocols import do_nothing
-from pate_torch.sensitive import Votes
+from pate_torch.core.progress import do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.trunk import Trunk
-from pate_torch.types import DataSpec, PrivateData
 
 SCHEMA_VERSION = 1
 ID_PATTERN = re.compile(r"[0-9a-f]{16}")
@@ -142,7 +142,7 @@ class TeacherStore:
             state.update(part)
         return state.hexdigest()
 
-    def compute_fingerprint(self, private: PrivateData) -> str:
+    def compute_fingerprint(self, private: PrivateRecords) -> str:
         """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
         state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
         for tensor in (private.x, private.y):
@@ -152,7 +152,7 @@ class TeacherStore:
         state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
         return state.hexdigest()
 
-    def compute_content_fingerprint(self, private: PrivateData) -> str:
+    def compute_content_fingerprint(self, private: PrivateRecords) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
         x = private.x if private.origin is None else private.origin
         return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))

@@ -18,7 +18,8 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.protocols import Log, Progress, do_nothing
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import distributed, launch, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, Chunk, TrainedChunk, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
@@ -26,7 +27,6 @@ from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 from pate_torch.teachers.workers import can_fork, train_chunks
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 __all__ = ["TeacherRecipe", "train"]
 
@@ -55,7 +55,7 @@ def get_num_workers(recipe: TeacherRecipe) -> int:
 
 
 def train(
-    private: PrivateData,
+    private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     recipe: TeacherRecipe,
@@ -141,7 +141,7 @@ def train(
 
 
 def _train_own_groups(
-    private: PrivateData,
+    private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     recipe: TeacherRecipe,
@@ -193,7 +193,7 @@ def _train_own_groups(
 
 
 def _train_in_process(
-    private: PrivateData,
+    private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     recipe: TeacherRecipe,

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.networks import remove_head
-from pate_torch.protocols import Progress, do_nothing
-from pate_torch.types import DataSpec, PrivateData, Shards
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 
 _BLOCK_RECORDS = 4096  # records distorted at once
 _ENCODER_PREFIX = "encoder."
@@ -124,7 +124,7 @@ class Trunk:
 
     def encode_shards(
         self,
-        private: PrivateData,
+        private: PrivateRecords,
         shards: Shards,
         *,
         start: PublicStart,
@@ -132,7 +132,7 @@ class Trunk:
         seed: int,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
-    ) -> tuple[PrivateData, Shards]:
+    ) -> tuple[PrivateRecords, Shards]:
         """PRIVATE. Features of every shard's records and of their copies, and the shards that hold them.
 
         Each shard is encoded by itself, from its teacher's own stream: a record has no influence on the arithmetic of
@@ -172,11 +172,11 @@ class Trunk:
 
 
 def encode_shards(
-    private: PrivateData,
+    private: PrivateRecords,
     shards: Shards,
     make_encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
     progress: Progress = do_nothing,
-) -> tuple[PrivateData, Shards]:
+) -> tuple[PrivateRecords, Shards]:
     """PRIVATE. Features of every shard's records, and the shards that hold them.
 
     Args:
@@ -202,7 +202,7 @@ def encode_shards(
     for teacher, size in enumerate(sizes):
         index_KS[teacher, :size] = torch.arange(first, first + size)
         first += size
-    encoded_records = PrivateData(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
+    encoded_records = PrivateRecords(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
     return encoded_records, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.sensitive import Votes
 
 BLOCK_QUERIES = 2048
 """Queries counted together: with 255 teachers of one byte each they stay in a core's cache."""

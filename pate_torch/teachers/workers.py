@@ -33,16 +33,16 @@ import torch
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.protocols import do_nothing
+from pate_torch.core.progress import do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.engine import CURVE_POINTS, TrainedChunk, gather_rows, train_stacked
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def train_chunks(
-    private: PrivateData,
+    private: PrivateRecords,
     spec: DataSpec,
     shards: Shards,
     recipe: TeacherRecipe,

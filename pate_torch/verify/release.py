@@ -84,7 +84,7 @@ def check_schema(folder: ReleaseFolder) -> Check:
     """The statement against its JSON schema; nothing else can be asked of one that does not fit."""
     from jsonschema import Draft202012Validator
 
-    schema = json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
     version, (latest,) = folder.statement.get("schema_version"), schema["properties"]["schema_version"]["enum"]
     if version != latest:
         message = f"privacy.json is of version {version}, and this verifier reads version {latest}"

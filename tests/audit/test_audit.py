@@ -16,8 +16,8 @@ from pate_torch.mechanisms import distance_to_instability, sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 from tests.mechanisms.vote_laws import CERTAIN
 

@@ -22,14 +22,14 @@ from pate_torch.audit.membership import (
 )
 from pate_torch.context import DataSplits
 from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
-from pate_torch.reporting.intervals import compute_auc_interval, compute_difference_interval
-from pate_torch.reporting.statement import compute_advantage_bound, compute_attack_bound
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval
+from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
-from pate_torch.types import PrivateData
 from tests.run_configs import changed
 from tests.teachers import public_start_world
 from tests.tiny_runs import again, summary, tiny
@@ -229,7 +229,7 @@ def test_members_are_the_records_of_shards_and_others_are_none_of_them():
 def test_a_unit_is_counted_once():
     whole = blobs(n=400).load()
     unit = np.array([f"patient{i // 4}" for i in range(len(whole.private))])
-    private = PrivateData(whole.private.x, whole.private.y, unit, "group:patient")
+    private = PrivateRecords(whole.private.x, whole.private.y, unit, "group:patient")
     shards = AddRemove().make_shards(private, 5, seed=0)
     found = MembershipTest().select_records(dataclasses.replace(whole, private=private), shards, None, seed=0)
     assert len(found.member_x) == len(set(unit.tolist())) == 50

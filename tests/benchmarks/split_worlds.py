@@ -3,8 +3,8 @@
 import numpy as np
 
 from pate_torch.data.libsvm import Libsvm
-from pate_torch.data.partition import ReplaceOne
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic

@@ -12,7 +12,7 @@ from benchmarks.replications.five_papers import ROWS, FivePapers, PaperCell, for
 from benchmarks.replications.splits import compute_sigma, replace_infinities
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
-from pate_torch.data.partition import AddRemove
+from pate_torch.privacy.partition import AddRemove
 from pate_torch.students.logistic import Logistic
 from tests.benchmarks.split_worlds import ASKED, plan_of, write_signs
 

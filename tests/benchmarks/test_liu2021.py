@@ -16,7 +16,7 @@ from benchmarks.replications.liu2021 import Liu2021Table4
 from benchmarks.replications.splits import Mean, compute_accuracies, compute_sigma
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
-from pate_torch.data.partition import AddRemove
+from pate_torch.privacy.partition import AddRemove
 from tests.benchmarks.split_worlds import ASKED, plan_of, write_signs
 from tests.run_configs import changed
 

@@ -14,7 +14,7 @@ from benchmarks.theory.margins import (
     margin_distribution,
     share_of_ones,
 )
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.sensitive import Votes
 
 
 def binary(ones, K):

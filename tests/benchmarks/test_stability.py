@@ -10,9 +10,9 @@ from scipy import stats
 from benchmarks.theory.stability import by_teachers, on_average_stability, one_by_one, quality
 from pate_torch import networks
 from pate_torch.core.rng import derive_seed, make_torch_generator
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import draw_batches
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 
 def test_stability_of_the_mean_is_its_closed_form():

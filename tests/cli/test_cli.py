@@ -48,7 +48,7 @@ def test_what_runs_is_loaded_without_what_only_some_runs_use():
         "tensorboard",
         "torchvision",
     )
-    code = f"import sys, pate_torch.pipeline, pate_torch.labeler; assert not set({unused}) & set(sys.modules)"
+    code = f"import sys, pate_torch.pipeline, pate_torch.api.labeler; assert not set({unused}) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

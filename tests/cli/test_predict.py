@@ -19,8 +19,8 @@ from pate_torch.cli import predict
 from pate_torch.data.digits import Digits
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.tabular import Csv
-from pate_torch.protocols import Student
 from pate_torch.students import store
+from pate_torch.students.base import Student
 
 SECRET = "Xanadu"
 """A town of private records alone."""

@@ -15,7 +15,7 @@ from pate_torch.core.run_folders import (
     get_user_store,
     make_unique_run_id,
 )
-from pate_torch.ledger import Ledger
+from pate_torch.privacy.ledger import Ledger
 from tests import ROOT
 
 

@@ -16,11 +16,11 @@ from sklearn.datasets import load_digits
 from benchmarks.fonts import glyphs, handwriting
 from benchmarks.fonts.glyphs import CHARACTERS, Glyphs
 from benchmarks.fonts.handwriting import Handwriting, _atlas
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.cifar10 import Cifar10
 from pate_torch.data.digits import Digits
 from pate_torch.data.mnist import FashionMnist, Mnist
 from pate_torch.data.svhn import Svhn
-from pate_torch.protocols import DatasetSource
 
 random = np.random.default_rng(0)
 

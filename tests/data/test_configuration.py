@@ -6,9 +6,9 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
+from pate_torch.data.base import DatasetSource
 from pate_torch.features.augmentation import Affine
 from pate_torch.networks import NETWORKS
-from pate_torch.protocols import DatasetSource
 from tests import ROOT
 
 CONF = ROOT / "conf"

@@ -10,18 +10,18 @@ from pate_torch import pipeline
 from pate_torch.config import check_adjacency
 from pate_torch.data.digits import Digits
 from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.trunk import PublicStart
-from pate_torch.types import LABEL_UNIT, PrivateData
 from tests.run_configs import changed, run_config
 
 AUGMENT = Affine(rotate=10, shift=0.7)
@@ -64,7 +64,7 @@ def test_a_label_changed_reaches_one_teacher():
     trunk = START.learn(data.pool.x, data.spec, seed=0)
     y = data.private.y.clone()
     y[11] = (y[11] + 1) % 10
-    changed = PrivateData(data.private.x, y, data.private.unit_id, LABEL_UNIT)
+    changed = PrivateRecords(data.private.x, y, data.private.unit_id, LABEL_UNIT)
     shards = ReplaceOne().make_shards(data.private, 10, seed=0)
     before, after = (train(p, data.spec, shards, RECIPE, seed=0, trunk=trunk) for p in (data.private, changed))
     same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)

@@ -16,15 +16,16 @@ from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
 from pate_torch.config import check_adjacency
-from pate_torch.data import image_folder, libsvm, roles, tabular, units
+from pate_torch.data import image_folder, libsvm, roles, tabular
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import make_hashing_matrix
-from pate_torch.data.partition import ReplaceOne
-from pate_torch.data.schema import normalize_class_name
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.units import compute_content_id, get_unit_ids, select_one_per_unit
-from pate_torch.protocols import DatasetSource
-from pate_torch.types import PrivateData
+from pate_torch.privacy import units
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.schema import normalize_class_name
+from pate_torch.privacy.units import compute_content_id, get_unit_ids, select_one_per_unit
 
 # The owner of most tables here has agreed.
 Csv, Libsvm, ImageFolder = (
@@ -180,7 +181,7 @@ def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
 
 
 def test_units_are_ids_or_positions():
-    private = PrivateData(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
+    private = PrivateRecords(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
     assert get_unit_ids(private, "add_remove").tolist() == ["b", "a", "b", "a"]
     assert get_unit_ids(private, "replace_one").tolist() == ["0", "1", "2", "3"]
     assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pate_torch.data import tabular
 from pate_torch.data.roles import get_categories_origin
-from pate_torch.data.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
+from pate_torch.privacy.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
 
 MISSING = {"", "na", "n/a", "nan", "null", "none"}
 SCHEMA = TableSchema((Column("age", None), Column("color", ("blue", "red")), Column("member", ("False", "True"))))
@@ -172,7 +172,7 @@ def test_a_schema_goes_through_json_and_damage_is_refused():
 
 
 def test_a_schema_needs_no_pandas():
-    code = "import sys, pate_torch.data.schema as s; s.TableSchema.from_public({'a': [1]});"
+    code = "import sys, pate_torch.privacy.schema as s; s.TableSchema.from_public({'a': [1]});"
     code += "assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

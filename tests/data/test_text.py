@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from pate_torch.core import texts
 from pate_torch.data.embeddings import Embeddings, read_vectors
 from pate_torch.data.text import Text
-from pate_torch.data.units import drop_unusable
+from pate_torch.privacy.units import drop_unusable
 
 COUNT, WIDTH = 90, 5
 

@@ -34,9 +34,9 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.audit import command as audit
 from pate_torch.audit.pairs import make_worst_pairs
+from pate_torch.cli import ledger as ledger_command
 from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
-from pate_torch.ledger import command as ledger_command
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.end_to_end import documents
 from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
@@ -387,8 +387,8 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 
 def test_every_field_of_the_statement_is_explained():
-    from pate_torch.reporting.private_metrics import OwnerSummary
-    from pate_torch.reporting.renderer import build_statement, build_summary
+    from pate_torch.release.private_metrics import OwnerSummary
+    from pate_torch.release.renderer import build_statement, build_summary
     from tests.reporting.reporting_demo import demo
 
     page = ROOT / "docs" / "privacy-statement.md"

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from pate_torch import load_student, networks, pipeline
-from pate_torch.data.schema import Column, TableSchema
 from pate_torch.features.encoder import Encoder
-from pate_torch.protocols import Student
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.schema import Column, TableSchema
 from pate_torch.students import store
-from pate_torch.types import DataSpec
+from pate_torch.students.base import Student
 from pate_torch.verify.command import verify_release
 from tests.features.encoder_worlds import TOKENS, WIDTH, WORDS
 from tests.tiny_runs import again, tiny

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.data.partition import AddRemove
 from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
@@ -18,6 +17,7 @@ from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
+from pate_torch.privacy.partition import AddRemove
 from pate_torch.queries.random import Random
 from pate_torch.students.logistic import Logistic
 from pate_torch.teachers.training import TeacherRecipe

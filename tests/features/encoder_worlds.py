@@ -10,7 +10,7 @@ from torch import nn
 
 from pate_torch.core import texts
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
-from pate_torch.types import DataSpec
+from pate_torch.privacy.records import DataSpec
 from tests.features import onnx_files
 
 WORDS = "tests:privacy/characters.json"

@@ -16,12 +16,12 @@ from pate_torch.features import contrastive, neighbors
 from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
-from pate_torch.protocols import StudentTask
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students.bagging import BaggingStudent
+from pate_torch.students.base import StudentTask
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import build_problem
 from pate_torch.teachers.trunk import PublicStart
-from pate_torch.types import DataSpec
 from tests import ROOT
 from tests.worlds import Counted
 

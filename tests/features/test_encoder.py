@@ -19,7 +19,7 @@ from pate_torch.features import runtimes
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
 from pate_torch.features.runtimes import check_no_external_data
-from pate_torch.types import DataSpec, EncoderCard
+from pate_torch.privacy.records import DataSpec, EncoderCard
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
 from tests.features import onnx_files

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.features.whitening import Whitening, solve_ridge
+from pate_torch.privacy.whitening import Whitening, solve_ridge
 
 
 @pytest.fixture

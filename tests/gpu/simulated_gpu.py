@@ -28,8 +28,8 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu.findings import CodeLine, find_package_line
-from pate_torch import types
 from pate_torch.features import augmentation, contrastive
+from pate_torch.privacy import records
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SYNCHRONIZING = frozenset(
@@ -391,7 +391,7 @@ def simulate_gpu(memory: int = 80 * 2**30) -> Iterator[SimulatedGpu]:
         return copied
 
     with ExitStack() as stack:
-        for cached_on_device in (types._make_constant_tensor, augmentation._pixels_to_grid):
+        for cached_on_device in (records._make_constant_tensor, augmentation._pixels_to_grid):
             stack.callback(cached_on_device.cache_clear)
         stack.enter_context(patch.dict(contrastive._ENCODER_CACHE, clear=True))
         for name, answer in answers.items():

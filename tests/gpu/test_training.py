@@ -19,12 +19,12 @@ from pate_torch.features.neighbors import build_neighbor_graph, compute_coordina
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
-from pate_torch.reporting import release_writer
-from pate_torch.reporting.release_writer import ReleaseWriter
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.release import release_writer
+from pate_torch.release.release_writer import ReleaseWriter
 from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
 from pate_torch.teachers.launch import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
-from pate_torch.types import PrivateData
 from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
 from tests.run_configs import changed
@@ -198,7 +198,7 @@ def test_features_of_records_come_back_in_blocks(simulated_gpu):
     x, y = images(480, 0)
     for count in (8, 160):  # at least 20 batches in one block
         simulated_gpu.reset_counts()
-        private = PrivateData(x[:count], y[:count], np.arange(count).astype(str))
+        private = PrivateRecords(x[:count], y[:count], np.arange(count).astype(str))
         found = map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
         assert found.shape == (count, 3) and found.device.type == "cpu"
         counted.append(by_function(simulated_gpu.copies_to_host).total())

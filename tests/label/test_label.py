@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pate_torch.accounting import gdp
-from pate_torch.label import command as label
-from pate_torch.ledger import Ledger
-from pate_torch.noise.source import NoiseSource
+from pate_torch.cli import label as label
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
 
 P, K, C = 30, 50, 3
 

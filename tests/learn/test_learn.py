@@ -16,11 +16,11 @@ from pate_torch.learn.algorithms import ALGORITHMS, plan_events
 from pate_torch.learn.audit import audit, make_neighbor_problem
 from pate_torch.learn.command import main
 from pate_torch.learn.problem import LearnOptions, make_problems
-from pate_torch.ledger import Ledger
 from pate_torch.pac import exponential, semi_private
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.students.export import load_student
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool
 from tests import ROOT
 from tests.end_to_end.documents import table as table_of
 
@@ -208,7 +208,7 @@ def data_of(x, y, num_classes=2):
         mean=(0.5,) * width, std=(0.3,) * width,
     )  # fmt: skip
     pool = torch.rand(40, width, generator=torch.Generator().manual_seed(1))
-    private = PrivateData(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str))
+    private = PrivateRecords(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str))
     return Dataset(spec, private, PublicPool(pool), Evaluation(pool, torch.zeros(40, dtype=torch.int64)))
 
 

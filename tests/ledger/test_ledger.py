@@ -22,9 +22,9 @@ import pytest
 from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
-from pate_torch.ledger.chain import HashChain
-from pate_torch.ledger.command import main
-from pate_torch.ledger.ledger import BudgetExceeded, Ledger, LedgerError, get_default_path
+from pate_torch.cli.ledger import main
+from pate_torch.privacy.chain import HashChain
+from pate_torch.privacy.ledger import BudgetExceeded, Ledger, LedgerError, get_default_path
 
 MU = math.sqrt(2) / 40
 PLAN = (GaussianEvent(mu=MU, count=286),)
@@ -412,7 +412,7 @@ def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
     script = (
         "import os, signal, sys\n"
         "from pate_torch.accounting.events import GaussianEvent\n"
-        "from pate_torch.ledger import Ledger\n"
+        "from pate_torch.privacy.ledger import Ledger\n"
         "ledger = Ledger(sys.argv[1])\n"
         "ledger.reserve('svhn', [GaussianEvent(mu=0.5)], fingerprint='f', mechanism='gaussian', run='r')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -428,7 +428,7 @@ def test_a_process_killed_inside_a_transaction_leaves_nothing(path, ledger):
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from pate_torch.ledger.chain import HashChain\n"
+        "from pate_torch.privacy.chain import HashChain\n"
         "chain = HashChain(Path(sys.argv[1]))\n"
         "chain.read_new_entries()\n"
         "with chain.transaction():\n"
@@ -711,7 +711,7 @@ def test_a_read_only_ledger_reads_and_refuses_charges(path, ledger):
 
 
 def test_a_held_lock_is_said(path, ledger, monkeypatch):
-    monkeypatch.setattr("pate_torch.ledger.chain.LOCK_TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr("pate_torch.privacy.chain.LOCK_TIMEOUT_SECONDS", 0.01)
     with Ledger(path) as other, ledger._chain.transaction():
         ledger._catch_up()
         with pytest.raises(LedgerError, match=r"locked.*Another process held it"):

@@ -7,7 +7,7 @@ import torch
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 
 CONF = ROOT / "conf" / "mechanism"

@@ -19,10 +19,10 @@ from pate_torch.accounting.events import (
     PureDPEvent,
     ZCDPEvent,
 )
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import Mechanism
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, MechanismContext
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 from tests.mechanisms.mechanism_forms import (
     CONF,
     FORMS,

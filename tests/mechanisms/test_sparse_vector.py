@@ -19,9 +19,9 @@ from pate_torch.mechanisms.sparse_vector_base import (
     compute_instability_distance,
     compute_min_teachers,
 )
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.sensitive import SoftVotes, Votes
-from pate_torch.types import NO_ANSWER, MechanismContext
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, MechanismContext
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 from tests.mechanisms.vote_laws import Discrete, Recorder, sparse_law
 
 both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])

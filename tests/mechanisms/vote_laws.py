@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from pate_torch.noise.source import DryRunNoise
+from pate_torch.privacy.noise import DryRunNoise
 
 NO_ANSWER = -1
 TINY = 1e-9

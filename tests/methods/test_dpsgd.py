@@ -10,11 +10,11 @@ from scipy import stats
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.config import Study
-from pate_torch.data.partition import AddRemove, ReplaceOne
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
-from pate_torch.noise.source import DryRunNoise
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised

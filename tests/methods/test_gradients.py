@@ -13,27 +13,25 @@ from safetensors.torch import load_file, save_file
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import PATE, networks, pipeline, release_store
+from pate_torch import PATE, networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.cli import train as command
 from pate_torch.core import rng
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.contrastive import ContrastiveFeatures, append_mean_shift, encode
-from pate_torch.features.whitening import Whitening
-from pate_torch.ledger import Ledger
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.networks import ConcatFeatures
-from pate_torch.noise.source import DryRunNoise, NoiseSource
-from pate_torch.protocols import Mechanism, StudentTask
-from pate_torch.queries.random import Random
-from pate_torch.reporting.statement import format_title
-from pate_torch.sensitive import (
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise, NoiseSource
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Dataset, Evaluation, LinearModel, MechanismContext, PrivateRecords, PublicPool
+from pate_torch.privacy.sensitive import (
     GRID_STEPS,
     UNIT_NORM,
     CellHistogram,
@@ -43,12 +41,16 @@ from pate_torch.sensitive import (
     make_vector_sum_sensitivity,
     quantize,
 )
+from pate_torch.privacy.whitening import Whitening
+from pate_torch.queries.random import Random
+from pate_torch.release import store as release_store
+from pate_torch.release.statement import format_title
+from pate_torch.students.base import StudentTask
 from pate_torch.students.export import export
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
-from pate_torch.types import Dataset, Evaluation, LinearModel, MechanismContext, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder
 from tests.methods.voter_worlds import configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest
@@ -185,7 +187,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
     names, pool = np.array(["a", "b", "c"])[np.arange(40) % 3], images(60, seed=5)[0]
 
     def sums(x, y, names):
-        data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        data = Dataset(IMAGES, PrivateRecords(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         records = GradientMethod(size=50).build_sensitive(
             data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder()
         )
@@ -260,7 +262,7 @@ def test_classes_need_not_be_equally_common(rare):
     spec = dataclasses.replace(
         IMAGES, num_classes=2, class_names=("a", "b"), input_shape=(20,), mean=(0.0,), std=(1.0,)
     )
-    private = PrivateData(x[:4000], y[:4000], np.arange(4000).astype(str))
+    private = PrivateRecords(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
     records = GradientMethod(size=4000).build_sensitive(data, AddRemove().make_shards(private, 1, 0), encoder=encoder)

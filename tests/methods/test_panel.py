@@ -17,10 +17,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.methods import panel
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(
@@ -37,7 +37,7 @@ def clouds(count=N, seed=0):
 
 
 def private(x, y, ids=None):
-    return PrivateData(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
+    return PrivateRecords(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
 
 
 class Network(nn.Module):

@@ -12,32 +12,43 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import stats
 
-from pate_torch import PATE, networks, pipeline, release_store
+from pate_torch import PATE, networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.audit.pairs import NeighborPair
 from pate_torch.cli import train as command
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.data.partition import AddRemove, ReplaceOne
+from pate_torch.core.progress import do_nothing
 from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import build_neighbor_graph
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms import gaussian
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
 from pate_torch.networks import make_feature_extractor, remove_head
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import Mechanism, StudentTask, do_nothing
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import (
+    LABEL_UNIT,
+    Dataset,
+    Evaluation,
+    MechanismContext,
+    NoisyCounts,
+    PrivateRecords,
+    PublicPool,
+)
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.queries.clusters import Medoids
-from pate_torch.reporting.statement import format_plain_words, format_title
-from pate_torch.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
+from pate_torch.release import store as release_store
+from pate_torch.release.statement import format_plain_words, format_title
 from pate_torch.students import label_spreading
+from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_class_proportions
-from pate_torch.types import LABEL_UNIT, Dataset, Evaluation, MechanismContext, NoisyCounts, PrivateData, PublicPool
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.methods.voter_worlds import configured, encoder
 from tests.reporting.reporting_demo import demo
@@ -155,7 +166,7 @@ def test_pairs_of_histograms_must_be_neighbors():
 def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
     """Records that lie among 60 public images."""
     ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
-    private = PrivateData(x, y, ids, "record" if unit_id is None else "group:who")
+    private = PrivateRecords(x, y, ids, "record" if unit_id is None else "group:who")
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
@@ -206,7 +217,7 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
 
     def histogram(x, y, names):
-        data = Dataset(IMAGES, PrivateData(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        data = Dataset(IMAGES, PrivateRecords(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         return (
             ReverseKnn().build_sensitive(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).select(asked)
         )
@@ -250,7 +261,7 @@ class Positional(torch.nn.Module):
 
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
-    private = PrivateData(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
+    private = PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
     return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
 
 

@@ -9,14 +9,14 @@ import torch
 
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.partition import AddRemove
 from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
+from pate_torch.privacy.partition import AddRemove
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import PrivateData
 from tests import killed_runs
 from tests.run_configs import changed
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
@@ -80,7 +80,7 @@ def test_one_record_moves_one_teacher(ensemble, pool):
     private = records(120)
     x, y = private.x.clone(), private.y.clone()
     x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
-    other = train(PrivateData(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
+    other = train(PrivateRecords(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
     votes = jointly(pool)
     before, after = votes.predict(ensemble, pool), votes.predict(other, pool)
     assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}

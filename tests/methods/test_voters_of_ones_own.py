@@ -13,7 +13,7 @@ import torch
 
 from pate_torch import PATE
 from pate_torch.audit import membership
-from pate_torch.label import command as label
+from pate_torch.cli import label as label
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.planning import command as plan
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch.data.partition import assign_shards
+from pate_torch.privacy.partition import assign_shards
 from pate_torch.teachers.voting import count_votes
 from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
 from pate_torch.methods.description import MethodDescription

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.ledger import Ledger
 from pate_torch.methods.votes_file import read
+from pate_torch.privacy.ledger import Ledger
 from tests.command_runs import TINY, train
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
@@ -222,7 +222,7 @@ def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
 def test_beside_votes_from_a_file_no_model_is_trained_on_the_records(tmp_path, monkeypatch):
     """Their teachers are elsewhere: there is nothing to compare it with."""
     monkeypatch.setattr(
-        "pate_torch.reporting.private_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained")
+        "pate_torch.release.private_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained")
     )
     np.save(tmp_path / "votes.npy", np.arange(6 * 40).reshape(6, 40) % 10)
     settings = [word for word in TINY if not word.startswith("baseline")]

@@ -9,11 +9,11 @@ from hydra import initialize_config_dir
 
 from pate_torch import networks
 from pate_torch.cli import hydra_config
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.networks import remove_head
-from pate_torch.sensitive import GradientSums
-from pate_torch.types import Dataset, Evaluation, PrivateData, PublicPool
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
+from pate_torch.privacy.sensitive import GradientSums
 from tests import ROOT
 from tests.worlds import IMAGES, images
 
@@ -27,7 +27,7 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     x, y = (part[:count] for part in images(40, seed=1))
     ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
-    private = PrivateData(x, y, np.asarray(ids))
+    private = PrivateRecords(x, y, np.asarray(ids))
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.stats import chi2
 
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.pac.classes import EnumerableClass, find_distinct
+from pate_torch.pac.classes import HypothesisClass, find_distinct
 from pate_torch.pac.sample import Sample
+from pate_torch.privacy.noise import DryRunNoise
 
 
 class Spy(DryRunNoise):
@@ -75,7 +75,7 @@ def pure_total(events):
     return math.fsum(e.count * getattr(e, "epsilon", getattr(e, "eta", 0.0)) for e in events)
 
 
-class Table(EnumerableClass):
+class Table(HypothesisClass):
     """A class given by its labels of finitely many points, bool [M, points]; a point is its number.
 
     What it has worked out it remembers: thousands of runs ask about the same few shards.

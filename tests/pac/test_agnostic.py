@@ -10,10 +10,7 @@ from scipy.stats import binom
 
 from benchmarks.theory.classes import Listed
 from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PureDPEvent
-from pate_torch.budget import Budget
-from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import (
     RELABEL_FACTOR,
     _compute_minimum_queries,
@@ -27,7 +24,11 @@ from pate_torch.pac.agnostic import (
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample, draw_with_replacement, draw_without_replacement
-from pate_torch.types import NO_ANSWER
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER
 from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, pure_total, sample_of, universe
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

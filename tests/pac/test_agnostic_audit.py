@@ -18,11 +18,11 @@ import pytest
 from scipy import stats
 
 from pate_torch.audit.command import audit_outcomes
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import agnostic
 from pate_torch.pac.agnostic import RELABEL_FACTOR, plan_ag_priv_cl, run_ag_priv_cl
 from pate_torch.pac.sample import Sample
-from pate_torch.types import NO_ANSWER
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER
 from tests.pac.pac_audit import Table
 
 pytestmark = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import baselines
 from pate_torch.pac.boosting import split_folds
 from pate_torch.pac.classes import Thresholds, fit_erm
 from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
+from pate_torch.privacy.noise import DryRunNoise
 from tests.pac.pac_audit import Spy, all_laws, sample_of, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.classes import Intervals, Stumps, Thresholds
 from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.stable import run_stable_predictor, select_alpha_cover
+from pate_torch.privacy.noise import DryRunNoise
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2])

@@ -10,7 +10,6 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import compute_delta as accounting_delta
 from pate_torch.accounting.events import BoundedRangeEvent
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
 from pate_torch.pac.classes import Thresholds
@@ -23,6 +22,7 @@ from pate_torch.pac.exponential import (
 from pate_torch.pac.logistic import compute_convex_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size, run_sspp
+from pate_torch.privacy.noise import DryRunNoise
 from tests.pac.pac_audit import Spy, all_laws, fit, sample_of, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import kstest
 
 from pate_torch.accounting.events import BoundedRangeEvent
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import logistic
 from pate_torch.pac.logistic import clip_rows, compute_min_acceptance, run_logistic_exponential
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
+from pate_torch.privacy.noise import DryRunNoise
 from tests.pac.pac_audit import Spy
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

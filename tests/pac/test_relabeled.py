@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac.agnostic import RELABEL_FACTOR
 from pate_torch.pac.boosting import split_folds
 from pate_torch.pac.classes import Thresholds, fit_erm
 from pate_torch.pac.exponential import compute_log_probabilities
 from pate_torch.pac.relabeled import compute_relabeled_size, plan_relabeled, run_relabeled_gnmax
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning, Sample
+from pate_torch.privacy.noise import DryRunNoise
 from tests.pac.pac_audit import Spy, neighbors, universe
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

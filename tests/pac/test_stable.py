@@ -8,7 +8,6 @@ import pytest
 from scipy.special import expit
 
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds
 from pate_torch.pac.exponential import compute_log_probabilities
@@ -24,6 +23,7 @@ from pate_torch.pac.stable import (
     run_private_predictor,
     run_stable_predictor,
 )
+from pate_torch.privacy.noise import DryRunNoise
 from tests.pac.pac_audit import Spy, all_laws, fit, neighbors, sample_of, sauer_shelah, universe, worst
 
 quiet = pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")

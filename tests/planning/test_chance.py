@@ -10,8 +10,7 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATE
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.label import command as label
-from pate_torch.ledger import Ledger
+from pate_torch.cli import label as label
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -19,11 +18,12 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import autoconfig, feasibility
 from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
-from pate_torch.sensitive import Votes
-from pate_torch.types import MechanismContext
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import MechanismContext
+from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 from tests.command_runs import train
 from tests.mechanisms.mechanism_forms import build

@@ -19,17 +19,14 @@ from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.cli.train import find_config_folder
 from pate_torch.data.digits import Digits
 from pate_torch.data.mnist import Mnist
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.svhn import Svhn
 from pate_torch.data.tabular import Csv
-from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.noise.source import DryRunNoise
 from pate_torch.planning import command as command
 from pate_torch.planning import feasibility
 from pate_torch.planning import report as reports
@@ -43,7 +40,11 @@ from pate_torch.planning.pilot import (
     simulate_votes,
     train_vote_model,
 )
-from pate_torch.types import Dataset, DataSpec, Evaluation, MechanismContext, PrivateData, PublicPool
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, MechanismContext, PrivateRecords, PublicPool
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
 
@@ -461,7 +462,7 @@ def clouds(records: int) -> Dataset:
     spec = DataSpec(
         name="clouds", num_classes=4, input_shape=(8,), class_names=tuple("abcd"), mean=(0.0,) * 8, std=(1.0,) * 8
     )
-    private = PrivateData(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
+    private = PrivateRecords(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
     return Dataset(spec, private, PublicPool(x[:500]), Evaluation(x[:0], y[:0], y[:500]))
 
 

@@ -18,20 +18,20 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
+from pate_torch.api.pate import PATE
+from pate_torch.cli import label as label
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
-from pate_torch.data.partition import assign_shards
-from pate_torch.label import command as label
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.votes_file import VotesFile
-from pate_torch.pate import PATE
+from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.records import LABEL_UNIT, Dataset
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import Votes
 from pate_torch.teachers.voting import count_votes
-from pate_torch.types import LABEL_UNIT, Dataset
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_harness as harness
 from tests.privacy import neighbor_worlds as worlds

@@ -26,11 +26,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from pate_torch import PATE, PATEClassifier
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests.privacy import neighbor_harness as harness
 from tests.privacy.neighbor_cases import Tally

@@ -26,20 +26,23 @@ import torch
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
-from pate_torch import classifier, pate, pipeline, private_epsilon
+from pate_torch import pipeline
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.api import classifier, pate
 from pate_torch.core import progress
-from pate_torch.ledger import BudgetExceeded, Ledger
+from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import dpsgd
 from pate_torch.methods.dpsgd import NoiseSourceOptimizer
-from pate_torch.noise.source import NoiseSource
 from pate_torch.pac import exponential
-from pate_torch.reporting import builder, release_writer
-from pate_torch.reporting.release_writer import ReleaseWriter
-from pate_torch.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
+from pate_torch.release import builder, release_writer
+from pate_torch.release.release_writer import ReleaseWriter
 from pate_torch.students import selection
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds

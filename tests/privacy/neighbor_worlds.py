@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 from pate_torch.core import texts
+from pate_torch.data.base import DatasetSource
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.labels_only import LabelPrivacyDataset
@@ -26,7 +27,6 @@ from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
-from pate_torch.protocols import DatasetSource
 
 CLASSES = ("0", "1", "2")
 """The last occurs in one private row at most."""

@@ -17,12 +17,10 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from pate_torch import PATE, pipeline
+from pate_torch.cli import label as label
 from pate_torch.cli.train import find_config_folder
 from pate_torch.core import run_folders
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tabular import Csv
-from pate_torch.label import command as label
-from pate_torch.ledger.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Ledger
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
@@ -30,11 +28,13 @@ from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.noise.source import DryRunNoise, NoiseSource
+from pate_torch.privacy.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.privacy.noise import DryRunNoise, NoiseSource
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import MechanismContext
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID_PATTERN
-from pate_torch.types import MechanismContext
 from tests.command_runs import ledger_entries, train
 from tests.killed_runs import blobs, plan
 from tests.run_configs import changed
@@ -417,7 +417,7 @@ def _label(home, monkeypatch):
 
 
 def _api(home, monkeypatch):
-    monkeypatch.setattr("pate_torch.pate.make_unique_run_id", lambda: "one")
+    monkeypatch.setattr("pate_torch.api.pate.make_unique_run_id", lambda: "one")
     one = PATE("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 

@@ -14,22 +14,22 @@ import torch
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.data.partition import ReplaceOne
-from pate_torch.label import command as label
-from pate_torch.ledger.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.cli import label as label
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.sample import Sample
-from pate_torch.private_epsilon import PrivateEpsilon
+from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
-from pate_torch.reporting.builder import compute_claims
-from pate_torch.reporting.statement import NO_TOTAL_NOTE, NOT_PRIVATE
+from pate_torch.release.builder import compute_claims
+from pate_torch.release.statement import NO_TOTAL_NOTE, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers

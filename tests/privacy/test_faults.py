@@ -17,11 +17,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pate_torch import pipeline, release_store
+from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.ledger import Ledger, LedgerError
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import NoiseSource
+from pate_torch.privacy.chain import LedgerError
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.release import store as release_store
 from pate_torch.teachers.store import TeacherStore
 from tests import ROOT, killed_runs
 from tests.command_runs import TINY, ledger_entries, train
@@ -341,8 +343,8 @@ def full_disk(*_, **__):
     [
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
-        ("pate_torch.release_store.write_atomically", 1),
-        ("pate_torch.reporting.private_metrics.save_file", 1),
+        ("pate_torch.release.store.write_atomically", 1),
+        ("pate_torch.release.private_metrics.save_file", 1),
         ("pate_torch.pipeline.save_student", 1),
         ("pate_torch.pipeline.write_release", 1),
     ],
@@ -360,7 +362,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monke
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         (account,) = ledger.verify()
         # A release that was written down is found again; one that was not stays charged, beside the new one.
-        lost = place == "pate_torch.release_store.write_atomically"
+        lost = place == "pate_torch.release.store.write_atomically"
         assert (account.num_releases, account.num_open) == (1, int(lost))
 
 
@@ -430,7 +432,7 @@ def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_pa
         raise ArithmeticError("the accountant is broken")
 
     with monkeypatch.context() as broken:
-        broken.setattr("pate_torch.reporting.builder.accounting.compute_guarantee", crash)
+        broken.setattr("pate_torch.release.builder.accounting.compute_guarantee", crash)
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()

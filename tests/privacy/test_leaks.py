@@ -20,18 +20,19 @@ from safetensors.torch import load_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.data.tensors import Tensors
 from pate_torch.features import augmentation
 from pate_torch.features.augmentation import Affine
-from pate_torch.ledger import BudgetExceeded, Ledger
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.methods import teacher_votes
-from pate_torch.noise.source import DryRunNoise, NoiseSource
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise, NoiseSource
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Shards
 from pate_torch.students.supervised import Supervised
-from pate_torch.types import Shards
 from tests import ROOT, command_runs, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations
@@ -524,7 +525,7 @@ def test_a_rerun_counts_no_vote_twice(tmp_path):
 
 def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, monkeypatch):
     """Best-of-epochs test accuracy: here the test points are shown to the student once, after it is saved."""
-    from pate_torch.protocols import Student
+    from pate_torch.students.base import Student
 
     asked = []
     real = Student.compute_probabilities

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import pate
+from pate_torch.api import pate
+from pate_torch.api.pate import PATE
 from pate_torch.core import rng
-from pate_torch.data import tensors, units
+from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import panel
-from pate_torch.pate import PATE
+from pate_torch.privacy import units
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
@@ -86,12 +87,12 @@ def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, doo
         return np.asarray(column).astype(str)
 
     monkeypatch.setattr(units, "parse_unit_ids", by_column)
-    monkeypatch.setattr("pate_torch.classifier.parse_unit_ids", by_column)
+    monkeypatch.setattr("pate_torch.api.classifier.parse_unit_ids", by_column)
     assert "where it says" in faults(case(door=door, ids=ids, method=method), most=None, times=1)
 
 
 def test_a_column_spelled_through_its_type_is_found(monkeypatch):
-    monkeypatch.setattr("pate_torch.data.schema.format_value", lambda value: "" if value is None else str(value))
+    monkeypatch.setattr("pate_torch.privacy.schema.format_value", lambda value: "" if value is None else str(value))
     assert "where it says" in faults(case(method="gradients", column="dates"), most=None, times=1)
 
 
@@ -152,7 +153,7 @@ def test_classes_read_off_private_labels_are_found(monkeypatch):
         classes, label_N = np.unique(text_N, return_inverse=True)
         return classes, label_N.astype(np.int64)
 
-    monkeypatch.setattr("pate_torch.classifier.PATEClassifier._encode_labels", of_the_labels)
+    monkeypatch.setattr("pate_torch.api.classifier.PATEClassifier._encode_labels", of_the_labels)
     assert faults(case(method="gradients"), most=None, times=1)
 
 

@@ -16,7 +16,7 @@ from pate_torch import pipeline
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gaussian, gradient_descent
 from pate_torch.methods.records import RecordMethod
-from pate_torch.sensitive import Sensitivity
+from pate_torch.privacy.sensitive import Sensitivity
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_worlds as worlds
@@ -121,7 +121,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
-    for module in ("pate_torch.data.units", "pate_torch.methods.reverse_knn"):
+    for module in ("pate_torch.privacy.units", "pate_torch.methods.reverse_knn"):
         monkeypatch.setattr(f"{module}.unit_names", lambda private, adjacency: private.unit_id)
     assert "where it says" in faults(case, times=12)
 

@@ -11,12 +11,12 @@ import torch
 from pate_torch import aggregation, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit_outcomes
-from pate_torch.budget import Budget
-from pate_torch.data.partition import ReplaceOne
 from pate_torch.data.tensors import Tensors
-from pate_torch.ledger.ledger import Reservation
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import NoiseSource
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import Reservation
+from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train

@@ -30,9 +30,9 @@ from pate_torch.accounting.events import (
     PureDPEvent,
 )
 from pate_torch.accounting.outcomes import GNMaxOutcomes
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, MechanismContext
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, MechanismContext
+from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 from tests.accounting.data_dependent.exact_divergences import compute_divergences
 from tests.mechanisms.mechanism_forms import FORMS, NAMES, build, num_classes, num_teachers, random_votes

@@ -13,8 +13,9 @@ from threadpoolctl import threadpool_limits
 
 from pate_torch.core import rng
 from pate_torch.features import neighbors
-from pate_torch.protocols import QueryState, QueryStrategy
+from pate_torch.privacy.records import DataSpec
 from pate_torch.queries import clusters as queries_of_clusters
+from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Coreset, Medoids, Prototypes, compute_squared_distances, fit_kmeans
 from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import (
@@ -27,7 +28,6 @@ from pate_torch.queries.disagreement import (
 )
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.types import DataSpec
 from tests import ROOT
 from tests.tensor_sizes import Largest
 

@@ -8,15 +8,15 @@ import torch
 
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch import pipeline
-from pate_torch.data.partition import AddRemove
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.protocols import QueryState
+from pate_torch.privacy.partition import AddRemove
+from pate_torch.privacy.records import NoisyCounts, Release
+from pate_torch.queries.base import QueryState
 from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
-from pate_torch.release_store import write
+from pate_torch.release.store import write
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_label_posterior, make_student_task
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.types import NoisyCounts, Release
 from tests.run_configs import changed, run_config
 
 SOURCE = Glyphs(private=320, public=120, test=60, num_classes=3, size=12, shift=0.5, rotate=12, noise=0.1)

@@ -9,11 +9,11 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.stable_questions import QUESTIONS, Settled, asked, lost, tally
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import QueryState
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.queries.base import QueryState
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import Votes
-from pate_torch.types import NO_ANSWER, DataSpec, MechanismContext
 
 SPEC = DataSpec(name="s", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.0, 0.0), std=(1.0, 1.0))
 

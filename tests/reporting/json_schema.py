@@ -18,7 +18,7 @@ TYPES = {
 
 def privacy_schema():
     """The JSON schema of privacy.json, shipped with the package."""
-    return json.loads(files("pate_torch.reporting").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+    return json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
 
 
 def faults(value, schema, where="$"):

@@ -8,8 +8,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from pate_torch.methods.teacher_votes import describe
-from pate_torch.reporting.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
-from pate_torch.types import PublicAsset
+from pate_torch.privacy.records import PublicAsset
+from pate_torch.release.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
 
 QUERIES = 286
 EPSILON = 2.4353597494239

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pate_torch.reporting.console import print_summary
-from pate_torch.reporting.private_metrics import OwnerSummary
-from pate_torch.reporting.renderer import render_model_card, render_page
-from pate_torch.reporting.report import Baseline
-from pate_torch.reporting.statement import list_epsilon_lines
+from pate_torch.release.console import print_summary
+from pate_torch.release.private_metrics import OwnerSummary
+from pate_torch.release.renderer import render_model_card, render_page
+from pate_torch.release.report import Baseline
+from pate_torch.release.statement import list_epsilon_lines
 from tests.reporting.reporting_demo import demo
 
 OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()

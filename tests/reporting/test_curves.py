@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.io_wrapper import GetLogdirSubdirectories
 from torch.utils.tensorboard import SummaryWriter
 
-from pate_torch.reporting.curves import Curves, link_run
+from pate_torch.release.curves import Curves, link_run
 
 
 def board(root, name, of="digits/gaussian"):

@@ -8,11 +8,11 @@ import pytest
 from pate_torch import pipeline
 from pate_torch.audit.command import main as audit
 from pate_torch.features.fourier import FourierFeatures
-from pate_torch.ledger import Ledger
-from pate_torch.reporting import owner_file, statement
-from pate_torch.reporting.renderer import build_statement, render_model_card
-from pate_torch.reporting.report import OwnerFacts
-from pate_torch.types import PublicAsset
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import PublicAsset
+from pate_torch.release import owner_file, statement
+from pate_torch.release.renderer import build_statement, render_model_card
+from pate_torch.release.report import OwnerFacts
 from pate_torch.verify.command import verify_release
 from tests.reporting.reporting_demo import demo
 from tests.tiny_runs import again, tiny

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch.reporting import builder, figures
-from pate_torch.reporting.figures import MAX_POINTS, Scale, encode_picture, thin_points
-from pate_torch.reporting.renderer import render_page
-from pate_torch.reporting.report import Baseline, Examples
+from pate_torch.release import builder, figures
+from pate_torch.release.figures import MAX_POINTS, Scale, encode_picture, thin_points
+from pate_torch.release.renderer import render_page
+from pate_torch.release.report import Baseline, Examples
 from tests.reporting.reporting_demo import confusion, demo, examples
 
 VOID = {"meta", "img", "br"}

@@ -14,16 +14,16 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.audit.membership import AttackResult, MembershipResult
-from pate_torch.reporting import private_metrics
-from pate_torch.reporting.private_metrics import (
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.release import private_metrics
+from pate_torch.release.private_metrics import (
     OwnerSummary,
     compute_gap_quantiles,
     make_owner_summary,
     write_owner_summary,
 )
-from pate_torch.reporting.private_writer import PrivateWriter, make_private_folder
-from pate_torch.sensitive import Votes
-from pate_torch.types import Dataset, DataSpec, Evaluation, PrivateData, PublicPool, Release
+from pate_torch.release.private_writer import PrivateWriter, make_private_folder
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
@@ -86,7 +86,7 @@ def looked_at(counts, model, **changes):
     """The owner's figures of votes on a pool, of which every point is asked."""
     votes = Votes(torch.as_tensor(counts), int(counts[0].sum()))
     nothing, query = torch.zeros(0, 2), torch.arange(len(votes))
-    unseen = PrivateData(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=str))
+    unseen = PrivateRecords(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=str))
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
     release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
     arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}

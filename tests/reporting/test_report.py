@@ -13,8 +13,10 @@ from jinja2 import nodes
 
 from pate_torch.methods import gradients, reverse_knn, teacher_votes
 from pate_torch.methods.description import MethodDescription
-from pate_torch.reporting import figures, statement
-from pate_torch.reporting.renderer import (
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.release import figures, statement
+from pate_torch.release.renderer import (
     build_statement,
     build_summary,
     escape_markdown,
@@ -23,9 +25,7 @@ from pate_torch.reporting.renderer import (
     to_strict_json,
     write_release,
 )
-from pate_torch.reporting.report import Baseline, Examples
-from pate_torch.sensitive import Votes
-from pate_torch.types import LABEL_UNIT, PrivateData
+from pate_torch.release.report import Baseline, Examples
 from tests.reporting.json_schema import faults, privacy_schema
 from tests.reporting.reporting_demo import EPSILON, demo, examples
 
@@ -71,7 +71,7 @@ def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():
 
 
 VOTES = Votes(torch.tensor([[3, 1], [0, 4]]), 4)
-DATA = PrivateData(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.array(["a", "b"]))
+DATA = PrivateRecords(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.array(["a", "b"]))
 
 
 @pytest.mark.parametrize("thing", [VOTES, DATA, torch.ones(2), np.ones(2), np.float32(1), Fraction(1, 2), {1, 2}, b"x"])

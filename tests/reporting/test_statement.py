@@ -9,12 +9,12 @@ import pytest
 from scipy.stats import binomtest
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
-from pate_torch.reporting import statement
-from pate_torch.reporting.console import print_summary
-from pate_torch.reporting.intervals import compute_wilson_interval
-from pate_torch.reporting.renderer import build_statement, render_model_card, render_page
-from pate_torch.reporting.report import ChargedRelease
-from pate_torch.reporting.statement import compute_attack_bound
+from pate_torch.release import statement
+from pate_torch.release.console import print_summary
+from pate_torch.release.intervals import compute_wilson_interval
+from pate_torch.release.renderer import build_statement, render_model_card, render_page
+from pate_torch.release.report import ChargedRelease
+from pate_torch.release.statement import compute_attack_bound
 from tests.reporting.reporting_demo import demo
 
 

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from pate_torch.reporting.release_writer import ReleaseWriter
+from pate_torch.release.release_writer import ReleaseWriter
 from tests.reporting.reporting_demo import EPSILON, confusion, demo
 
 

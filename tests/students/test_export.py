@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 
 import pate_torch
 from pate_torch import networks
-from pate_torch.protocols import Student
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students import export, store
-from pate_torch.types import DataSpec
+from pate_torch.students.base import Student
 
 IMAGES = DataSpec(
     name="squares", num_classes=3, input_shape=(1, 8, 8), class_names=("a", "b", "c"), mean=(0.3,), std=(0.2,)

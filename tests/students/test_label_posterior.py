@@ -9,20 +9,21 @@ import pytest
 import torch
 from scipy import stats
 
-from pate_torch import pipeline, release_store
+from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit
 from pate_torch.audit.pairs import make_worst_pairs
-from pate_torch.ledger import Ledger
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.protocols import StudentTask
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.records import DataSpec, MechanismContext, NoisyCounts
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.random import Random
-from pate_torch.sensitive import Votes
+from pate_torch.release import store as release_store
+from pate_torch.students.base import StudentTask
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_label_posterior, estimate_lead
 from pate_torch.students.training import build_problem, compute_label_loss, compute_released_loss
-from pate_torch.types import DataSpec, MechanismContext, NoisyCounts
 from tests import killed_runs
 from tests.mechanisms.vote_laws import CERTAIN, TINY, law
 from tests.run_configs import changed

@@ -9,16 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pate_torch import pipeline, release_store
-from pate_torch.ledger import Ledger
+from pate_torch import pipeline
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.protocols import StudentTask
-from pate_torch.sensitive import SoftVotes
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import DataSpec, PublicPool, Release
+from pate_torch.privacy.sensitive import SoftVotes
+from pate_torch.release import store as release_store
+from pate_torch.students.base import StudentTask
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.task import make_student_task
 from pate_torch.students.training import build_problem, compute_released_loss
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.types import DataSpec, PublicPool, Release
 from tests.run_configs import changed
 from tests.tiny_runs import summary, tiny
 

@@ -19,9 +19,10 @@ from sklearn.model_selection import cross_val_score
 from pate_torch import networks, protocols
 from pate_torch.cli import train as command
 from pate_torch.core.rng import derive_seed
-from pate_torch.protocols import Student, StudentAlgorithm, StudentTask
+from pate_torch.privacy.records import DataSpec
 from pate_torch.students.adaboost import AdaBoost
 from pate_torch.students.bagging import BaggingStudent
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.fixmatch import Alignment, FixMatch
 from pate_torch.students.label_noise import with_label_posteriors
 from pate_torch.students.label_spreading import LabelSpreading, select_most_confident
@@ -30,7 +31,6 @@ from pate_torch.students.logistic import Logistic
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import AveragedModel, build_problem, compute_label_loss, iterate_batches
 from pate_torch.students.vat import Vat, frozen_statistics
-from pate_torch.types import DataSpec
 from tests import ROOT
 from tests.worlds import IMAGES, Counted, images
 

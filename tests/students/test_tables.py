@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 
 from pate_torch import load_student, networks
-from pate_torch.data.schema import Column, TableSchema
-from pate_torch.protocols import Student
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.schema import Column, TableSchema
 from pate_torch.students import export, store
-from pate_torch.types import DataSpec
+from pate_torch.students.base import Student
 
 SCHEMA = TableSchema((Column("age", None), Column("ward", ("A", "B"))))
 SPEC = DataSpec(

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch import networks
+from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.protocols import do_nothing
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import Chunk, Feed, ShareCallback, TrainedChunk, _train_params, _zero_empty_teachers
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 
 
 def train_loop(

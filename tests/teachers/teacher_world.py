@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from pate_torch.features.augmentation import Affine
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec, PrivateData, Shards
 
 
 def spec(classes: int = 4, size: int = 12) -> DataSpec:
@@ -15,7 +15,7 @@ def spec(classes: int = 4, size: int = 12) -> DataSpec:
     )
 
 
-def records(count: int, classes: int = 4, size: int = 12, seed: int = 0) -> PrivateData:
+def records(count: int, classes: int = 4, size: int = 12, seed: int = 0) -> PrivateRecords:
     """Images whose class is the quadrant with a bright square, plus noise."""
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(classes, (count,), generator=draw)
@@ -24,7 +24,7 @@ def records(count: int, classes: int = 4, size: int = 12, seed: int = 0) -> Priv
     for i, label in enumerate(y.tolist()):
         row, column = divmod(label % 4, 2)
         x[i, 0, row * half : row * half + half, column * half : column * half + half] += 120
-    return PrivateData(x, y, np.arange(count).astype(str))
+    return PrivateRecords(x, y, np.arange(count).astype(str))
 
 
 def shards_of(rows: list[list[int]], adjacency: str = "add_remove") -> Shards:

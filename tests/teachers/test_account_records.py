@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.types import PrivateData
 
 
-def records(x, y=None, units=None) -> PrivateData:
+def records(x, y=None, units=None) -> PrivateRecords:
     x = torch.tensor(np.ascontiguousarray(x), dtype=torch.float32)
     y = torch.zeros(len(x), dtype=torch.int64) if y is None else torch.as_tensor(y)
-    return PrivateData(x, y, np.arange(len(x)).astype(str) if units is None else np.asarray(units).astype(str))
+    return PrivateRecords(x, y, np.arange(len(x)).astype(str) if units is None else np.asarray(units).astype(str))
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import itertools
 import pytest
 import torch
 
+from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import launch, stacked, training
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.types import DataSpec
 from tests.teachers.teacher_world import records, shards_of, spec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pate_torch.core.files import compute_tensor_digest
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
-from pate_torch.types import PrivateData
 from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
 
@@ -24,7 +24,7 @@ def trained():
     return private, train(private, spec(), shards_of([list(range(10)), list(range(10, 19)), []]), recipe(), seed=0)
 
 
-def identity(store: TeacherStore, private: PrivateData, **changes: object) -> Identity:
+def identity(store: TeacherStore, private: PrivateRecords, **changes: object) -> Identity:
     settings = recipe().to_configuration()
     base = {
         "dataset": "squares",
@@ -88,11 +88,11 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
     units = private.unit_id.copy()
     units[3] = "other"
     changed = [
-        PrivateData(x, private.y, private.unit_id),
-        PrivateData(private.x, y, private.unit_id),
-        PrivateData(private.x, private.y, units),
-        PrivateData(private.x, private.y, private.unit_id, unit="group:user"),
-        PrivateData(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
+        PrivateRecords(x, private.y, private.unit_id),
+        PrivateRecords(private.x, y, private.unit_id),
+        PrivateRecords(private.x, private.y, units),
+        PrivateRecords(private.x, private.y, private.unit_id, unit="group:user"),
+        PrivateRecords(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
     ]
     assert len({own, *map(store.compute_fingerprint, changed)}) == 6
 
@@ -237,5 +237,5 @@ def test_identities_compare_as_plain_data(saved):
 
 
 def test_empty_records_have_a_fingerprint(tmp_path):
-    empty = PrivateData(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
+    empty = PrivateRecords(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
     assert len(TeacherStore(tmp_path).compute_fingerprint(empty)) == 64

@@ -12,15 +12,15 @@ import torch
 import torch.nn.functional as F
 
 from pate_torch import networks
+from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.features.augmentation import warp
-from pate_torch.protocols import do_nothing
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import engine, launch, stacked, training, workers
 from pate_torch.teachers.engine import flush_denormals, gather_chunk
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.types import PrivateData
 from tests import ROOT
 from tests.teachers.loop import train_loop
 from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
@@ -29,15 +29,15 @@ CPU = torch.device("cpu")
 BACKENDS = ("vectorized", "processes")
 
 
-def removed(private: PrivateData, i: int) -> PrivateData:
+def removed(private: PrivateRecords, i: int) -> PrivateRecords:
     keep = torch.arange(len(private)) != i
-    return PrivateData(private.x[keep], private.y[keep], private.unit_id[keep.numpy()])
+    return PrivateRecords(private.x[keep], private.y[keep], private.unit_id[keep.numpy()])
 
 
-def replaced(private: PrivateData, i: int) -> PrivateData:
+def replaced(private: PrivateRecords, i: int) -> PrivateRecords:
     x, y = private.x.clone(), private.y.clone()
     x[i], y[i] = 255 - x[i], (y[i] + 1) % 4
-    return PrivateData(x, y, private.unit_id)
+    return PrivateRecords(x, y, private.unit_id)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

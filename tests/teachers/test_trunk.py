@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.data.partition import AddRemove, ReplaceOne
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
-from pate_torch.types import PrivateData
 from tests.run_configs import changed, run_config
 from tests.teachers.public_start_world import AUGMENT, RECIPE, SOURCE, START, glyphs, public_trunk
 
@@ -35,7 +35,7 @@ def teach(data, trunk, private, partition, recipe=RECIPE):
 
 
 def take(private, index):
-    return PrivateData(private.x[index], private.y[index], private.unit_id[np.asarray(index)], private.unit)
+    return PrivateRecords(private.x[index], private.y[index], private.unit_id[np.asarray(index)], private.unit)
 
 
 def differing(first, second):

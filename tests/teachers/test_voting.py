@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from pate_torch import networks
-from pate_torch.sensitive import Votes
+from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes, get_label_dtype
-from pate_torch.types import DataSpec
 
 
 def by_loop(predictions, classes):

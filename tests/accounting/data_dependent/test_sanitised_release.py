@@ -18,9 +18,9 @@ from pate_torch.accounting.data_dependent.private_price import PublicationPlan
 from pate_torch.accounting.events import RdpCurveEvent
 from pate_torch.accounting.outcomes import ConfidentOutcomes, GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.noise.source import DryRunNoise
-from pate_torch.private_epsilon import PrivateEpsilon
-from pate_torch.sensitive import Votes
+from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.sensitive import Votes
 
 PLAN = PublicationPlan(order=2.5, decay=0.1, sigma=5.0, confidence=0.95)
 

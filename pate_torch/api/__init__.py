@@ -1,0 +1,1 @@
+"""What users call: PATEClassifier, PATE and PrivateLabeler."""

@@ -1,0 +1,143 @@
+"""Journal of the answers a PrivateLabeler has released, one JSON object a line: public points, labels and their cost.
+
+Releasable, all of it: questions are public and answers are out. A line is on disk before its answers are returned. A
+torn last line is cut off: its answers reached nobody, and the ledger has charged them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pate_torch.core import checks, locks
+from pate_torch.privacy.records import DataSpec
+
+JOURNAL_FORMAT = "pate_torch.journal/1"
+
+
+def compute_key(point: Tensor) -> str:
+    """SHA-256 of one public point: the same question has the same key."""
+    content = point.detach().cpu().contiguous()
+    return hashlib.sha256(f"{content.dtype}{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()
+
+
+def encode(x: Tensor) -> dict[str, Any]:
+    """Points as JSON."""
+    array = x.detach().cpu().contiguous().numpy()
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def decode(fields: dict[str, Any]) -> Tensor:
+    """Points from JSON."""
+    array = np.frombuffer(base64.b64decode(fields["data"]), dtype=np.dtype(fields["dtype"]))
+    return torch.from_numpy(array.reshape(fields["shape"]).copy())
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """One entry.
+
+    Attributes:
+        kind: block, answers, close, student or hypothesis.
+        facts: JSON.
+    """
+
+    kind: str
+    facts: dict[str, Any]
+
+
+class Journal:
+    """The journal file, held by one process at a time.
+
+    Args:
+        path: Made if there is none.
+        account: Account that its answers were charged to.
+        spec: Says what its points are.
+
+    Raises:
+        ValueError: It is damaged, held by another process, or belongs to another account or data.
+    """
+
+    def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
+        self.path = Path(path)
+        header = {
+            "format": JOURNAL_FORMAT,
+            "account": account,
+            "shape": list(spec.input_shape),
+            "classes": spec.num_classes,
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._content = hashlib.sha256()
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
+        try:
+            if not locks.try_lock_file(self._file.fileno(), self.path, "journal"):
+                raise self._journal_error("is held by another labeler", "Close that one first.")
+            self.lines = list(self._read_lines(header))
+        except ValueError:
+            self._file.close()
+            raise
+
+    def append(self, kind: str, **facts: Any) -> None:
+        """Write one entry, on disk when this returns."""
+        self._write({"kind": kind, **facts})
+        self.lines.append(JournalEntry(kind, facts))
+
+    @property
+    def compute_digest(self) -> str:
+        """SHA-256 of everything written so far."""
+        return self._content.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read_lines(self, header: dict[str, Any]) -> Iterator[JournalEntry]:
+        self._file.seek(0)
+        content = self._file.read()
+        magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
+        if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of somebody else's file
+            raise self._journal_error("is not a journal of this version", "Name another file.")
+        complete_length = content.rfind(b"\n") + 1
+        if complete_length < len(content):
+            self._file.truncate(complete_length)
+        self._content.update(content[:complete_length])
+        texts = content[:complete_length].splitlines()
+        if not texts:
+            self._write(header)
+            return
+        try:
+            stored_header, *entries = [json.loads(text) for text in texts]
+            lines = [JournalEntry(entry.pop("kind"), entry) for entry in entries]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise self._journal_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
+        for name, value in header.items():
+            if stored_header.get(name) != value:
+                raise self._journal_error(
+                    f"has {name} {stored_header.get(name)!r}, not {value!r}", "Name another file."
+                )
+        yield from lines
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("the disk took only part of an entry")
+            os.fsync(self._file.fileno())
+            self._content.update(line)
+        except BaseException:
+            self._file.truncate(size)  # or the next entry would be glued to half of this one
+            raise
+
+    def _journal_error(self, problem: str, fix: str) -> ValueError:
+        return checks.error("journal", str(self.path), problem, fix)

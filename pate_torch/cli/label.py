@@ -1,0 +1,124 @@
+r"""Answer a file of votes and nothing more: labels.csv with its price, charged to the ledger as every release is.
+
+    pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
+        privacy.delta=1e-6
+    pate label dataset=svhn                     # by a method of one's own, with the keys of train.py
+
+The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
+reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
+conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
+closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pate_torch.cli import hydra_config
+from pate_torch.cli.train import find_config_folder, format_error
+from pate_torch.config import RunConfig
+from pate_torch.core import checks, run_folders
+from pate_torch.data.base import DatasetSource
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.methods.votes_file import VotesFile, read
+from pate_torch.pipeline import run
+from pate_torch.privacy.partition import Partition
+from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
+from pate_torch.queries.random import Random
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotesOnlyDataset(DatasetSource):
+    """A data set of which only votes are here: its public points stand for the rows of a file."""
+
+    spec: DataSpec
+    unit: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The data set's name, whose account is charged."""
+        return self.spec.name
+
+    def load(self) -> Dataset:
+        """The public points; no private records, no test points."""
+        empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
+        row = torch.arange(self.size, dtype=torch.float32)[:, None]
+        private = PrivateRecords(empty_x, empty_y, np.array([], dtype=str), self.unit)
+        return Dataset(self.spec, private, PublicPool(row), Evaluation(empty_x, empty_y),
+                       provenance={CLASSES: FROM_OWNER})  # fmt: skip
+
+
+def build_config(cfg: DictConfig) -> RunConfig:
+    """What ``cfg`` (conf/label.yaml) names.
+
+    Raises:
+        ValueError: A choice cannot work; the message names its key.
+    """
+    if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
+        cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
+    values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    votes = read(
+        values["votes"],
+        num_classes=values["num_classes"],
+        num_points=values["num_points"],
+        num_teachers=values["num_teachers"],
+    )
+    classes = values["class_names"] or range(votes.num_classes)
+    spec = DataSpec(
+        name=str(values["dataset"]["name"]),
+        num_classes=votes.num_classes,
+        input_shape=(1,),
+        class_names=tuple(map(str, classes)),
+        mean=(0.0,),
+        std=(1.0,),
+    )
+    num_queries = values["num_queries"]
+    return RunConfig(
+        dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
+        partition=hydra_config.instantiate_component(cfg, "partition", Partition),
+        method=VotesFile(votes=votes),
+        mechanism=hydra_config.instantiate_component(cfg, "mechanism", Mechanism),
+        query=Random(name="passive", shuffle=False),
+        num_queries=len(votes) if num_queries is None else num_queries,
+        privacy=hydra_config.build_privacy_config(values),
+        root=run_folders.check_root(values["paths"]["root"]),
+        folder=Path(values["paths"]["run"]),
+        quiet=checks.boolean("quiet", values["quiet"]),
+    )
+
+
+def compose_config(settings: Sequence[str]) -> RunConfig:
+    """The configuration: of a file of votes, or of a data set (``dataset=``), by whose method they are answered."""
+    if not any(setting.startswith("dataset=") for setting in settings):
+        return build_config(hydra_compose("label", overrides=list(settings)))
+    cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
+    return hydra_config.build_run_config(cfg, Path(cfg.paths.run))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; its exit code. 0: done; 2: a bad choice of the user's, with nothing charged."""
+    parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
+    settings = parser.parse_intermixed_args(arguments).settings
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+            config = compose_config(settings)
+        run(config)
+    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {format_error(error)}", file=sys.stderr)
+        return 2
+    return 0

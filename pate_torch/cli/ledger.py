@@ -1,0 +1,190 @@
+"""``pate ledger``: look at the ledger, check it, copy it, and the two deliberate acts on an account."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
+from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.privacy.ledger import Account, Ledger, LedgerError, get_default_path
+
+EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
+_LINE_WIDTH = 80
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 done, 1 refused or damaged, 2 not understood."""
+    options = _make_parser().parse_args(arguments)
+    path = options.path or get_default_path()
+    try:
+        readonly = options.command in ("verify", "show", "export", "backup")
+        with Ledger(path, create=False, readonly=readonly) as ledger:
+            result, text = _COMMANDS[options.command](ledger, options)
+    except (ValueError, OSError) as error:
+        if options.json:
+            print(json.dumps({"ok": False, "problem": str(error)}))
+        else:
+            print(error, file=sys.stderr)
+        return EXIT_PROBLEM
+    print(json.dumps({"ok": True, **result}, sort_keys=True) if options.json else text)
+    return EXIT_OK
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    shared_options = argparse.ArgumentParser(add_help=False)
+    shared_options.add_argument(
+        "--path", type=Path, help="the ledger (default: in PATE_HOME, or in the store of this user)"
+    )
+    shared_options.add_argument("--json", action="store_true", help="answer in JSON")
+    parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    def add_command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[shared_options])
+
+    verify = add_command("verify", "recompute every hash, price and total")
+    verify.add_argument("--contains", metavar="HASH", help="a ledger_head noted elsewhere, which must be in the chain")
+    show = add_command("show", "accounts, and the entries of one")
+    show.add_argument("account", nargs="?", help="list this account's entries, too")
+    export = add_command("export", "every entry, one JSON object a line")
+    export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
+    add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
+    raise_cap = add_command("raise-cap", "raise an account's cap, on purpose")
+    raise_cap.add_argument("account")
+    raise_cap.add_argument("epsilon", type=float)
+    raise_cap.add_argument("--reason", required=True)
+    close = add_command("close", "end an account's spending for good")
+    close.add_argument("account")
+    close.add_argument("--reason", required=True)
+    return parser
+
+
+CommandResult = tuple[dict[str, Any], str]
+
+
+def _verify(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    accounts = ledger.verify()
+    if options.contains and not ledger.contains_head(options.contains):
+        raise LedgerError(
+            f"contains={options.contains!r}: is not in this ledger: newer entries were lost, or it is another ledger."
+            " Restore a backup that has it."
+        )
+    entries, head = len(ledger.read_entries()), ledger.get_head()
+    text = f"{ledger.path}: {entries} entries, {len(accounts)} accounts, all consistent\nhead {head}"
+    return {"entries": entries, "head": head, "accounts": [_describe_account(a) for a in accounts]}, text
+
+
+def _show(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    accounts = ledger.list_accounts() if options.account is None else (ledger.get_account(options.account),)
+    lines = ["PRIVATE: for the owner of the data.", f"head {ledger.get_head()}", "", *_format_table(accounts)]
+    result: dict[str, Any] = {"head": ledger.get_head(), "accounts": [_describe_account(a) for a in accounts]}
+    if options.account is not None:
+        entries = ledger.read_entries(options.account)
+        result["entries"] = [asdict(entry) for entry in entries]
+        lines += ["", *(_format_entry(e.seq, e.time, e.kind, e.facts) for e in entries)]
+    return result, "\n".join(lines)
+
+
+def _export(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    rows = [asdict(entry) for entry in ledger.read_entries()]
+    text = "\n".join(json.dumps(row, sort_keys=True) for row in rows)
+    if options.output is None:
+        return {"entries": rows}, text
+    with os.fdopen(os.open(options.output, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(text + "\n")
+    return {"written": str(options.output), "count": len(rows)}, f"{len(rows)} entries written to {options.output}"
+
+
+def _backup(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    ledger.verify()
+    ledger.backup(options.destination)
+    return {"backup": str(options.destination), "head": ledger.get_head()}, f"copied to {options.destination}"
+
+
+def _raise_cap(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    account = ledger.raise_cap(options.account, options.epsilon, reason=options.reason)
+    return _describe_account(account), f"{account.name}: the cap is now epsilon {account.budget_epsilon:g}"
+
+
+def _close(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
+    account = ledger.close_account(options.account, options.reason)
+    return _describe_account(account), f"{account.name}: closed at epsilon {_format_guarantee(account.guarantee)}"
+
+
+_COMMANDS = {
+    "verify": _verify,
+    "show": _show,
+    "export": _export,
+    "backup": _backup,
+    "raise-cap": _raise_cap,
+    "close": _close,
+}
+
+
+def _describe_account(account: Account) -> dict[str, Any]:
+    return {
+        "account": account.name,
+        "epsilon_charged": account.guarantee and account.guarantee.epsilon,
+        "epsilon_charged_ex_post": account.ex_post_guarantee and account.ex_post_guarantee.epsilon,
+        "noise": account.noise,
+        "budget_epsilon": account.budget_epsilon,
+        "delta": account.delta,
+        "filter": account.filter.kind,
+        "order": account.filter.order,
+        "delta_reserve": account.filter.delta_reserve,
+        "adjacency": account.adjacency,
+        "unit": account.unit,
+        "releases": account.num_releases,
+        "uncommitted": account.num_open,
+        "closed": account.is_closed,
+        "private": account.is_private,
+    }
+
+
+def _format_table(accounts: Sequence[Account]) -> list[str]:
+    """One line an account, in 80 columns, and a second one where there is something to say."""
+    row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
+    lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open").rstrip()]
+    for account in accounts:
+        lines.append(
+            row.format(
+                _truncate(account.name, 16),
+                _format_guarantee(account.guarantee),
+                _format_guarantee(account.ex_post_guarantee),
+                f"{account.budget_epsilon:g}",
+                format_delta(account.delta),
+                account.filter.kind,
+                account.num_releases,
+                account.num_open,
+            ).rstrip()
+        )
+        notes = [f"{account.adjacency}, unit {account.unit}"]
+        notes += ["closed"] if account.is_closed else []
+        if account.guarantee is not None and account.guarantee.route == DELTA_ONLY_ROUTE:
+            notes += [f"only delta is paid, {account.total_cost.delta:.3g} of it"]
+        notes += [] if account.is_private else ["NOT PRIVATE: seeded noise, so no total"]
+        lines.append(_truncate("  " + "; ".join(notes), _LINE_WIDTH))
+    return lines if accounts else ["no accounts"]
+
+
+def _format_guarantee(guarantee: Guarantee | None) -> str:
+    return "none" if guarantee is None else format_epsilon(guarantee.epsilon)
+
+
+def _format_entry(seq: int, time: str, kind: str, facts: dict[str, Any]) -> str:
+    words = [str(facts[key]) for key in ("what", "mechanism", "run", "release", "note", "reason") if facts.get(key)]
+    if kind in ("open", "raise_cap"):
+        words.insert(0, f"cap {facts['budget_epsilon']:g}")
+    words += ["NOT PRIVATE"] if facts.get("insecure") else []
+    return _truncate(f"{seq:>5} {time[:19]} {kind:<9} {'  '.join(words)}".rstrip(), _LINE_WIDTH)
+
+
+def _truncate(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

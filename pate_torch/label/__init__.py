@@ -1,1 +1,0 @@
-"""Answer a file of votes and nothing more."""

@@ -1,0 +1,158 @@
+"""Publishing the data-dependent price: computed from the votes, made private by noise of its own, and charged.
+
+The guarantee of a release stays its data-independent price. This one is smaller when the teachers agree, and holds with
+a stated confidence over its own noise; PATE 2018 (appendix B) with the corrections of ``private_price``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pate_torch.accounting import accountant
+from pate_torch.accounting.data_dependent import private_price
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.accounting.formatting import format_epsilon
+from pate_torch.core import checks
+from pate_torch.core.files import write_atomically
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.ledger import PURPOSE_PRICE
+from pate_torch.privacy.sensitive import Votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateEpsilon:
+    """How a run's data-dependent price is published.
+
+    Attributes:
+        agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
+        confidence: Probability that what is published is at least the true price.
+        allow_net_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than
+            the labels alone.
+    """
+
+    agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
+    confidence: float = 0.95
+    allow_net_loss: bool = False
+    _plans: dict[Any, private_price.PublicationPlan] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.agreement:
+            raise checks.error("private_epsilon.agreement", self.agreement, "must hold at least one share")
+        for share in self.agreement:
+            checks.between("private_epsilon.agreement", share, 0, 1)
+        checks.between("private_epsilon.confidence", self.confidence, 0.5, 0.999999)
+        checks.boolean("private_epsilon.allow_net_loss", self.allow_net_loss)
+
+    def make_plan(
+        self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
+    ) -> private_price.PublicationPlan:
+        """Public parameters of the private_price.
+
+        Args:
+            mechanism: Mechanism of the release.
+            num_queries: Queries of the release.
+            num_teachers: Number K of teachers.
+            num_classes: Number C of classes.
+            rounds: Rounds in which questions are asked; prices of more than one do not add.
+            delta: Delta of the account.
+
+        Raises:
+            ValueError: The price cannot be published; the message says why.
+        """
+        model = mechanism.make_outcome_model()
+        fix = "Set private_epsilon=none: the data-independent price is published in any case."
+        if model is None:
+            raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
+        if rounds > 1:
+            raise checks.error(
+                "private_epsilon",
+                "set",
+                f"questions in {rounds} rounds depend on answers, and their prices do not add",
+                fix,
+            )
+        key = (mechanism, num_queries, num_teachers, num_classes, delta)
+        if key not in self._plans:
+            example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
+            try:
+                new_plan = private_price.choose_plan(
+                    model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
+                )
+            except ValueError as error:
+                raise ValueError(
+                    f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
+                ) from error
+            expected_epsilon = private_price.forecast_epsilon(
+                new_plan, model, example_votes, num_queries=num_queries, delta=delta
+            )
+            labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
+            if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
+                message = (
+                    f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
+                    f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
+                    f"cost {format_epsilon(labels_epsilon)} whatever the votes"
+                )
+                raise checks.error(
+                    "private_epsilon",
+                    "set",
+                    message,
+                    f"{fix} To publish all the same: private_epsilon.allow_net_loss=true.",
+                )
+            self._plans[key] = new_plan
+        return self._plans[key]
+
+    @staticmethod
+    def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
+        """Events of the private_price."""
+        return (plan.publication_event,)
+
+    def publish(
+        self,
+        plan: private_price.PublicationPlan,
+        mechanism: Mechanism,
+        votes: Votes,
+        budget: Budget,
+        delta: float,
+        folder: Path,
+    ) -> tuple[float, str]:
+        """Charge, draw the noise and write ``sanitised.json``.
+
+        Returns:
+            Epsilon of labels and publication together, and the reservation's id.
+        """
+        model = mechanism.make_outcome_model()
+        assert model is not None
+        with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
+            standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
+            price = private_price.publish_price(
+                plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False
+            )
+            # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.
+            price = replace(price, rdp=_round_up(price.rdp))
+            epsilon = _round_up(price.compute_epsilon(delta))
+            record = {
+                "epsilon": epsilon,
+                "delta": delta,
+                "confidence": plan.confidence,
+                "direction": "forward",
+                "route": f"Renyi of order {plan.order:g}, smooth sensitivity (PATE 2018, appendix B, corrected)",
+                "rdp": price.rdp,
+                "rdp_of_this_publication": plan.publication_rdp,
+                "order": plan.order,
+                "decay": plan.decay,
+                "sigma": plan.sigma,
+                "private": spending.secret,
+            }
+            write_atomically(folder / "sanitised.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        return epsilon, spending.id
+
+
+def _round_up(value: float) -> float:
+    return math.ceil(value * 1000) / 1000

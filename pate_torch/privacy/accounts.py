@@ -1,0 +1,469 @@
+"""Accounts of a ledger: their terms, their charges, and the guarantee that may be claimed of these.
+
+A claim is composed from what releases *reserved*, which no vote can change. What they incurred may depend on votes
+(mechanisms that keep quiet, or stop): it is what the cap is held against, and is shown beside the claim as ex post.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pate_torch.accounting.accountant import CAP_ROUTE, Guarantee, compute_guarantee
+from pate_torch.accounting.events import (
+    DeltaEvent,
+    GaussianEvent,
+    PrivacyEvent,
+    ZCDPEvent,
+    from_json,
+    merge_events,
+    to_json,
+)
+from pate_torch.accounting.filters import FilterCost, PrivacyFilter
+from pate_torch.accounting.formatting import format_delta
+from pate_torch.core import checks
+from pate_torch.privacy.chain import LedgerEntry, LedgerError
+
+PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, PURPOSE_PRICE, PURPOSE_HYPOTHESIS = (
+    "labels",
+    "choice of a student",
+    "sanitised price",
+    "hypothesis or its answers",
+)
+"""What a reservation pays for; others have words of their own."""
+
+_RELATIVE_ROUNDING = 1e-9  # relative: the same events summed in another order
+
+
+class BudgetExceeded(ValueError):
+    """The release would pass the account's cap; nothing was drawn and nothing charged.
+
+    Attributes:
+        spent_epsilon: Epsilon spent, at the account's delta.
+        requested_epsilon: Epsilon of the release.
+        cap_epsilon: Epsilon of the cap.
+        fitting_share: The share of the release that would fit.
+    """
+
+    def __init__(
+        self, message: str, *, spent_epsilon: float, requested_epsilon: float, cap_epsilon: float, fitting_share: float
+    ) -> None:
+        super().__init__(message)
+        self.spent_epsilon, self.requested_epsilon, self.cap_epsilon, self.fitting_share = (
+            spent_epsilon,
+            requested_epsilon,
+            cap_epsilon,
+            fitting_share,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """The terms fixed when the account opened, and where it stands.
+
+    Attributes:
+        name: Declared name of the private data.
+        filter: Keeps the cap.
+        adjacency: Neighboring relation.
+        unit: What the privacy unit is.
+        total_cost: Sum of the charges, in the filter's quantity.
+        num_releases: How many are committed.
+        num_open: How many are only reserved.
+        is_closed: Whether the owner ended its spending.
+        is_private: False once a release was made with seeded noise: the cap then bounds nothing.
+        noise: The kind that every release of the account draws.
+        reserved_events: All events by their worst case.
+        incurred_events: All events as they came out (of an open release: its worst case).
+    """
+
+    name: str
+    filter: PrivacyFilter
+    adjacency: str
+    unit: str
+    total_cost: FilterCost
+    num_releases: int
+    num_open: int
+    is_closed: bool
+    is_private: bool
+    noise: str
+    reserved_events: tuple[PrivacyEvent, ...] = ()
+    incurred_events: tuple[PrivacyEvent, ...] = ()
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether anything was reserved from it: else it has no fixed terms."""
+        return self.num_releases + self.num_open > 0
+
+    @property
+    def budget_epsilon(self) -> float:
+        """Epsilon of the cap."""
+        return self.filter.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Delta of the cap."""
+        return self.filter.delta
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """Guarantee of all releases together: what they reserved, composed, or the cap where that is less.
+
+        None: a release of the account used seeded noise, and nothing is claimed. Where the owner chose a release after
+        seeing an earlier one, the guarantee is the cap, which the filter keeps.
+        """
+        return self.compute_guarantee(self.reserved_events)
+
+    @property
+    def ex_post_guarantee(self) -> Guarantee | None:
+        """What has been used so far, as it came out; None as for ``guarantee``.
+
+        It is no guarantee where it depends on votes.
+        """
+        return self.compute_guarantee(self.incurred_events)
+
+    def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
+        """Guarantee of these events of the account: composed by the smallest valid route at its delta, or its cap.
+
+        The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
+        epsilon 5 after a release that costs 0.5.
+
+        Args:
+            events: Events of releases from the account.
+            cap_holds: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
+
+        Returns:
+            None where ``guarantee`` is.
+        """
+        if not self.is_private:
+            return None
+        terms = {"adjacency": self.adjacency, "unit": self.unit}
+        merged_events = merge_events(events)
+        if sum(event.count * event.delta for event in merged_events if isinstance(event, DeltaEvent)) < self.delta:
+            composed_guarantee = compute_guarantee(merged_events, self.delta, **terms)
+            if composed_guarantee.epsilon <= self.budget_epsilon or (
+                not cap_holds and math.isfinite(composed_guarantee.epsilon)
+            ):
+                return composed_guarantee
+        if not cap_holds:
+            return None
+        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP_ROUTE, **terms)
+
+    @property
+    def remaining_capacity(self) -> FilterCost:
+        """What the filter still admits, in its own quantity (mu^2, or divergence at its order) and in delta."""
+        return FilterCost(
+            max(0.0, self.filter.capacity - self.total_cost.scalar),
+            max(0.0, self.filter.delta_reserve - self.total_cost.delta),
+        )
+
+    def count_fitting_copies(self, events: Iterable[PrivacyEvent]) -> float:
+        """How many releases with these events would still fit (infinite for free ones)."""
+        price, remaining_capacity = self.filter.compute_cost(events), self.remaining_capacity
+        pairs = ((remaining_capacity.scalar, price.scalar), (remaining_capacity.delta, price.delta))
+        return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
+
+    def admits(self, events: Iterable[PrivacyEvent]) -> bool:
+        """Whether a release with these events would be accepted now."""
+        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
+
+
+@dataclass
+class Charge:
+    """One release: what it reserved, and what it is charged now.
+
+    Attributes:
+        reserved_cost: Price of its worst case.
+        reserved_events: Events of its worst case.
+        charged_cost: Price charged now.
+        incurred_events: Events charged now.
+        insecure: Whether its noise was seeded or off.
+        purpose: What it is, in words.
+        run: The run that made it.
+        fingerprint: Content fingerprint of the records, or of votes in their place.
+        is_committed: Whether the answers are written down.
+        is_suspended: Whether it waits to be resumed.
+        state_digest: Hash of where it stood then.
+        recorded_events: Events incurred up to the last record.
+        num_resumptions: How often it was resumed.
+    """
+
+    reserved_cost: FilterCost
+    reserved_events: tuple[PrivacyEvent, ...]
+    charged_cost: FilterCost
+    incurred_events: tuple[PrivacyEvent, ...]
+    insecure: bool
+    purpose: str
+    run: str
+    fingerprint: str
+    is_committed: bool = False
+    is_suspended: bool = False
+    state_digest: str = ""
+    recorded_events: tuple[PrivacyEvent, ...] = ()
+    num_resumptions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What may be said of some reservations together.
+
+    Attributes:
+        guarantee: Guarantee of what they reserved; None: seeded noise is among them, and nothing may be said.
+        ex_post_guarantee: What they incurred, composed; None as above.
+        reserved_events: The events they reserved.
+        charges: Their charges, by id.
+    """
+
+    guarantee: Guarantee | None
+    ex_post_guarantee: Guarantee | None
+    reserved_events: tuple[PrivacyEvent, ...]
+    charges: Mapping[str, Charge]
+
+    @property
+    def is_private(self) -> bool:
+        """Whether all noise behind them was secret."""
+        return self.guarantee is not None
+
+
+@dataclass
+class AccountState:
+    """An account as its entries leave it."""
+
+    filter: PrivacyFilter
+    adjacency: str
+    unit: str
+    noise: str
+    is_closed: bool = False
+    charges: dict[str, Charge] = field(default_factory=dict)
+
+    def compute_total_cost(self) -> FilterCost:
+        """Sum of what the charges cost now."""
+        return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
+
+    def to_account(self, name: str) -> Account:
+        """The account as its owner sees it."""
+        charges = self.charges.values()
+        return Account(
+            name=name,
+            filter=self.filter,
+            adjacency=self.adjacency,
+            unit=self.unit,
+            total_cost=self.compute_total_cost(),
+            num_releases=sum(charge.is_committed for charge in charges),
+            num_open=sum(not charge.is_committed for charge in charges),
+            is_closed=self.is_closed,
+            is_private=not any(charge.insecure for charge in charges),
+            noise=self.noise,
+            reserved_events=merge_events(event for charge in charges for event in charge.reserved_events),
+            incurred_events=merge_events(event for charge in charges for event in charge.incurred_events),
+        )
+
+
+def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
+    """Events and their price, as facts of an entry."""
+    return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
+
+
+def apply_entry(accounts: dict[str, AccountState], entry: LedgerEntry, *, recompute: bool = False) -> None:
+    """Let one entry change the accounts.
+
+    Args:
+        accounts: By name; changed in place.
+        entry: The next of the chain.
+        recompute: Whether to hold its price against its events, too.
+
+    Raises:
+        LedgerError: An entry that no ledger of this version writes at this place.
+    """
+    try:
+        apply_facts = _APPLY_BY_KIND.get(entry.kind)
+        if apply_facts is None:
+            raise LedgerError(
+                f"ledger: entry {entry.seq} is of an unknown kind {entry.kind!r}. Upgrade pate-torch; this version"
+                " could misread its charges."
+            )
+        apply_facts(accounts, entry.account, entry.facts, recompute)
+    except LedgerError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(
+            f"ledger: is damaged: entry {entry.seq} ({entry.kind}) does not add up: {error}. Keep the file, and restore"
+            " a backup."
+        ) from error
+
+
+def _apply_genesis(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    _require(not accounts, "a ledger begins once")
+
+
+def _apply_open(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    existing_state = accounts.get(name)
+    _require(
+        existing_state is None or not (existing_state.charges or existing_state.is_closed),
+        "the account is open already",
+    )
+    terms = PrivacyFilter(
+        kind=facts["filter"],
+        epsilon=facts["budget_epsilon"],
+        delta=facts["delta"],
+        delta_reserve=facts["delta_reserve"],
+        order=facts["order"],
+    )
+    accounts[name] = AccountState(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts["noise"])
+
+
+def _apply_raise_cap(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    state = accounts[name]
+    _require(facts["budget_epsilon"] > state.filter.epsilon, "a cap only rises")
+    state.filter = replace(state.filter, epsilon=facts["budget_epsilon"])
+
+
+def _apply_close(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    accounts[name].is_closed = True
+
+
+def _apply_reserve(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    state, cost = accounts[name], FilterCost(facts["scalar"], facts["failure"])
+    _require(facts["reservation"] not in state.charges, "the reservation exists already")
+    _require(not state.is_closed, "the account was closed before")
+    if recompute:
+        _require(_is_equal(cost, _compute_cost(state, facts)), "its price is not that of its events")
+        _require(state.filter.admits(state.compute_total_cost(), cost), "it passes the cap")
+    reserved_events = _parse_events(facts)
+    state.charges[facts["reservation"]] = Charge(
+        reserved_cost=cost,
+        reserved_events=reserved_events,
+        charged_cost=cost,
+        incurred_events=reserved_events,
+        insecure=facts["insecure"],
+        purpose=facts["what"],
+        run=facts["run"],
+        fingerprint=facts["fingerprint"],
+    )
+
+
+def _apply_record(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    charge = _find_open_charge(accounts, name, facts)
+    charge.state_digest, charge.recorded_events = facts["state"], _parse_events(facts)
+    charge.is_suspended = bool(charge.state_digest)
+
+
+def _apply_resume(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    charge = _find_open_charge(accounts, name, facts)
+    _require(
+        charge.is_suspended and charge.state_digest == facts["state"], "the release does not stand where it was resumed"
+    )
+    charge.is_suspended, charge.num_resumptions = False, charge.num_resumptions + 1
+    _require(charge.num_resumptions == facts["number"], "a resumption is missing")
+
+
+def _find_open_charge(accounts: dict[str, AccountState], name: str, facts: dict[str, Any]) -> Charge:
+    charge = accounts[name].charges[facts["reservation"]]
+    _require(not charge.is_committed, "the release is committed already")
+    return charge
+
+
+def _apply_commit(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
+    _find_open_charge(accounts, name, facts)
+    charge, cost = accounts[name].charges[facts["reservation"]], FilterCost(facts["scalar"], facts["failure"])
+    _require(
+        cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta,
+        "it passes its reservation",
+    )
+    if recompute:
+        _require(_is_equal(cost, _compute_cost(accounts[name], facts)), "its price is not that of its events")
+    charge.charged_cost, charge.incurred_events, charge.is_committed = cost, _parse_events(facts), True
+
+
+_APPLY_BY_KIND = {
+    "genesis": _apply_genesis,
+    "open": _apply_open,
+    "raise_cap": _apply_raise_cap,
+    "close": _apply_close,
+    "reserve": _apply_reserve,
+    "record": _apply_record,
+    "resume": _apply_resume,
+    "commit": _apply_commit,
+}
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:  # not an assert: a damaged file must be refused under python -O as well
+        raise ValueError(message)
+
+
+def _parse_events(facts: dict[str, Any]) -> tuple[PrivacyEvent, ...]:
+    return from_json(json.dumps(facts["events"]))
+
+
+def _compute_cost(state: AccountState, facts: dict[str, Any]) -> FilterCost:
+    return state.filter.compute_cost(_parse_events(facts))
+
+
+def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
+    """Whether a price is at most another, up to the rounding of sums."""
+    slack = 1 + _RELATIVE_ROUNDING
+    return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
+
+
+def _is_equal(stored_cost: FilterCost, computed_cost: FilterCost) -> bool:
+    return is_within(stored_cost, computed_cost) and is_within(computed_cost, stored_cost)
+
+
+def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
+    """The error of a first release that finds its account charged: what was spent, and the epsilon it would add."""
+    spent_guarantee = account.guarantee
+    terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
+    spent_text = (
+        "nothing is claimed of it"
+        if spent_guarantee is None
+        else f"epsilon {spent_guarantee.epsilon:.4g}, {terms}, {spent_guarantee.route}"
+    )
+    open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
+    fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and both compose."
+    return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
+
+
+def budget_exceeded_error(
+    account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
+) -> BudgetExceeded:
+    """The error that says what was asked, what is left, and what would fit."""
+    account_filter, remaining = account.filter, account.remaining_capacity
+    total_cost = FilterCost.from_sum((account.total_cost, requested_cost))
+    spent_epsilon = account_filter.to_epsilon(account.total_cost)
+    requested_epsilon = account_filter.to_epsilon(requested_cost)
+    num_fitting_copies = account.count_fitting_copies(events)
+    remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
+    if total_cost.delta > account_filter.delta_reserve:
+        remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
+        cause = (
+            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining.delta:.6g} of the"
+            f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
+        )
+    else:
+        cause = (
+            f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both"
+            f" together ({account_filter.to_epsilon(total_cost):.6g}) pass the cap {account_filter.epsilon:.6g} at"
+            f" delta={account_filter.delta:g}"
+        )
+    advice = (
+        f"What would fit: {100 * num_fitting_copies:.3g} % of it"
+        if num_fitting_copies > 0
+        else "Nothing more of its kind fits"
+    )
+    noise_events = [e for e in events if not isinstance(e, DeltaEvent)]
+    if 0 < remaining.scalar < requested_cost.scalar and all(
+        isinstance(e, GaussianEvent | ZCDPEvent) for e in noise_events
+    ):
+        noise_factor = (requested_cost.scalar / remaining.scalar) ** 0.5
+        advice += f", or all of it with {noise_factor:.4g} times the noise"
+    message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
+    return BudgetExceeded(
+        message,
+        spent_epsilon=spent_epsilon,
+        requested_epsilon=requested_epsilon,
+        cap_epsilon=account_filter.epsilon,
+        fitting_share=num_fitting_copies,
+    )

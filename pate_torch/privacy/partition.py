@@ -1,0 +1,162 @@
+"""Disjoint shards: one privacy unit reaches one teacher, for one of two neighboring relations.
+
+Either way a unit controls one teacher's vote in every query, so the votes' L2 sensitivity is sqrt(2).
+Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves all later ones into other shards.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from pate_torch.core import checks, rng
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, Shards
+from pate_torch.privacy.units import compute_keyed_hash
+
+
+class Partition(ABC):
+    """Deals privacy units to shards.
+
+    Attributes:
+        name: As settings and reports call it.
+        adjacency: The neighboring relation that its shards justify: ``add_remove`` or ``replace_one``.
+    """
+
+    name: str
+    adjacency: ClassVar[str]
+
+    @property
+    def max_shard_size(self) -> int | None:
+        """Most records in one shard; None: any number. What exceeds it is dropped, so a record may displace others."""
+        return None
+
+    @abstractmethod
+    def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
+        """Disjoint shards, one for each teacher."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddRemove(Partition):
+    """Unit -> shard by a keyed BLAKE2b hash of its id, independent of every other record.
+
+    Neighbors differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
+    removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty: how many units there are is
+    private, and refuses no number of teachers.
+
+    Attributes:
+        name: Name of the partition.
+        capacity: Most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
+            displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
+
+    Guarantee: adding or removing one unit changes one row of ``Shards`` (apart from the padding's width when
+        capacity is None).
+    """
+
+    name: str = "add_remove"
+    capacity: int | None = None
+
+    adjacency: ClassVar[str] = "add_remove"
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None:
+            checks.integer("partition.capacity", self.capacity, low=1)
+
+    @property
+    def max_shard_size(self) -> int | None:
+        return self.capacity
+
+    def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
+        """Shards as indices into ``private``.
+
+        Raises:
+            ValueError: No records at all, or labels as units.
+        """
+        if private.unit == LABEL_UNIT:
+            raise checks.error(
+                "partition",
+                self.name,
+                f"does not go with the privacy unit {private.unit}: a label is replaced, not removed",
+                "Use partition=replace_one.",
+            )
+        checks.integer("num_teachers", num_teachers, low=1)
+        word_N2 = compute_keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
+        shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
+        # lexsort is stable: the records of one unit share both words and keep their order in the file.
+        order_N = np.lexsort((word_N2[:, 1], shard_N))
+        return _build_shards(order_N, shard_N[order_N], num_teachers, self.capacity, self.adjacency, private.unit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceOne(Partition):
+    """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
+
+    Neighbors differ in one record, its id included, both versions valid (a known class, finite features); n is public,
+    and the unit is the position. Where labels alone are private, they differ in one label.
+    The assignment reads no record at all, so replacing one changes nothing of it.
+    """
+
+    name: str = "replace_one"
+
+    adjacency: ClassVar[str] = "replace_one"
+
+    def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
+        """Shards as indices into ``private``.
+
+        Raises:
+            ValueError: Group units, or fewer records than teachers.
+        """
+        if private.unit not in ("record", LABEL_UNIT):
+            raise checks.error(
+                "partition",
+                self.name,
+                f"protects single records, but the privacy unit is {private.unit}",
+                "Use partition=add_remove, which keeps all of a unit's records in one shard.",
+            )
+        count = len(private)
+        fix = f"There are {count} private records, which is public here, and every teacher needs one of its own."
+        checks.integer("num_teachers", num_teachers, low=1, high=max(count, 1), fix=fix)
+        order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
+        shard_N = np.arange(count) * num_teachers // count
+        return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)
+
+
+def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
+    """The shards of a partition, held to what it says: a partition may be a user's own.
+
+    Raises:
+        ValueError: The shards justify another adjacency or unit, or a unit stands in two of them.
+    """
+    shards = partition.make_shards(private, num_teachers, seed)
+    expected = (partition.adjacency, private.unit)
+    if (shards.adjacency, shards.unit) != expected:
+        raise checks.error(
+            "partition", type(partition).__name__, f"its shards are not of {expected[0]}, unit {expected[1]}"
+        )
+    if shards.adjacency == "add_remove":
+        shard_N = torch.arange(shards.num_teachers)[:, None].expand_as(shards.index_KS)[shards.mask_KS].numpy()
+        _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
+        pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
+        if pairs.shape[1] > len(np.unique(unit_N)):
+            raise checks.error("partition", type(partition).__name__, f"one {private.unit} stands in two shards")
+    return shards
+
+
+def _build_shards(
+    order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
+) -> Shards:
+    """Padded rows from record indices sorted by shard (``shard_N`` non-decreasing)."""
+    if not len(order_N):
+        raise ValueError("data: there are no private records that can be used")
+    sizes_K = np.bincount(shard_N, minlength=num_teachers)
+    start_K = np.concatenate([[0], np.cumsum(sizes_K)[:-1]])
+    rank_N = np.arange(len(order_N)) - start_K[shard_N]
+    width = capacity or int(sizes_K.max())
+    fits_N = rank_N < width
+    index_KS = np.full((num_teachers, width), -1, dtype=np.int64)
+    index_KS[shard_N[fits_N], rank_N[fits_N]] = order_N[fits_N]
+    index = torch.from_numpy(index_KS)
+    return Shards(index, index >= 0, adjacency, unit, has_capacity=capacity is not None)

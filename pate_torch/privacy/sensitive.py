@@ -1,0 +1,450 @@
+"""Sensitive values: what comes from private records, with how far one privacy unit moves it.
+
+Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
+what their owner says. Only a mechanism opens one, and only where it is priced for no less.
+
+All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.CellCounter``) lie with
+their method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.privacy.records import ADJACENCIES, LinearModel, Shards
+from pate_torch.privacy.whitening import Whitening
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """How far one privacy unit moves a value, at most; stated by whoever makes the value.
+
+    Over the whole value, in its own numbers (votes, counts, lengths of gradients); infinite where nothing bounds it.
+
+    Attributes:
+        l1: L1 distance.
+        l2: L2 distance.
+        linf: Largest change of one number.
+        adjacency: Neighboring relation; None: the distances hold under whichever the shards justify.
+    """
+
+    l1: float
+    l2: float
+    linf: float
+    adjacency: str | None = None
+
+    def __post_init__(self) -> None:
+        for norm in ("l1", "l2", "linf"):
+            if not getattr(self, norm) >= 0:  # also refuses NaN
+                raise checks.error(f"sensitivity.{norm}", getattr(self, norm), "must be a number of at least 0")
+        if self.adjacency is not None:
+            checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+
+    def is_within(self, max_sensitivity: Sensitivity) -> bool:
+        """Whether a price for ``max_sensitivity`` covers this value: no distance larger, and the same adjacency."""
+        has_small_norms = (
+            self.l1 <= max_sensitivity.l1 and self.l2 <= max_sensitivity.l2 and self.linf <= max_sensitivity.linf
+        )
+        return has_small_norms and (
+            None in (self.adjacency, max_sensitivity.adjacency) or self.adjacency == max_sensitivity.adjacency
+        )
+
+
+def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:
+    """Refuse to open a value that moves further than a mechanism's price allows for.
+
+    Args:
+        sensitivity: Sensitivity of the value.
+        max_sensitivity: That of the values which the mechanism prices (``Mechanism.max_sensitivity``).
+        mechanism: Its name, for the message.
+
+    Raises:
+        ValueError: The value is of another adjacency or of a larger sensitivity.
+    """
+    if (
+        None not in (sensitivity.adjacency, max_sensitivity.adjacency)
+        and sensitivity.adjacency != max_sensitivity.adjacency
+    ):
+        message = f"is not the records' ({sensitivity.adjacency})"
+        raise checks.error("mechanism.adjacency", max_sensitivity.adjacency, message, "Set it to the partition's.")
+    if not sensitivity.is_within(max_sensitivity):
+        message = f"is more than mechanism={mechanism} is priced for ({max_sensitivity})"
+        raise checks.error("sensitivity", sensitivity, message, "Leave out partition.capacity, or price what it says.")
+
+
+class SensitiveValue(Protocol):
+    """PRIVATE. What a mechanism opens: the ``Votes`` of teachers on the whole pool, or what records say themselves.
+
+    Records are asked for a ``CellHistogram`` (``reverse_knn.CellCounter``), or for ``GradientSums`` as often as the
+    mechanism likes.
+    """
+
+    def __len__(self) -> int:
+        """Of the pool."""
+        ...
+
+    @property
+    def num_teachers(self) -> int:
+        """Number of teachers; 0 where records answer for themselves."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        ...
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """How far one privacy unit moves what they say."""
+        ...
+
+    def select(self, index_Q: Tensor, /) -> Any:
+        """What they say of these public points, in this order."""
+        ...
+
+
+class SensitiveRecords(SensitiveValue, Protocol):
+    """PRIVATE. Records that answer for themselves, in features that are public."""
+
+    @property
+    def feature_PD(self) -> Tensor:
+        """Releasable. The unit-length features of the public points, [P, D], in which the next questions are chosen."""
+        ...
+
+
+VOTE_SENSITIVITY = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
+"""Of one row of votes: a unit in one shard moves one teacher's vote from a class to another."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Votes:
+    """PRIVATE. Vote counts: one teacher, one vote.
+
+    Attributes:
+        counts_QC: Integers, each row sums to ``num_teachers``.
+        num_teachers: Number K of teachers.
+        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
+            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
+    """
+
+    counts_QC: Tensor
+    num_teachers: int
+    sensitivity: Sensitivity = VOTE_SENSITIVITY
+
+    def __post_init__(self) -> None:
+        checks.integer("num_teachers", self.num_teachers, low=1)
+        counts = self.counts_QC
+        if not isinstance(counts, Tensor) or counts.dim() != 2 or counts.shape[1] < 2:
+            raise ValueError("votes: counts must be a [queries, classes] tensor with at least two classes")
+        if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
+            raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
+        if len(counts):
+            low, high = map(int, counts.aminmax())  # a byte compared with 256 is compared with 0
+            # Counts within 0..K sum to C K at most: 32 bits mostly do, in a quarter of the time of 64.
+            fits_int32 = self.num_teachers * counts.shape[1] < 2**31
+            total = counts.sum(1, dtype=torch.int32 if fits_int32 else torch.int64)
+            min_total, max_total = total.aminmax()  # in place of a comparison: a pass and a tensor less
+            if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
+                raise ValueError(
+                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
+                )
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return self.counts_QC.shape[1]
+
+    def select(self, index_Q: Tensor) -> Votes:
+        """The votes on some of the queries."""
+        return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
+
+    def compute_plurality(self) -> Tensor:
+        """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
+        # max over equal values returns an unspecified index on some devices; the sum of a prefix is exact.
+        top = self.counts_QC.max(1, keepdim=True).values
+        return (self.counts_QC == top).int().argmax(1)
+
+    def compute_top_counts(self) -> Tensor:
+        """Winning counts, [Q]. PRIVATE; changes by at most 1."""
+        return self.counts_QC.max(1).values
+
+    def compute_gaps(self) -> Tensor:
+        """Winner minus runner-up, [Q]. PRIVATE; changes by at most 2."""
+        top_two_Q2 = self.counts_QC.topk(2, dim=1).values
+        return top_two_Q2[:, 0] - top_two_Q2[:, 1]
+
+    def __repr__(self) -> str:
+        return f"Votes({len(self)} queries, content withheld)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SoftVotes:
+    """PRIVATE. Teachers' class probabilities in place of votes.
+
+    Attributes:
+        score_KQS: Each teacher's scores in [0, 1] for each query: of two classes the second's alone, else one of each
+            class. A unit affects one row.
+    """
+
+    score_KQS: Tensor
+
+    def __post_init__(self) -> None:
+        score = self.score_KQS
+        if not isinstance(score, Tensor) or score.dim() != 3 or not score.is_floating_point() or len(score) == 0:
+            raise ValueError("soft votes: scores must be a floating-point [teachers, queries, scores] tensor")
+        if score.shape[2] in (0, 2):
+            raise ValueError("soft votes: of two classes the second one's score alone is asked about")
+        if not bool(((score >= 0) & (score <= 1)).all()):  # written so that NaN fails
+            raise ValueError("soft votes: every score must lie in [0, 1]")
+
+    @classmethod
+    def from_probabilities(cls, probability_KQC: Tensor) -> SoftVotes:
+        """Class probabilities, [K, Q, C]."""
+        return cls(probability_KQC[..., 1:] if probability_KQC.shape[2] == 2 else probability_KQC)
+
+    @property
+    def num_teachers(self) -> int:
+        """The number of teachers, K."""
+        return len(self.score_KQS)
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return max(2, self.score_KQS.shape[2])
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """Of each histogram: one teacher's score moves from a bin to another, or in or out of them."""
+        return VOTE_SENSITIVITY
+
+    def __len__(self) -> int:
+        return self.score_KQS.shape[1]
+
+    def select(self, index_Q: Tensor) -> SoftVotes:
+        """The scores on some of the queries."""
+        return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
+
+    def compute_histogram(self, bins: int) -> Tensor:
+        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q S, bins]."""
+        return _count_bins((self.score_KQS.double() * bins).floor().clamp(max=bins - 1), bins)
+
+    def compute_shifted_histogram(self, bins: int) -> Tensor:
+        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q S, bins - 1]."""
+        return _count_bins((self.score_KQS.double() * bins + 0.5).floor() - 1, bins - 1)
+
+    def __repr__(self) -> str:
+        return f"SoftVotes({len(self)} queries, content withheld)"
+
+
+def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
+    """Histogram of each score, [Q S, bins]; what lies outside 0..bins-1 is left out."""
+    index_QK = bin_KQS.to(torch.int64).flatten(1).T
+    inside_QK = (index_QK >= 0) & (index_QK < bins)
+    counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
+    return counts.scatter_add_(1, index_QK.clamp(0, bins - 1), inside_QK.to(torch.int64))
+
+
+def make_vector_sum_sensitivity(adjacency: str, size: int) -> Sensitivity:
+    """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
+
+    One unit more or less moves it by that vector; one replaced, by that and the other in its place.
+    """
+    num_vectors = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
+    return Sensitivity(l1=num_vectors * math.sqrt(size), l2=num_vectors, linf=num_vectors, adjacency=adjacency)
+
+
+def make_record_sum_sensitivity(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
+    """Sensitivity of a value that every record of all shards adds to by itself, where that would be ``sensitivity``.
+
+    With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
+    """
+    if not shards.has_capacity:
+        return sensitivity
+    return Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency=shards.adjacency)
+
+
+COUNT_SENSITIVITY = {
+    "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
+    "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
+}
+"""Of a table in which every unit is counted once: one count changes by one, or one unit moves to another count."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CellHistogram:
+    """PRIVATE. How many units lie in the cell of each question, by class; each is counted once.
+
+    Attributes:
+        counts_QC: Integers >= 0.
+        sensitivity: Sensitivity of the *whole* table, however many rows it has (``COUNT_SENSITIVITY``).
+        cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
+    """
+
+    counts_QC: Tensor
+    sensitivity: Sensitivity
+    cell_P: Tensor
+
+    def __post_init__(self) -> None:
+        counts = self.counts_QC
+        if counts.dim() != 2 or counts.is_floating_point() or counts.dtype == torch.bool:
+            raise ValueError("cells: counts must be integers [questions, classes] (one unit, counted once)")
+        if len(counts) and int(counts.min()) < 0:
+            raise ValueError("cells: counts must be non-negative")
+
+    def __len__(self) -> int:
+        return self.counts_QC.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """Number C of classes."""
+        return self.counts_QC.shape[1]
+
+    def select(self, index_Q: Tensor) -> CellHistogram:
+        """The counts of some of the questions, each taken once."""
+        return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
+
+    def __repr__(self) -> str:
+        return f"CellHistogram({len(self)} questions, content withheld)"
+
+
+GRID_STEPS = 1 << 15
+"""Features of length 1 and residuals of length 1 are written in units of 1/GRID_STEPS, rounded towards zero."""
+UNIT_NORM = GRID_STEPS**2
+"""A gradient of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+MIN_CLIP_NORM = 1 / 64
+"""Clipping norms below would leave a residual fewer than 512 units of the grid."""
+_ROUNDING_SHRINKAGE = 1 - 2.0**-30  # far more than float64 can be off in a length
+_BLOCK_RECORDS = 4096
+
+
+def quantize(value: Tensor) -> Tensor:
+    """Round vectors of length at most 1 towards zero to whole units of 1/GRID_STEPS, int64, so that none gets longer.
+
+    Raises:
+        ValueError: A number is not finite or beyond 2: as an integer its square could wrap around to a small one.
+    """
+    value = value.double()
+    if value.numel() and not -2 <= float(value.min()) <= float(value.max()) <= 2:  # written so that NaN fails
+        raise ValueError("gradients: a vector that is to be rounded is not finite or too long")
+    return (value * (_ROUNDING_SHRINKAGE * GRID_STEPS)).trunc().to(torch.int64)
+
+
+def _quantize_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
+    """(weights as multiples of a unit, the unit: a power of 2).
+
+    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID_STEPS long,
+    stay below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+
+    Raises:
+        ValueError: A column of weights is not finite or longer than 2^40.
+    """
+    max_column_norm = float(weight_DC.norm(dim=0).max())
+    if not max_column_norm <= 2.0**40:  # written so that NaN fails
+        raise ValueError("gradients: the weights of the model must be finite, and no column longer than 2^40")
+    grid_unit = 2.0 ** (math.frexp(max_column_norm)[1] - 36)
+    return (weight_DC / grid_unit).round(), grid_unit
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GradientSums:
+    """PRIVATE. Records that answer for themselves: whatever the weights, the sum of their clipped gradients.
+
+    Attributes:
+        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID_STEPS; whole numbers of any type.
+        y_N: PRIVATE. Labels.
+        z_PD: Releasable. Whitened features of the public points.
+        feature_PD: Releasable. Their features before that.
+        sensitivity: Sensitivity of ``compute_gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller
+            clipping norm scales it.
+        scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
+        whitening: Releasable. The map from features to whitened ones.
+        neighbors: Number of neighbors of the mean-shift step before it; 0: none.
+        query_Q: The public points whose labels are wanted; None: all.
+    """
+
+    z_ND: Tensor
+    y_N: Tensor
+    z_PD: Tensor
+    feature_PD: Tensor
+    num_classes: int
+    sensitivity: Sensitivity
+    scale: float
+    whitening: Whitening | None = None
+    neighbors: int = 0
+    query_Q: Tensor | None = None
+    num_teachers: int = 0
+
+    def __post_init__(self) -> None:
+        # No assert: the guarantee rests on this, and python -O drops asserts.
+        for z_BD in self.z_ND.split(_BLOCK_RECORDS):
+            # The range comes first: the square of a larger integer could wrap around to a small one.
+            is_in_range = not z_BD.numel() or -GRID_STEPS <= int(z_BD.min()) <= int(z_BD.max()) <= GRID_STEPS
+            if not is_in_range or not bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()):
+                raise ValueError("gradients: a record's features are longer than 1")
+
+    def __len__(self) -> int:
+        return len(self.z_PD) if self.query_Q is None else len(self.query_Q)
+
+    def select(self, index_Q: Tensor) -> GradientSums:
+        """The same records, asked about these public points."""
+        query_Q = index_Q.cpu() if self.query_Q is None else self.query_Q[index_Q.cpu()]
+        return replace(self, query_Q=query_Q)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the model's weights, [D, C]."""
+        return self.z_ND.shape[1], self.num_classes
+
+    @property
+    def adjacency(self) -> str | None:
+        """The adjacency of the sensitivity."""
+        return self.sensitivity.adjacency
+
+    def compute_gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
+        """PRIVATE. The sum of all records' clipped gradients in units of 1/UNIT_NORM, int64 [D, C].
+
+        One unit moves it by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+
+        Args:
+            weight_DC: Weights at which the gradients are taken.
+            clip_norm: Length to which longer residuals e_y - softmax(z W) are clipped, at most 1.
+
+        Raises:
+            ValueError: A residual is longer than ``clip_norm``: a fault of the arithmetic, on which the guarantee
+                rests.
+        """
+        weight_DC, weight_unit = _quantize_weights(weight_DC.double().cpu())
+        total_DC = torch.zeros(self.shape, dtype=torch.int64)
+        for z_BD, y_B in zip(self.z_ND.split(_BLOCK_RECORDS), self.y_N.split(_BLOCK_RECORDS), strict=True):
+            # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
+            # a record's logits are the same in any company.
+            label_BC = F.one_hot(y_B, self.num_classes).double()
+            residual_BC = label_BC - (z_BD.double() @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
+            residual_BC = quantize(
+                residual_BC * (clip_norm / residual_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm))
+            )
+            if not bool((residual_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
+                raise ValueError("gradients: a record's residual is longer than clip_norm")
+            total_DC += (z_BD.double().T @ residual_BC.double()).to(torch.int64)
+        return total_DC
+
+    def compute_scores(self, weight_DC: Tensor) -> Tensor:
+        """Releasable. The logits of a released model on every public point, float32 [P, C]."""
+        return self.z_PD @ weight_DC.float()
+
+    def make_model(self, weight_DC: Tensor) -> LinearModel | None:
+        """Releasable. A released model for points that are not here; None: their features are not known."""
+        return None if self.whitening is None else self.whitening.to_linear_model(weight_DC, self.neighbors)
+
+    def __repr__(self) -> str:
+        return f"GradientSums(adjacency={self.adjacency!r}, content withheld)"
