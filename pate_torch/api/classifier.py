@@ -30,15 +30,15 @@ from pate_torch.accounting.formatting import format_delta
 from pate_torch.api.pate import PATE, annotate_disk_error, empty_evaluation, find_account
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import tensors
 from pate_torch.data.encoded_dataset import encode_sides, replace_non_finite
 from pate_torch.data.roles import get_categories_origin
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
-from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods import panel
+from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.planning import autoconfig
 from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -57,8 +57,8 @@ from pate_torch.privacy.records import (
 )
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value
 from pate_torch.privacy.units import parse_unit_ids
-from pate_torch.queries.random import Random
 from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.session import ReleaseSession
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.export import load_student
 from pate_torch.students.fixmatch import FixMatch
@@ -507,17 +507,17 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _make_pate(self, terms: dict[str, Any], facts: autoconfig.PublicFacts) -> PATE:
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
-        if method.name == "dpsgd":  # which draws noise of its own
-            return PATE(mechanism=GNMax(sigma=1.0), num_teachers=1, **terms)
-        assert method.mechanism is not None
+        if method.name == "dpsgd":
+            from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
+
+            return PATE(teacher=DPSGD(network="cnn" if facts.is_image else "mlp"), **terms)
         if method.name == "gradients":
-            teacher_options: dict[str, Any] = {
-                "teacher": GradientMethod(size=facts.num_records, effective_dim=method.effective_dim)
-            }
-        else:
-            teacher = method.teacher if self.teacher is None else self.teacher
-            teacher_options = {"teacher": teacher, "num_teachers": method.num_teachers}
-        return PATE(mechanism=method.mechanism, **teacher_options, **terms)
+            assert isinstance(method.mechanism, GradientDescent)
+            size, dim = facts.num_records, method.effective_dim
+            return PATE(teacher=GradientMethod(size=size, effective_dim=dim, mechanism=method.mechanism), **terms)
+        assert isinstance(method.mechanism, VoteMechanism)
+        teacher = method.teacher if self.teacher is None else self.teacher
+        return PATE(teacher=teacher, num_teachers=method.num_teachers, mechanism=method.mechanism, **terms)
 
     def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec) -> Any:
         """Buy the answers, and train what learns from them."""
@@ -583,17 +583,14 @@ def _fit_module(
 
 def _fit_dpsgd(pate: PATE, data: Dataset, facts: autoconfig.PublicFacts) -> tuple[Student, Path]:
     """DP-SGD on the records, charged to the same account; the student and its release."""
-    from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
-
-    plan = pate._make_config(data, TeacherVotes(num_teachers=1), 1, Random())
-    plan = replace(
-        plan,
-        privacy=replace(plan.privacy, target_epsilon=facts.epsilon),
-        folder=Path(run_folders.get_run_folder(str(pate.home), pate.name, "dpsgd")) / make_unique_run_id(),
-        quiet=True,
-    )
-    folder = DPSGD(network="cnn" if facts.is_image else "mlp").run(plan)
-    return load_student(folder), folder / "release"
+    assert isinstance(pate.teacher, PrivateMethod)
+    config = pate._make_config(data, pate.teacher)
+    config = replace(config, privacy=replace(config.privacy, target_epsilon=facts.epsilon), quiet=True)
+    with ReleaseSession.open(config) as session:
+        written = session.run()
+        session.publish(written, session.fit(written), shows_table=False)
+    session.finish()
+    return load_student(session.config.folder), session.release_dir
 
 
 def _is_table(x: Any) -> bool:

@@ -30,16 +30,16 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent, from_json, to_json
-from pate_torch.aggregation import check_before_charge
 from pate_torch.api import journal
 from pate_torch.api.journal import Journal
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.methods import feasibility
+from pate_torch.methods.labeling import check_values
 from pate_torch.pac.classes import HypothesisClass, enumerate_representatives
 from pate_torch.pac.sample import Sample
 from pate_torch.pac.semi_private import run_sspp
-from pate_torch.planning import feasibility
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -128,7 +128,7 @@ class PrivateLabeler:
         self,
         teachers: TeacherEnsemble | VoteFunction,
         *,
-        mechanism: Mechanism,
+        mechanism: VoteMechanism,
         budget: Budget,
         journal: Path | str,
         num_queries: int = 100,
@@ -324,7 +324,7 @@ class PrivateLabeler:
                 f"teachers: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
                 f"{self.spec.num_classes} classes"
             )
-        check_before_charge(votes.sensitivity, self.mechanism, self.budget)
+        check_values(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.has_room(len(votes)):
             self._settle()
         try:
@@ -392,7 +392,7 @@ class PrivateLabeler:
 
     def _describe_plan(self) -> dict[str, Any]:
         """How a block is asked, as its line in the journal says."""
-        parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}  # type: ignore[call-overload]
+        parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}
         return {
             "calls": self.calls,
             "mechanism": self.mechanism.name,

@@ -12,11 +12,12 @@ All releases of one name are charged to one account, whatever object made them.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,26 +26,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pate_torch.account_opening import open_budget
 from pate_torch.api.labeler import PrivateLabeler
-from pate_torch.audit.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig
-from pate_torch.context import DataSplits, LabelRelease, RunContext, open_budget
 from pate_torch.core import checks, run_folders
-from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
 from pate_torch.data.base import DatasetSource
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.panel import Panel, PanelMethod, fit_estimators, fit_modules
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.pipeline import fit_student, make_report, release_labels
-from pate_torch.planning import feasibility
-from pate_torch.planning.gradient_budget import CalibratedDescent
+from pate_torch.planning.alternatives import match_label_price, suggest_gradients
 from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove, Partition, assign_shards
 from pate_torch.privacy.records import (
@@ -64,12 +63,11 @@ from pate_torch.privacy.schema import TableSchema
 from pate_torch.privacy.units import drop_unusable
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
-from pate_torch.release import owner_file
+from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.private_metrics import attack_student
 from pate_torch.release.private_writer import make_private_folder
-from pate_torch.release.renderer import write_release
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.session import ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
@@ -112,7 +110,7 @@ class _LabelResult:
 
     config: RunConfig
     data: Dataset
-    release: LabelRelease
+    written: WrittenRelease
     reservation_ids: tuple[str, ...]
 
 
@@ -125,15 +123,16 @@ class PATE:
         name: Whose account is charged; all releases from the same records belong under one name.
         classes: All of them, by name or by number: declared, never read off the private labels.
         num_teachers: K; None where ``teacher`` is a ``PrivateMethod``.
-        mechanism: Any of ``pate_torch.mechanisms``, its sigma in votes.
+        mechanism: Any of ``pate_torch.mechanisms`` that opens votes, its sigma in votes; None where ``teacher`` is a
+            ``PrivateMethod``, which has its own.
         delta: The account's, fixed when it opens.
         budget_epsilon: The account's cap, fixed when it opens; None: 10, or the cap it has.
         home: Where teachers, ledger and runs lie; None: PATE_HOME, or the store of this user for teachers and ledger
             and ``outputs`` of the working directory for runs.
         teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
             torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``PrivateMethod``, such
-            as ReverseKnn() with mechanism=Histogram(...) or GradientMethod(size=...) with
-            mechanism=GradientDescent(...), where the records answer for themselves. None: a small network for the data.
+            as ReverseKnn(mechanism=Histogram(...)) or GradientMethod(size=..., mechanism=GradientDescent(...)), where
+            the records answer for themselves. None: a small network for the data.
         recipe: How modules of ``teacher``'s making are trained.
         partition: AddRemove() or ReplaceOne(): what a neighbor is.
         unit: "record" or "group:<what>" (then give unit_id).
@@ -165,7 +164,7 @@ class PATE:
         *,
         classes: Sequence[str] | int,
         num_teachers: int | None = None,
-        mechanism: Mechanism,
+        mechanism: VoteMechanism | None = None,
         delta: float,
         budget_epsilon: float | None = None,
         home: Path | str | None = None,
@@ -193,22 +192,25 @@ class PATE:
         if isinstance(teacher, nn.Module):
             raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
-        if not isinstance(mechanism, Mechanism):
-            problem = "must be a mechanism, an object of pate_torch.mechanisms"
+        if isinstance(teacher, PrivateMethod):
+            if mechanism is not None or num_teachers is not None:
+                key = "num_teachers" if mechanism is None else "mechanism"
+                problem = "goes with teachers that are trained here; this method has a mechanism of its own"
+                raise checks.error(key, num_teachers if mechanism is None else mechanism, problem, "Omit it.")
+            self.mechanism_name, num_teachers = teacher.mechanism_name, teacher.ensemble_size
+        elif not isinstance(mechanism, VoteMechanism):
+            problem = "must be a mechanism that opens votes, an object of pate_torch.mechanisms"
             raise checks.error("mechanism", mechanism, problem, "Such as mechanism=GNMax(sigma=8.0), in votes.")
+        else:
+            self.mechanism_name = mechanism.name
+            checks.integer("num_teachers", num_teachers, low=1)
         self.name, self.mechanism, self.unit = name, mechanism, unit
         names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
         self.class_names = tuple(map(str, names))
         self.home = run_folders.check_root(run_folders.get_home_folder(home))
         self.teacher, self.recipe = teacher, recipe
         self.partition: Partition = AddRemove() if partition is None else partition
-        if isinstance(teacher, PrivateMethod):
-            if num_teachers:
-                problem = "goes with teachers that are trained here; this method says itself how many it has"
-                raise checks.error("num_teachers", num_teachers, problem, "Omit it.")
-            self.num_teachers = teacher.num_teachers
-        else:
-            self.num_teachers = checks.integer("num_teachers", num_teachers, low=1)
+        self.num_teachers = num_teachers
         self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
         self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
         self.first_charge_only = checks.boolean("first_charge_only", first_charge_only)
@@ -230,11 +232,11 @@ class PATE:
         self._panel: Panel | None = None
         self._label_result: _LabelResult | None = None
         self._student: tuple[str, Student] | None = None
-        self._unfinished_call: UnfinishedCall | None = None
+        self._session: ReleaseSession | None = None
         self._clock = StageTimer()
 
     def __repr__(self) -> str:
-        return f"PATE({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism.name!r})"
+        return f"PATE({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism_name!r})"
 
     # ---- the stages ---------------------------------------------------------------------------------------------
 
@@ -284,9 +286,9 @@ class PATE:
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
             self._get_recipe(spec).check(spec)
-            teachers = TeacherVotes(num_teachers=self.num_teachers)
-            with self._open_run(self._make_config(data, teachers, 1, Random()), data) as run:
-                self._stored_teachers, _ = teachers.load_or_train(run)
+            teachers = self._make_teacher_votes(spec, 1, Random())
+            with ReleaseSession.open_uncharged(self._make_config(data, teachers), data, self._clock) as session:
+                self._stored_teachers, _ = teachers.load_or_train(session.make_inputs())
         else:
             self._panel = self._fit_panel(private, spec)
         return self
@@ -298,7 +300,7 @@ class PATE:
         *,
         strategy: QueryStrategy | None = None,
         guide_student: str | StudentAlgorithm | None = None,
-        method: str | TransductiveTeacherVotes | None = None,
+        method: str | Mapping[str, Any] | None = None,
         features: FeatureRecipe | None = None,
         finish: bool = True,
     ) -> Release:
@@ -312,8 +314,8 @@ class PATE:
             strategy: Any of ``pate_torch.queries``; None: at random.
             guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
                 ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            method: "teachers_transductive", or TransductiveTeacherVotes with its options: a recipe's teachers answer
-                for all public points together; None: for each by itself.
+            method: "teachers_transductive", or a mapping of its options (``neighbors``, ``alpha``, ``balance``): a
+                recipe's teachers answer for all public points together; None: for each by itself.
             features: How features of the public points are learnt, in which questions are chosen and records are
                 assigned to cells; None: the points as they are.
             finish: Whether the call ends with the labels. False: it ends with ``finish``, and whoever is interrupted
@@ -339,35 +341,35 @@ class PATE:
             num_dropped_by_reason=self._num_dropped_by_reason,
             provenance=self.provenance,
         )
-        config = replace(
-            self._make_config(
-                data, self._build_method(method), num_queries, Random() if strategy is None else strategy
-            ),
+        guide_options = {"network": _select_guide_network(spec), "steps": GUIDE_STEPS}
+        labeling = self._build_method(
+            method,
+            spec,
+            num_queries=num_queries,
+            query=Random() if strategy is None else strategy,
             features=features,
-            guide_student=Supervised(network=_select_guide_network(spec), steps=GUIDE_STEPS)
-            if guide_student is None
-            else _make_student(
-                "guide_student", guide_student, {"network": _select_guide_network(spec), "steps": GUIDE_STEPS}
-            ),
+            guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
+        config = self._make_config(data, labeling)
         with (
             annotate_disk_error(self.home, self.name),
-            RunContext.open(config, self._clock, _format_alternative) as run,
+            ReleaseSession.open(config, self._clock, _format_alternative) as session,
         ):
-            if run.forecast is not None:
-                warnings.warn(run.forecast, feasibility.LowSignalWarning, stacklevel=3)
-            run.stages.print_message(f"Charging account {self.name!r} in {run.ledger.path.absolute()}.")
-            release = run.reused_release or release_labels(run)
-        self._unfinished_call = run.unfinished_call
+            if session.forecast is not None:
+                warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
+            session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.path.absolute()}.")
+            written = session.run()
+        self._session = session
         if finish:
             self.finish()
-        self._label_result, self._student = _LabelResult(run.config, data, release, tuple(run.reservation_ids)), None
-        return release.labels
+        self._label_result = _LabelResult(session.config, data, written, tuple(session.reservation_ids))
+        self._student = None
+        return written.labels
 
     def finish(self) -> None:
         """Note that the last call of ``label(finish=False)`` has ended: the same call is charged from now on."""
-        if self._unfinished_call is not None:
-            self._unfinished_call.end()
+        if self._session is not None:
+            self._session.finish()
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
         """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
@@ -388,9 +390,10 @@ class PATE:
             "algorithm", algorithm, {"network": _select_student_network(result.data.spec), **options}
         )
         config = replace(result.config, student=student)
-        config.check_students(result.data)
-        with self._open_run(config, result.data, result.release) as run:
-            self._student = fit_student(run, result.release)
+        with ReleaseSession.open_uncharged(config, result.data, self._clock) as session:
+            config.check_students(session.facts)
+            self._student = session.fit(result.written)
+        assert self._student is not None
         return self._student[1]
 
     def report(
@@ -421,20 +424,18 @@ class PATE:
         if pool_y is not None:
             truth = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=truth)
-        name, student = self._student or ("", None)
-        with self._open_run(result.config, replace(result.data, evaluation=evaluation), result.release) as run:
-            run.reservation_ids, run.owner = list(result.reservation_ids), owner_file.read(self.home, self.name)
-            report = make_report(run, result.release, name, student)
-        run_folders.create_protected_folder(self.folder)
-        write_release(self.folder, report)
-        return report
+        data = replace(result.data, evaluation=evaluation)
+        with ReleaseSession.open_uncharged(result.config, data, self._clock) as session:
+            session.reservation_ids = list(result.reservation_ids)
+            return session.write_report(result.written, self._student)
 
     def membership(
         self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
     ) -> MembershipResult:
         """PRIVATE. How well an attack on the student tells its records from others, beside the bound on any attack.
 
-        It is for the owner's eyes, and a choice made by it is a release that nobody charged; see ``audit.membership``.
+        It is for the owner's eyes, and a choice made by it is a release that nobody charged; see
+        ``release.membership``.
 
         Args:
             other_x: Records of the same kind that no teacher has seen.
@@ -446,7 +447,7 @@ class PATE:
             raise ValueError("student: there is none yet. Call fit_student() first.")
         eval_x = tensors.parse_points("other_x", other_x)
         eval_y = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(eval_x), spec.num_classes)
-        shards = assign_shards(self.partition, private, max(1, self.num_teachers), self.seed)
+        shards = assign_shards(self.partition, private, self.num_teachers or 1, self.seed)
         test = MembershipTest(records=records)
         sides = test.select_records(
             replace(result.data, evaluation=Evaluation(eval_x, eval_y)), shards, None, self.seed
@@ -457,10 +458,10 @@ class PATE:
             sides,
             student=self._student[1],
             nonprivate=None,
-            events=result.release.labels.reserved_events,
+            events=result.written.labels.reserved_events,
             delta=self.delta,
             seed=self.seed,
-            secret=result.release.facts["private"],
+            secret=result.written.record["private"],
             held_out=False,
         )
 
@@ -482,10 +483,11 @@ class PATE:
         rounds = num_queries if calls is None else calls
         data = Dataset(spec, private, PublicPool(private.x[:0]), empty_evaluation(spec, private.x))
         checks.integer("num_queries", num_queries, low=1)
-        config = self._make_config(data, TeacherVotes(num_teachers=self.num_teachers), num_queries, Random())
+        config = self._make_config(data, self._make_teacher_votes(spec, num_queries, Random()))
+        assert self.mechanism is not None
         planned_events = self.mechanism.privacy_events(num_queries, rounds)
-        ledger = self._open_ledger()
-        store = TeacherStore(self.home)
+        make_private_folder(self.home, "store")
+        ledger, store = Ledger(config.ledger_path), TeacherStore(self.home)
         budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(private))
         if self._stored_teachers is not None:
             store.set_ledger_head(self._stored_teachers.id, ledger.get_head())
@@ -544,31 +546,37 @@ class PATE:
             encoder=self.encoder,
         )
 
-    def _make_config(self, data: Dataset, method: PrivateMethod, num_queries: int, query: QueryStrategy) -> RunConfig:
+    def _make_config(self, data: Dataset, method: PrivateMethod) -> RunConfig:
+        folder = run_folders.get_run_folder(str(self.home), self.name, method.mechanism_name)
         return RunConfig(
             dataset=InMemoryDataset(data),
             partition=self.partition,
             method=method,
-            mechanism=self.mechanism,
-            query=query,
-            num_queries=num_queries,
             privacy=PrivacyConfig(
                 delta=self.delta,
-                noise=getattr(self.mechanism, "noise", "torch"),
                 insecure_noise_seed=self.insecure_noise_seed,
                 budget_epsilon=self.budget_epsilon,
                 allow_duplicate_account=self.allow_duplicate_account,
-                allow_uninformative_labels=self.allow_uninformative_labels,
                 first_charge_only=self.first_charge_only,
                 chosen_by=self.chosen_by,
             ),
-            teacher=self._get_recipe(data.spec),
             root=self.home,
-            folder=Path(run_folders.get_run_folder(str(self.home), self.name, self.mechanism.name))
-            / make_unique_run_id(),
+            folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
             device=self.device,
             quiet=self.quiet,
+        )
+
+    def _make_teacher_votes(self, spec: DataSpec, num_queries: int, query: QueryStrategy) -> TeacherVotes:
+        """A recipe's teachers, each of which votes on every public point by itself."""
+        assert isinstance(self.mechanism, VoteMechanism) and self.num_teachers is not None
+        return TeacherVotes(
+            num_teachers=self.num_teachers,
+            teacher=self._get_recipe(spec),
+            mechanism=self.mechanism,
+            query=query,
+            num_queries=num_queries,
+            allow_uninformative_labels=self.allow_uninformative_labels,
         )
 
     def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
@@ -579,49 +587,46 @@ class PATE:
             else TeacherRecipe(network=_select_guide_network(spec))
         )
 
-    def _build_method(self, method: str | TransductiveTeacherVotes | None) -> PrivateMethod:
+    def _build_method(
+        self, method: str | Mapping[str, Any] | None, spec: DataSpec, *, num_queries: int, **choices: Any
+    ) -> PrivateMethod:
         """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
-        if isinstance(method, str):
-            checks.one_of("method", method, ("teachers_transductive",))
-            method = TransductiveTeacherVotes(num_teachers=max(1, self.num_teachers))
+        choices = {"num_queries": num_queries, **choices}
+        options = {"method": method} if isinstance(method, str) else dict(method or {})
+        if options:
+            checks.one_of("method", options.pop("method", "teachers_transductive"), ("teachers_transductive",))
         if self._stored_teachers is not None:
-            stored_method = TeacherVotes(num_teachers=self.num_teachers) if method is None else method
-            alias = TeacherStore(self.home).create_alias(
-                self._stored_teachers.identity.fingerprint, self._stored_teachers.id
+            teachers = replace(
+                self._make_teacher_votes(spec, num_queries, choices["query"]),
+                teachers_id=self._stored_teachers.id,
+                alias=TeacherStore(self.home).create_alias(
+                    self._stored_teachers.identity.fingerprint, self._stored_teachers.id
+                ),
+                features=choices["features"],
+                guide_student=choices["guide_student"],
             )
-            return replace(
-                stored_method, num_teachers=self.num_teachers, teachers_id=self._stored_teachers.id, alias=alias
-            )
+            if method is None:
+                return teachers
+            values = {f.name: getattr(teachers, f.name) for f in dataclasses.fields(teachers) if f.name != "name"}
+            return TransductiveTeacherVotes(**values, **options)
         if method is not None:
             fix = "Leave out method, or give PATE(teacher=TeacherRecipe(...))."
-            raise checks.error("method", type(method).__name__, "needs the probabilities of a recipe's teachers", fix)
+            raise checks.error("method", method, "needs the probabilities of a recipe's teachers", fix)
+        choices["allow_uninformative_labels"] = self.allow_uninformative_labels
         if isinstance(self.teacher, PrivateMethod):
-            return self.teacher
-        assert self._panel is not None
+            return replace(self.teacher, **choices)
+        assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
         return PanelMethod(
-            panel=self._panel, teacher_repr=f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
+            panel=self._panel,
+            teacher_repr=f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}",
+            mechanism=self.mechanism,
+            **choices,
         )
 
-    @contextmanager
-    def _open_run(self, config: RunConfig, data: Dataset, release: LabelRelease | None = None) -> Iterator[RunContext]:
-        """A run that charges nothing: to train teachers, or a student of a release."""
-        with self._open_ledger() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as exit_stack:
-            exit_stack.enter_context(deterministic_mode(self.device))
-            splits = DataSplits(data=data, all_private=data.private)
-            run_stack = exit_stack if release is not None else None
-            yield RunContext(
-                config=config,
-                splits=splits,
-                ledger=ledger,
-                stages=stages,
-                clock=self._clock,
-                reused_release=release,
-                exit_stack=run_stack,
-            )
-
     def _fit_panel(self, private: PrivateRecords, spec: DataSpec) -> Panel:
+        assert self.num_teachers is not None
         shards = assign_shards(self.partition, private, self.num_teachers, self.seed)
         with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
@@ -634,10 +639,6 @@ class PATE:
             return fit_modules(
                 self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
             )
-
-    def _open_ledger(self) -> Ledger:
-        make_private_folder(self.home, "store")
-        return Ledger(self.home / "ledger.sqlite")
 
     def _require_teachers(self) -> tuple[PrivateRecords, DataSpec]:
         has_teachers = (
@@ -682,16 +683,19 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
         ) from error
 
 
-def _format_alternative(config: RunConfig, data: Dataset, descent: CalibratedDescent) -> str:
-    """How these records are asked without teachers."""
-    descent_mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
-    mechanism = f"sigma={descent_mechanism.sigma:.4g}, adjacency={descent_mechanism.adjacency!r}"
+def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
+    """How these records are asked without teachers, where noise outweighs their votes."""
+    descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
+    if descent is None or not facts.has_records:
+        return feasibility.NOISE_ADVICE
+    mechanism, size, dim_argument = descent.mechanism, "<about how many>", ""
+    arguments = f"sigma={mechanism.sigma:.4g}, adjacency={mechanism.adjacency!r}"
     if descent.effective_dim is not None:
         size, dim_argument = str(descent.num_records), f", effective_dim={descent.effective_dim:.3g}"
-        step = f"{descent_mechanism.step_size:.3g}"
-        mechanism += f", steps={descent_mechanism.steps}, clip_norm={descent_mechanism.clip_norm:g}"
-        mechanism += f", first_step_size={step}, step_size={step}"
-    return f"PATE(teacher=GradientMethod(size={size}{dim_argument}), mechanism=GradientDescent({mechanism}))"
+        arguments += f", steps={mechanism.steps}, clip_norm={mechanism.clip_norm:g}"
+        arguments += f", first_step_size={mechanism.step_size:.3g}, step_size={mechanism.step_size:.3g}"
+    call = f"PATE(teacher=GradientMethod(size={size}{dim_argument}, mechanism=GradientDescent({arguments})))"
+    return suggest_gradients(descent, call)
 
 
 def empty_evaluation(spec: DataSpec, points: Tensor) -> Evaluation:

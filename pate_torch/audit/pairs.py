@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -79,8 +79,10 @@ class NeighborPair:
     def check(self, mechanism: Mechanism) -> None:
         """Make the mechanism's own check of the plan; raises its ValueError."""
         votes = self.make_votes("left")
-        teachers = votes.num_teachers if isinstance(votes, Votes | SoftVotes) else 0
-        mechanism.check(num_queries=self.num_queries, num_teachers=teachers, num_classes=votes.num_classes)
+        if isinstance(votes, Votes | SoftVotes) and isinstance(mechanism, VoteMechanism):
+            mechanism.check(
+                num_queries=self.num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,6 +5,7 @@ Every component is instantiated by its ``_target_``: run only configurations you
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast
@@ -15,7 +16,6 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch.audit.membership import MembershipTest
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
@@ -24,9 +24,9 @@ from pate_torch.features.base import FeatureRecipe, PointEncoder
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.methods.votes_file import VotesFile
 from pate_torch.privacy.partition import Partition
 from pate_torch.queries.base import QueryStrategy
+from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
@@ -43,42 +43,31 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
-    features = (
-        None if values["features"] is None else instantiate_component(cfg, "features", FeatureRecipe | PointEncoder)
-    )
-    encoder = features if isinstance(features, PointEncoder) else None
-    if encoder is not None:  # nobody learns features of points that come encoded
-        cfg, features = cfg.copy(), None
+    encoder = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
+    if isinstance(encoder, PointEncoder):  # nobody learns features of points that come encoded
+        cfg = cfg.copy()
         cfg.features = None
+    else:
+        encoder = None
+    student = _instantiate_optional(cfg, "student", StudentAlgorithm)
+    votes_path = values["votes"]
+    baseline = checks.boolean("baseline", values["baseline"]) and votes_path is None
     return RunConfig(
         dataset=_build_source(cfg),
         partition=instantiate_component(cfg, "partition", Partition),
-        method=_build_method(cfg, values),
-        teacher=instantiate_component(cfg, "teacher", TeacherRecipe),
-        mechanism=instantiate_component(cfg, "mechanism", Mechanism),
-        query=instantiate_component(cfg, "query", QueryStrategy),
-        num_queries=values["num_queries"],
-        num_queries_is_default=OmegaConf.is_interpolation(cfg, "num_queries"),
-        features=features,
+        method=_build_method(cfg, values, student),
         encoder=encoder,
-        student=instantiate_component(cfg, "student", StudentAlgorithm) if "_target_" in values["student"] else None,
-        guide_student=instantiate_component(cfg, "guide_student", StudentAlgorithm)
-        if "_target_" in values["guide_student"]
-        else None,
+        student=student,
         privacy=build_privacy_config(values),
-        selection=instantiate_component(cfg, "selection", Selection) if "_target_" in values["selection"] else None,
-        private_epsilon=instantiate_component(cfg, "private_epsilon", PrivateEpsilon)
-        if "_target_" in values["private_epsilon"]
-        else None,
-        membership=instantiate_component(cfg, "membership", MembershipTest)
-        if "_target_" in values["membership"]
-        else None,
+        selection=_instantiate_optional(cfg, "selection", Selection),
+        private_epsilon=_instantiate_optional(cfg, "private_epsilon", PrivateEpsilon),
+        membership=_instantiate_optional(cfg, "membership", MembershipTest),
         labels=values["labels"],
         root=run_folders.check_root(values["paths"]["root"]),
         folder=folder,
         seed=values["seed"],
         device=parse_device(values["device"]),
-        baseline=checks.boolean("baseline", values["baseline"]) and values["votes"] is None,
+        baseline=instantiate_component(cfg, "teacher", TeacherRecipe) if baseline else None,
         quiet=checks.boolean("quiet", values["quiet"]),
     )
 
@@ -87,23 +76,62 @@ def build_privacy_config(values: dict[str, Any]) -> PrivacyConfig:
     """The account's terms."""
     if not isinstance(values["privacy"], dict):
         raise checks.error("privacy", values["privacy"], "must be set key by key", "For example privacy.delta=1e-6.")
-    return PrivacyConfig(noise=values["noise"], insecure_noise_seed=values["insecure_noise_seed"], **values["privacy"])
+    terms = {key: value for key, value in values["privacy"].items() if key != "allow_uninformative_labels"}
+    return PrivacyConfig(insecure_noise_seed=values["insecure_noise_seed"], **terms)
 
 
-def _build_method(cfg: DictConfig, values: dict[str, Any]) -> PrivateMethod:
-    """Who answers; teachers give way to a file of votes."""
-    method: PrivateMethod = instantiate_component(cfg, "method", PrivateMethod)
-    if values["teachers"] is not None and not method.num_teachers:
+def _instantiate_optional(cfg: DictConfig, key: str, kind: type) -> Any:
+    """A component, or None where the group names none."""
+    return instantiate_component(cfg, key, kind) if "_target_" in cfg[key] else None
+
+
+def _build_method(cfg: DictConfig, values: dict[str, Any], student: StudentAlgorithm | None) -> PrivateMethod:
+    """The method, with those of the other groups that it has a slot for; teachers give way to a file of votes."""
+    votes_path, target = values["votes"], values["method"]
+    if votes_path is not None:
+        _check_votes(cfg, values)
+        cfg = cfg.copy()
+        cfg.method = {"_target_": "pate_torch.methods.votes_file.VotesFile", "path": votes_path}
+    slots = _list_slots(cfg)
+    if values["teachers"] is not None and "num_teachers" not in slots:
         fix = "Leave out teachers: every record answers for itself."
-        raise checks.error("method", method.name, "cannot be combined with teachers", fix)
-    if values["votes"] is None:
-        return method
-    path = Path(checks.nonempty_string("votes", values["votes"]))
-    for key, value in (("teachers", values["teachers"]), ("method", None if method.num_teachers else method.name)):
+        raise checks.error("method", target.get("name"), "cannot be combined with teachers", fix)
+    guide_student = _instantiate_optional(cfg, "guide_student", StudentAlgorithm)
+    components: dict[str, Any] = {
+        "num_queries": values["num_queries"],
+        "num_queries_is_default": OmegaConf.is_interpolation(cfg, "num_queries"),
+        "allow_uninformative_labels": checks.boolean(
+            "privacy.allow_uninformative_labels", values["privacy"]["allow_uninformative_labels"]
+        ),
+        # Without a student of its own, rounds are guided by the one that is published, which then goes on from there.
+        "guide_student": (None if student is None else student.guide) if guide_student is None else guide_student,
+        "releases_guide": guide_student is None,
+    }
+    groups = {"mechanism": Mechanism, "query": QueryStrategy, "teacher": TeacherRecipe, "features": FeatureRecipe}
+    for key, kind in groups.items():
+        if key in slots:
+            components[key] = None if values[key] is None else instantiate_component(cfg, key, kind)
+    return instantiate_component(
+        cfg, "method", PrivateMethod, **{key: value for key, value in components.items() if key in slots}
+    )
+
+
+def _check_votes(cfg: DictConfig, values: dict[str, Any]) -> None:
+    """Raise ValueError for choices that a file of votes leaves no room for."""
+    path = checks.nonempty_string("votes", values["votes"])
+    method = None if "num_teachers" in _list_slots(cfg) else values["method"]["name"]
+    for key, value in (("teachers", values["teachers"]), ("method", method)):
         if value is not None:
             fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-            raise checks.error("votes", str(path), f"cannot be combined with {key}", fix)
-    return VotesFile(path=path)
+            raise checks.error("votes", path, f"cannot be combined with {key}", fix)
+
+
+def _list_slots(cfg: DictConfig) -> set[str]:
+    """The fields of the method that is named."""
+    try:
+        return {field.name for field in dataclasses.fields(hydra.utils.get_class(cfg.method["_target_"]))}
+    except Exception:  # whatever is wrong with the target, instantiating it says so
+        return set()
 
 
 def _build_source(cfg: DictConfig) -> DatasetSource:
@@ -117,13 +145,14 @@ def build_study(cfg: DictConfig) -> Study | None:
     return None if cfg.study is None else instantiate_component(cfg, "study", Study)
 
 
-def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType) -> Any:
+def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType, **components: Any) -> Any:
     """Instantiate one group by its ``_target_``; the component's own complaint is what the user sees.
 
     Args:
         cfg: The resolved configuration.
         key: The group.
-        kind: The protocol it must keep.
+        kind: The base class of what it must make.
+        **components: What is given to it beside its own keys.
 
     Raises:
         ValueError: The target is not there, or makes something of another kind.
@@ -135,9 +164,11 @@ def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType) -> 
             key, plain_value, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>."
         )
     try:
-        instance = hydra.utils.instantiate(node, _convert_="all")
-    except InstantiationException as error:
-        cause = error.__cause__
+        # Components are given to a partial, because OmegaConf would take dataclasses for configurations.
+        make_instance = hydra.utils.instantiate(node, _convert_="all", _partial_=True)
+        instance = make_instance(**components)
+    except (InstantiationException, ValueError, TypeError) as error:
+        cause = error.__cause__ if isinstance(error, InstantiationException) else error
         if isinstance(cause, ValueError):
             raise ValueError(checks.prefix_error_key(key, cause)) from error
         if isinstance(cause, TypeError):

@@ -32,9 +32,10 @@ from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.votes_file import VotesFile, read
 from pate_torch.pipeline import run
+from pate_torch.planning.alternatives import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.queries.random import Random
@@ -90,10 +91,13 @@ def build_config(cfg: DictConfig) -> RunConfig:
     return RunConfig(
         dataset=VotesOnlyDataset(spec=spec, unit=values["dataset"]["unit"], size=len(votes)),
         partition=hydra_config.instantiate_component(cfg, "partition", Partition),
-        method=VotesFile(votes=votes),
-        mechanism=hydra_config.instantiate_component(cfg, "mechanism", Mechanism),
-        query=Random(name="passive", shuffle=False),
-        num_queries=len(votes) if num_queries is None else num_queries,
+        method=VotesFile(
+            votes=votes,
+            mechanism=hydra_config.instantiate_component(cfg, "mechanism", VoteMechanism),
+            query=Random(name="passive", shuffle=False),
+            num_queries=len(votes) if num_queries is None else num_queries,
+            allow_uninformative_labels=values["privacy"]["allow_uninformative_labels"],
+        ),
         privacy=hydra_config.build_privacy_config(values),
         root=run_folders.check_root(values["paths"]["root"]),
         folder=Path(values["paths"]["run"]),
@@ -117,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
             config = compose_config(settings)
-        run(config)
+        run(config, suggest_settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 2

@@ -57,11 +57,12 @@ def _train(cfg: DictConfig) -> None:
 
     from pate_torch import pipeline
     from pate_torch.cli import hydra_config
+    from pate_torch.planning.alternatives import suggest_settings
 
     try:
         config = hydra_config.build_run_config(cfg, Path(HydraConfig.get().runtime.output_dir))
         study = hydra_config.build_study(cfg)
-        pipeline.run(config) if study is None else study.run(config)
+        pipeline.run(config, suggest_settings) if study is None else study.run(config)
     except (ValueError, FloatingPointError, OSError, SafetensorError) as error:
         if _shows_traceback or isinstance(error, BrokenPipeError):
             raise

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field
 from numbers import Integral, Real
 from typing import Any
@@ -28,6 +29,15 @@ def prefix_error_key(group: str, error: ValueError) -> str:
     if not re.match(r"[\w.]+( \w+)?=", message):
         return f"{group}: {message}"
     return f"{group}.{re.sub(r'^(student|mechanism|query|dataset)[.]', '', message)}"
+
+
+@contextmanager
+def prefixed_errors(group: str) -> Iterator[None]:
+    """A component's own complaint with its key as a user writes it (``prefix_error_key``)."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(prefix_error_key(group, error)) from error
 
 
 def nonempty_string(name: str, value: Any, fix: str = "") -> str:

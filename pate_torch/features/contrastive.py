@@ -34,7 +34,7 @@ from pate_torch.features.augmentation import Affine, make_strong_view, parse_aff
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
-from pate_torch.privacy.records import Dataset, DataSpec
+from pate_torch.privacy.records import DataSpec, PublicPool
 
 PRECISIONS = ("float32", "bfloat16", "auto")
 
@@ -186,21 +186,21 @@ class ContrastiveFeatures(FeatureRecipe):
 
 
 def learn_encoder(
-    recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
     """The encoder learnt from the public points alone; None without a recipe."""
     if recipe is None:
         return None
     progress = stages("Learning features of the public points")
-    return recipe.learn(data.pool.x, data.spec, seed=seed, device=device, progress=progress)
+    return recipe.learn(pool.x, spec, seed=seed, device=device, progress=progress)
 
 
 def learn_features(
-    recipe: FeatureRecipe | None, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
     """Unit-length features of the public points, float32 [P, D], where they are compared; None without a recipe."""
-    encoder = learn_encoder(recipe, data, seed, device, stages)
-    return None if encoder is None else to_graph_device(encode(encoder, data.pool.x, data.spec), device)
+    encoder = learn_encoder(recipe, pool, spec, seed, device, stages)
+    return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 def _initialize_orthogonal(head: nn.Module, generator: torch.Generator) -> None:

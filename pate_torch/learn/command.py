@@ -36,7 +36,8 @@ from pate_torch.learn import bounds
 from pate_torch.learn.algorithms import ALGORITHMS
 from pate_torch.learn.audit import audit
 from pate_torch.learn.problem import HYPOTHESIS_CLASSES, LearnOptions
-from pate_torch.learn.release import LearningTask, learn
+from pate_torch.learn.release import HypothesisMethod
+from pate_torch.pipeline import run
 
 REPLACE_ONE_SETTING = "partition=replace_one"
 _AUDIT_DELTA = 1e-5
@@ -160,12 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_audit(
                 audit(options.algorithm, _make_options(options), runs=options.audit, delta=delta), options.json
             )
-        task = LearningTask(
-            name=options.algorithm, options=_make_options(options), below_guarantee=options.below_guarantee
-        )
         with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
             config = compose_config(options.algorithm, options.settings)
-        learn(config, task)
+        method = HypothesisMethod(
+            algorithm_name=options.algorithm,
+            options=_make_options(options),
+            account_delta=config.privacy.delta,
+            seed=config.seed,
+            below_guarantee=options.below_guarantee,
+        )
+        run(dataclasses.replace(config, method=method))
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         is_value_error = isinstance(error, ValueError) and not isinstance(
             error, HydraException | OmegaConfBaseException

@@ -12,7 +12,8 @@ from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.pac.classes import HalfPlanes, HypothesisClass, Intervals, Stump, Stumps, Thresholds, compute_cuts
 from pate_torch.pac.sample import Floats, Sample
-from pate_torch.privacy.records import LABEL_UNIT, Dataset
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 
 HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 
@@ -137,13 +138,16 @@ def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
     return factories[name]()
 
 
-def make_problems(data: Dataset, options: LearnOptions, delta: float, seed: int) -> list[Problem]:
+def make_problems(
+    records: PrivateRecords, facts: DatasetFacts, options: LearnOptions, delta: float, seed: int
+) -> list[Problem]:
     """One problem of two classes, or of more classes each against the rest, at an equal share of epsilon and delta.
 
     Records stand in an order that a permutation of positions decides: folds and shards are blocks of it.
 
     Args:
-        data: PRIVATE.
+        records: PRIVATE, or as many placeholders in their place.
+        facts: Public facts, with the public points.
         options: What is asked of all of them together.
         delta: The release's share of the account's delta.
         seed: Of the order, and of public draws.
@@ -151,20 +155,20 @@ def make_problems(data: Dataset, options: LearnOptions, delta: float, seed: int)
     Raises:
         ValueError: Images, units of several records, or features that the class does not take.
     """
-    if data.private.unit not in ("record", LABEL_UNIT):
-        problem = f"protects single records, but the privacy unit is {data.private.unit}"
+    spec = facts.spec
+    if facts.unit not in ("record", LABEL_UNIT):
+        problem = f"protects single records, but the privacy unit is {facts.unit}"
         raise checks.error("partition", "replace_one", problem, "Leave out dataset.group.")
-    if len(data.spec.input_shape) != 1:
+    if len(spec.input_shape) != 1:
         problem = "holds no rows of features, which these algorithms take"
-        raise checks.error("dataset.name", data.spec.name, problem, "Train networks by pate train.")
-    order = make_numpy_generator(seed, "learn", "order").permutation(len(data.private))
-    private_x = data.private.x.double().numpy()[order]
-    label_N = data.private.y.numpy()[order]
-    public_x = data.pool.x.double().numpy()
+        raise checks.error("dataset.name", spec.name, problem, "Train networks by pate train.")
+    order = make_numpy_generator(seed, "learn", "order").permutation(len(records))
+    private_x, label_N = records.x.double().numpy()[order], records.y.numpy()[order]
+    public_x = facts.pool.x.double().numpy()
     hypotheses = make_hypothesis_class(options.hypotheses, private_x.shape[1])
-    labels = [1] if data.spec.num_classes == 2 else list(range(data.spec.num_classes))
+    labels = [1] if spec.num_classes == 2 else list(range(spec.num_classes))
     problem_options = replace(options, epsilon=options.epsilon / len(labels))
-    scaled_x = scale_features(data, private_x)
+    scaled_x = scale_features(facts, private_x)
     return [
         Problem(
             hypotheses=hypotheses,
@@ -179,16 +183,16 @@ def make_problems(data: Dataset, options: LearnOptions, delta: float, seed: int)
     ]
 
 
-def compute_max_norm(data: Dataset) -> float:
+def compute_max_norm(facts: DatasetFacts) -> float:
     """Length of the longest public point with its intercept, in normalized features."""
-    return float(np.linalg.norm(_add_intercept(data, data.pool.x.double().numpy()), axis=1).max())
+    return float(np.linalg.norm(_add_intercept(facts, facts.pool.x.double().numpy()), axis=1).max())
 
 
-def scale_features(data: Dataset, x: Floats) -> Floats:
+def scale_features(facts: DatasetFacts, x: Floats) -> Floats:
     """Normalized features and an intercept, in units of the longest public point's length."""
-    return _add_intercept(data, x) / compute_max_norm(data)
+    return _add_intercept(facts, x) / compute_max_norm(facts)
 
 
-def _add_intercept(data: Dataset, x: Floats) -> Floats:
-    normalized_x = (x - np.array(data.spec.mean)) / np.array(data.spec.std)
+def _add_intercept(facts: DatasetFacts, x: Floats) -> Floats:
+    normalized_x = (x - np.array(facts.spec.mean)) / np.array(facts.spec.std)
     return np.concatenate([normalized_x, np.ones((len(x), 1))], axis=1)

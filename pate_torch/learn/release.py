@@ -1,142 +1,180 @@
-"""From private records to a released hypothesis: quoted, charged, learnt, written and reported as every release is."""
+"""Learning by an algorithm on a hypothesis class, as a private method: quoted, charged, learnt and released."""
 
 from __future__ import annotations
 
-import datetime
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from pate_torch.accounting import accountant as accounting
+import torch
+
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.accounting.formatting import format_delta
-from pate_torch.config import RunConfig, check_adjacency
-from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
-from pate_torch.core.files import compute_tensor_digest
-from pate_torch.core.progress import Progress, Stages, StageTimer
+from pate_torch.core.progress import Stages
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
 from pate_torch.learn.problem import LearnOptions, Problem, make_problems
+from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
 from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
-from pate_torch.privacy.budget import Budget, Spending
-from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.budget import Spending
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Sensitivity
-from pate_torch.privacy.units import drop_unusable
-from pate_torch.release import owner_file
-from pate_torch.release import store as release_store
-from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
-from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.release.private_writer import make_private_folder
-from pate_torch.release.renderer import write_release
-from pate_torch.release.report import ReleaseReport
-from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
-from pate_torch.students.base import Student
-from pate_torch.students.store import load
-from pate_torch.teachers.store import TeacherStore
+from pate_torch.privacy.units import make_position_ids
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningTask:
-    """What is to be learnt.
+class HypothesisMethod(PrivateMethod):
+    """An algorithm on a hypothesis class, whose hypothesis is released. Neighbors differ in one replaced record.
 
     Attributes:
-        name: Of the algorithm.
+        algorithm_name: Which of ``algorithms.ALGORITHMS``.
         options: What it is told.
+        account_delta: Delta of the account; half of it is the release's where the options give none.
+        seed: Of the order of the records, and of public draws.
         below_guarantee: Whether to go on where the theorem promises no accuracy for so few records.
+        planned_events: The price, once there are data.
     """
 
-    name: str
+    purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
+    releases_model: ClassVar[bool] = True
+    name: str = "hypothesis"
+    algorithm_name: str
     options: LearnOptions
+    account_delta: float
+    seed: int = 0
     below_guarantee: bool = False
+    planned_events: tuple[PrivacyEvent, ...] | None = None
 
     @property
     def algorithm(self) -> Algorithm:
-        """By its name."""
-        return ALGORITHMS[self.name]
+        """The algorithm of that name."""
+        return ALGORITHMS[self.algorithm_name]
 
+    @property
+    def mechanism_name(self) -> str:
+        return self.algorithm_name
 
-def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
-    """Charge the account, learn, and write the files of a release.
+    @property
+    def student_name(self) -> str:
+        return "linear" if self.algorithm.is_linear else self.options.hypotheses
 
-    Raises:
-        ValueError: A choice cannot work, or promises nothing for so few records; nothing has been charged.
-        BudgetExceeded: The account's cap would be passed; nothing has been drawn.
-    """
-    clock = StageTimer()
-    with Stages(quiet=config.quiet) as stages:
-        with clock("data"):
-            data = drop_unusable(config.dataset.load(), config.partition.adjacency)
-        check_adjacency(data, config.partition.adjacency)
-        options, terms = task.options, config.privacy
-        delta = terms.delta / 2 if options.delta is None else options.delta
-        problem_parts = make_problems(data, options, delta, config.seed)
-        planned_events = _quote_parts(task, problem_parts, terms.noise, stages)
-        _check_price(config, task, planned_events)
-        store = TeacherStore(config.root)
-        call_key = {
-            "learning": repr(task),
-            "seed": config.seed,
-            "pool": compute_tensor_digest(data.pool.x),
-            "delta": terms.delta,
-        }
-        unfinished_call = UnfinishedCall(
-            store, data.spec.name, call_key, lambda: store.compute_fingerprint(data.private)
-        )
-        unfinished_model = unfinished_call.find_model(config.ledger_path)
-        config = config if unfinished_model is None else replace(config, folder=unfinished_model[0])
-        release = config.folder / "release"
-        with run_folder_lock(config), Ledger(config.ledger_path) as ledger:
-            budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(data.private))
-            if unfinished_model is not None:
-                release_id = unfinished_model[1]
-                student = load(release / "student.safetensors")
-            else:
-                release_store.check_unused_folder(config.folder)
-                unfinished_call.begin(config.folder)
-                with budget.spend(planned_events, mechanism=task.name, purpose=PURPOSE_HYPOTHESIS) as spending:
-                    with clock("learning"), warnings.catch_warnings():
-                        for category in (BelowGuaranteeWarning, NoisyVotesWarning):
-                            warnings.simplefilter("ignore", category)
-                        progress = stages(f"Learning by {task.name}")
-                        student = _learn_parts(
-                            task, data, problem_parts, _SharedReservation(budget, spending), progress
-                        )
-                    spending.record_files(save_model(student, release))
-                release_id = spending.id
-            report = _make_report(config, task, data, student, ledger, [release_id])
-            make_private_folder(config.folder / "private")
-            owner = OwnerSummary(
-                **private_test_metrics(data, student), records=count_records(data), seconds=clock.seconds
+    @property
+    def noise(self) -> str:
+        return "torch"
+
+    def make_problems(self, records: PrivateRecords, facts: DatasetFacts) -> list[Problem]:
+        """PRIVATE. The problems of two classes that these records pose."""
+        delta = self.account_delta / 2 if self.options.delta is None else self.options.delta
+        return make_problems(records, facts, self.options, delta, self.seed)
+
+    def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
+        """This method with its price, which follows from the public number of records, not from what they are.
+
+        Raises:
+            ValueError: A choice cannot work, or promises nothing for so few records.
+        """
+        facts.check_adjacency()
+        return replace(self, planned_events=self._quote(self.make_problems(_make_placeholders(facts), facts), stages))
+
+    def _quote(self, parts: list[Problem], stages: Stages) -> tuple[PrivacyEvent, ...]:
+        """What all parts will be charged. Says, or refuses, what the theorem does not promise for so few records."""
+        events: list[PrivacyEvent] = []
+        with warnings.catch_warnings(record=True) as caught_warnings:
+            warnings.simplefilter("always")
+            for part in parts:
+                events += plan_events(self.algorithm, part, self.noise)
+
+        def list_messages(category: type[Warning]) -> list[str]:
+            return list(dict.fromkeys(str(e.message) for e in caught_warnings if issubclass(e.category, category)))
+
+        shortfalls = list_messages(BelowGuaranteeWarning)
+        if shortfalls and not self.below_guarantee:
+            fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise "
+            raise ValueError(f"{' '.join(shortfalls)} {fix}(--below-guarantee).")
+        for message in (*list_messages(NoisyVotesWarning), *shortfalls):
+            stages.print_message(message)
+        return tuple(events)
+
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError for a price that no account of this delta can hold."""
+        if (delta_sum := sum_deltas(self.privacy_events(facts))) < self.account_delta:
+            return
+        fix = "Take --delta below the account's, or fewer --points."
+        if self.algorithm_name in ("stable", "averaging"):
+            fix = (
+                "It is stability without an epsilon: take private-prediction, or fewer --points and a smaller --gamma."
             )
-            write_owner_summary(owner, config.folder / "private" / "summary.json")
-            write_release(release, report)
-            unfinished_call.end()
-    if not config.quiet:
-        print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
-    return report
+        problem = f"of this release alone is {delta_sum:.3g}, and the account's is {format_delta(self.account_delta)}"
+        raise checks.error("delta", delta_sum, problem, fix)
+
+    def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
+        assert self.planned_events is not None, "complete comes first"
+        return self.planned_events
+
+    def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
+        kind, classes = self.student_name, facts.spec.num_classes
+        return {
+            "num_teachers": 0,
+            "mechanism": self.algorithm_name,
+            "parameters": {"hypotheses": kind, "classes": classes, "alpha": self.options.alpha},
+        }
+
+    def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
+        """PRIVATE. The problems that the records pose."""
+        return PreparedHypothesis(self, inputs, self.make_problems(inputs.records, inputs.facts))
+
+
+@dataclass(eq=False, repr=False)
+class PreparedHypothesis(PreparedMethod):
+    """PRIVATE. An algorithm with the problems that it is to solve.
+
+    Attributes:
+        method: The algorithm and what it is told.
+        inputs: What the session gave.
+        parts: PRIVATE. One problem, or one of each class against the rest.
+    """
+
+    method: HypothesisMethod
+    inputs: MethodInputs
+    parts: list[Problem]
+
+    def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
+        """Learn every part with noise that was paid for, and make one student of what was found."""
+        algorithm, hypotheses = self.method.algorithm, []
+        noise = _SharedReservation(self.method.noise, spending)
+        progress = self.inputs.stages(f"Learning by {self.method.algorithm_name}")
+        with self.inputs.clock("learning"), warnings.catch_warnings():
+            for category in (BelowGuaranteeWarning, NoisyVotesWarning):
+                warnings.simplefilter("ignore", category)
+            for num_done, part in enumerate(self.parts, start=1):
+                hypotheses.append(algorithm.learn(part, noise))
+                progress(num_done, len(self.parts))
+        make_student = students.make_logistic_student if algorithm.is_linear else students.make_rule_student
+        return ModelRelease(spending.id, make_student(self.inputs.facts, hypotheses))
+
+
+def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
+    """As many records as there are, which is public under replace_one, all alike: a price follows from nothing else."""
+    assert facts.num_units is not None
+    x = torch.zeros(facts.num_units, *facts.spec.input_shape)
+    return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)
 
 
 class _SharedReservation:
     """The noise provider of all parts of what is learnt, paid for by one reservation."""
 
-    def __init__(self, budget: Budget, spending: Spending) -> None:
-        self.budget, self.spending = budget, spending
+    def __init__(self, kind: str, spending: Spending) -> None:
+        self.kind, self.spending = kind, spending
         self._remaining_events = list(spending.reserved_events)
-
-    @property
-    def kind(self) -> str:
-        """Kind of the noise."""
-        return self.budget.kind
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Refuse a value under another adjacency than the account's."""
-        self.budget.check_adjacency(sensitivity)
+        self.spending.check_adjacency(sensitivity)
 
     @contextmanager
     def spend(
@@ -149,104 +187,3 @@ class _SharedReservation:
         yield self.spending
         if self.spending.incurred_events is previous_events:
             self.spending.record_cost(events)
-
-
-def _learn_parts(
-    task: LearningTask, data: Dataset, parts: Sequence[Problem], budget: _SharedReservation, progress: Progress
-) -> Student:
-    """Learn every part, and make one student of what was found."""
-    hypotheses = []
-    for num_done, part in enumerate(parts, start=1):
-        hypotheses.append(task.algorithm.learn(part, budget))
-        progress(num_done, len(parts))
-    make_student = students.make_logistic_student if task.algorithm.is_linear else students.make_rule_student
-    return make_student(data, hypotheses)
-
-
-def _quote_parts(task: LearningTask, parts: list[Problem], kind: str, stages: Stages) -> tuple[PrivacyEvent, ...]:
-    """What all parts will be charged. Says, or refuses, what the theorem does not promise for so few records.
-
-    Raises:
-        ValueError: Likewise.
-    """
-    events: list[PrivacyEvent] = []
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        for part in parts:
-            events += plan_events(task.algorithm, part, kind)
-    for message in dict.fromkeys(
-        str(entry.message) for entry in caught_warnings if issubclass(entry.category, NoisyVotesWarning)
-    ):
-        stages.print_message(message)
-    shortfalls = list(
-        dict.fromkeys(
-            str(entry.message) for entry in caught_warnings if issubclass(entry.category, BelowGuaranteeWarning)
-        )
-    )
-    if shortfalls and not task.below_guarantee:
-        fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise (--below-guarantee)."
-        raise ValueError(f"{' '.join(shortfalls)} {fix}")
-    for entry in shortfalls:
-        stages.print_message(entry)
-    return tuple(events)
-
-
-def _check_price(config: RunConfig, task: LearningTask, planned_events: tuple[PrivacyEvent, ...]) -> None:
-    """Raise ValueError for what no account of this delta can hold, in words that name its own choices."""
-    delta = config.privacy.delta
-    if (delta_sum := sum_deltas(planned_events)) >= delta:
-        fix = "Take --delta below the account's, or fewer --points."
-        if task.name in ("stable", "averaging"):
-            fix = (
-                "It is stability without an epsilon: take private-prediction, or fewer --points and a smaller --gamma."
-            )
-        problem = f"of this release alone is {delta_sum:.3g}, and the account's is {format_delta(delta)}"
-        raise checks.error("delta", delta_sum, problem, fix)
-    if config.privacy.budget_epsilon is not None and not PrivacyFilter.can_admit(
-        planned_events, epsilon=config.privacy.budget_epsilon, delta=delta
-    ):
-        guarantee = accounting.compute_guarantee(planned_events, delta)
-        cost = f"epsilon {guarantee.epsilon:.6g} at delta {delta:g} ({guarantee.route})"
-        raise checks.error(
-            "privacy.budget_epsilon",
-            config.privacy.budget_epsilon,
-            f"this release alone may cost {cost}",
-            "Take a smaller --epsilon.",
-        )
-
-
-def _make_report(
-    config: RunConfig, task: LearningTask, data: Dataset, student: Student, ledger: Ledger, release_ids: list[str]
-) -> ReleaseReport:
-    """The report of a release without teachers and questions."""
-    spec, options, owner = data.spec, task.options, owner_file.read(config.root, data.spec.name)
-    metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
-    kind = "linear" if task.algorithm.is_linear else options.hypotheses
-    return ReleaseReport(
-        dataset=spec.name,
-        mechanism=task.name,
-        student=kind,
-        num_teachers=0,
-        queries_asked=0,
-        queries_answered=0,
-        delta=config.privacy.delta,
-        adjacency=config.partition.adjacency,
-        unit=data.private.unit,
-        **compute_claims(ledger, spec.name, release_ids, current_ids=release_ids),
-        parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": options.alpha},
-        noise="torch",
-        public_share=data.pool.split,
-        reuses_labels=False,
-        seconds={},  # the work grows with the records and with what they are
-        **metrics,
-        ledger_head=ledger.get_head(),
-        class_names=spec.class_names,
-        input_kind=spec.kind,
-        creation_date=datetime.date.today().isoformat(),
-        encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-        includes_encoder=False,
-        assets=(make_pool_asset(spec.name, compute_tensor_digest(data.pool.x), owner), *make_encoder_asset(spec)),
-        owner=owner,
-        provenance=data.provenance,
-        chosen_by=config.privacy.chosen_by,
-    )

@@ -13,16 +13,16 @@ import torch
 from pate_torch import networks
 from pate_torch.learn.problem import compute_max_norm
 from pate_torch.pac.classes import HalfPlane, Stump
-from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.students.base import Student
 
 
-def make_rule_student(data: Dataset, hypotheses: Sequence[Any]) -> Student:
+def make_rule_student(facts: DatasetFacts, hypotheses: Sequence[Any]) -> Student:
     """The student that says what the hypotheses say: of two classes the second's, else one for each class.
 
     Of several that say yes the one counts that says so of the fewest public points, of none the one of the most.
     """
-    spec = data.spec
+    spec = facts.spec
     # Cuts are of raw features: normalized ones would be rounded.
     spec = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
     half_planes = any(isinstance(hypothesis, bool | HalfPlane) for hypothesis in hypotheses)
@@ -33,7 +33,7 @@ def make_rule_student(data: Dataset, hypotheses: Sequence[Any]) -> Student:
     module.load_state_dict({**state, "share_R": torch.zeros(len(hypotheses))})
     if len(hypotheses) > 1:
         with torch.no_grad():
-            module.get_buffer("share_R").copy_(module.evaluate(data.pool.x).double().mean(0))  # type: ignore[operator]
+            module.get_buffer("share_R").copy_(module.evaluate(facts.pool.x).double().mean(0))  # type: ignore[operator]
     return Student(network, module.eval(), spec)
 
 
@@ -54,12 +54,12 @@ def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
     return {"tail_RD": (0.0, 0.0), "head_RD": (0.0, 0.0), "always_R": bool(hypothesis)}
 
 
-def make_logistic_student(data: Dataset, parameters: Sequence[Any]) -> Student:
+def make_logistic_student(facts: DatasetFacts, parameters: Sequence[Any]) -> Student:
     """The linear model with these parameters of the scaled features and the intercept."""
-    spec = data.spec
+    spec = facts.spec
     network = networks.describe("logistic", spec.input_shape, spec.num_classes)
     module = networks.rebuild(network)
-    theta_CD = torch.tensor(np.stack(parameters) / compute_max_norm(data), dtype=torch.float32)
+    theta_CD = torch.tensor(np.stack(parameters) / compute_max_norm(facts), dtype=torch.float32)
     if spec.num_classes == 2:
         theta_CD = torch.cat([torch.zeros_like(theta_CD), theta_CD])
     module.load_state_dict({"1.weight": theta_CD[:, :-1].contiguous(), "1.bias": theta_CD[:, -1].contiguous()})

@@ -1,4 +1,4 @@
-"""DP-SGD by Opacus on the private records, at the price of the plan's PATE release: the baseline for PATE.
+"""DP-SGD by Opacus on the private records, at the price of a PATE release or of a target epsilon.
 
 It uses neither teachers nor public points (but for normalization constants), and it *is* a release from the private
 data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
@@ -13,47 +13,43 @@ Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); 
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from opacus import GradSampleModule
-from opacus.accountants.utils import get_noise_multiplier
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from pate_torch import networks
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
-from pate_torch.config import RunConfig, check_adjacency
-from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
-from pate_torch.core.progress import Progress, Stages, StageTimer, do_nothing
+from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.core.rng import make_torch_generator
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.methods.base import (
+    MethodInputs,
+    ModelRelease,
+    PreparedMethod,
+    PrivateMethod,
+    make_sensitivity_record,
+)
+from pate_torch.privacy.budget import Spending
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
-from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords
-from pate_torch.privacy.units import drop_unusable, select_one_per_unit
-from pate_torch.release import owner_file
-from pate_torch.release import store as release_store
-from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset
-from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.release.private_writer import make_private_folder
-from pate_torch.release.renderer import write_release
-from pate_torch.release.report import OwnerFacts, ReleaseReport
-from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool
+from pate_torch.privacy.units import select_one_per_unit
+from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student
-from pate_torch.students.store import load
-from pate_torch.teachers.store import TeacherStore
 
 
 class NoiseSourceOptimizer(DPOptimizer):
@@ -72,8 +68,8 @@ class NoiseSourceOptimizer(DPOptimizer):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPSGD:
-    """A recipe for DP-SGD; epsilon is the plan's ``privacy.target_epsilon``, or else its PATE release's worst case.
+class DPSGD(PrivateMethod):
+    """DP-SGD; epsilon is ``privacy.target_epsilon``, or else the worst case of the PATE release that is described.
 
     Attributes:
         network: The model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
@@ -83,8 +79,18 @@ class DPSGD:
             outweighs a large batch less.
         momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
+        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms; None: calibrated.
+        mechanism: Mechanism of the PATE release whose price is matched; None: the price is ``privacy.target_epsilon``.
+        query: Its query strategy.
+        num_queries: Its number of questions.
+
+    Guarantee: the Renyi curve of ``steps`` Poisson-subsampled Gaussian mechanisms of rate batch_size over the declared
+    number of records, under add_remove, for units of one record.
     """
 
+    purpose: ClassVar[str] = "model by DP-SGD"
+    releases_model: ClassVar[bool] = True
+    name: str = "dpsgd"
     network: str = "mlp"
     options: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 200
@@ -92,244 +98,184 @@ class DPSGD:
     learning_rate: float = 0.2
     momentum: float = 0.9
     clip: float = 1.0
+    noise_multiplier: float | None = None
+    mechanism: Mechanism | None = None
+    query: QueryStrategy | None = None
+    num_queries: int = 1
 
     def __post_init__(self) -> None:
-        checks.one_of("study.network", self.network, networks.NETWORKS)
-        checks.integer("study.steps", self.steps, low=1)
+        super().__post_init__()
+        checks.one_of("method.network", self.network, networks.NETWORKS)
+        checks.integer("method.steps", self.steps, low=1)
         if self.batch_size is not None:
-            checks.integer("study.batch_size", self.batch_size, low=1)
-        checks.positive("study.learning_rate", self.learning_rate)
-        checks.between("study.momentum", self.momentum, 0, 0.9999)
-        checks.positive("study.clip", self.clip)
+            checks.integer("method.batch_size", self.batch_size, low=1)
+        checks.positive("method.learning_rate", self.learning_rate)
+        checks.between("method.momentum", self.momentum, 0, 0.9999)
+        checks.positive("method.clip", self.clip)
 
-    def run(self, plan: RunConfig) -> Path:
-        """Charge, train, and write the files of a release; the folder of the run."""
-        clock = StageTimer()
-        with Stages(quiet=plan.quiet) as stages:
-            with clock("data"):
-                data = drop_unusable(plan.dataset.load(), plan.partition.adjacency)
-            plan = plan.cap_num_queries(data, stages)
-            check_adjacency(data, plan.partition.adjacency)
-            all_private = data.private
-            # A unit is all records of one id: it is seen, and moves the sum, by one of them.
-            data = dataclasses.replace(data, private=select_one_per_unit(all_private, plan.partition.adjacency))
-            module = self._build_module(data, plan.seed)
-            batch = self.compute_batch_size(data)
-            rate = batch / checks.integer("dataset.nominal_size", data.spec.nominal_size, low=batch)
-            epsilon = plan.privacy.target_epsilon
-            if epsilon is None:
-                planned_events = plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds)
-                epsilon = accounting.compute_guarantee(planned_events, plan.privacy.delta).epsilon
-            multiplier = self.compute_noise_multiplier(rate, epsilon, plan.privacy.delta)
-            events = (make_sampled_gaussian_event(rate, multiplier, self.steps),)
-            if not plan.quiet:  # Opacus takes some seconds
-                stages.print_message(self._compare_with_opacus(rate, multiplier, epsilon, plan.privacy.delta))
-            owner_facts = owner_file.read(plan.root, data.spec.name)
-            root = self._select_root(plan, data, stages)
-            store = TeacherStore(root)
-            call_facts = {"model": repr(self), "seed": plan.seed, "events": repr(events), "delta": plan.privacy.delta}
-            unfinished_call = UnfinishedCall(
-                store, data.spec.name, call_facts, lambda: store.compute_fingerprint(all_private)
-            )
-            plan = dataclasses.replace(plan, root=root)
-            unfinished_model = unfinished_call.find_model(plan.ledger_path)
-            plan = plan if unfinished_model is None else dataclasses.replace(plan, folder=unfinished_model[0])
-            release = plan.folder / "release"
-            with run_folder_lock(plan), Ledger(plan.ledger_path) as ledger:
-                budget = open_budget(
-                    plan, ledger, data, events, store.compute_content_fingerprint(all_private), kind="torch"
-                )
-                if unfinished_model is not None:
-                    release_id = unfinished_model[1]
-                    student = load(release / "student.safetensors")
-                else:
-                    release_store.check_unused_folder(plan.folder)
-                    unfinished_call.begin(plan.folder)
-                    with budget.spend(events, mechanism="dpsgd", purpose="model by DP-SGD") as spending:
-                        with clock("training"):
-                            progress = stages("Training by DP-SGD")
-                            self.train(module, data, batch, rate, multiplier, spending.noise, plan.device, progress)
-                        student = Student(self._describe_network(data.spec), module.cpu().eval(), data.spec)
-                        spending.record_files(save_model(student, release))
-                    release_id = spending.id
-                report = self.build_report(plan, data, student, batch, multiplier, ledger, release_id, owner_facts)
-                make_private_folder(plan.folder / "private")
-                owner = OwnerSummary(
-                    **private_test_metrics(data, student),
-                    records=count_records(dataclasses.replace(data, private=all_private)),
-                    seconds=clock.seconds,
-                )
-                write_owner_summary(owner, plan.folder / "private" / "summary.json")
-                write_release(release, report)
-                unfinished_call.end()
-        if not plan.quiet:
-            print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
-        return plan.folder
+    @property
+    def mechanism_name(self) -> str:
+        return self.name
 
-    def _describe_network(self, spec: DataSpec) -> dict[str, Any]:
-        return networks.describe(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
+    @property
+    def student_name(self) -> str:
+        return self.network
 
-    def compute_batch_size(self, data: Dataset) -> int:
-        """How many records a step sees on average: a public number, since it follows from the declared size."""
-        size = data.spec.nominal_size
-        if size is None:
-            raise checks.error(
-                "dataset.nominal_size", None, "sets the sampling rate of DP-SGD", "Declare about how many records."
-            )
-        if data.private.unit != "record":
-            raise checks.error(
-                "study", "dpsgd", f"protects single records, but the privacy unit is {data.private.unit}"
-            )
-        return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
+    @property
+    def noise(self) -> str:
+        return "torch"
 
-    def compute_noise_multiplier(self, rate: float, epsilon: float, delta: float) -> float:
-        """The smallest noise multiplier at which all steps cost at most epsilon."""
-        return calibration.calibrate_sigma(
+    def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> DPSGD:
+        """This method with the smallest noise at which all steps cost at most epsilon."""
+        if epsilon is None:
+            if self.mechanism is None or self.query is None:
+                fix = "Set privacy.target_epsilon."
+                raise checks.error("privacy.target_epsilon", None, "must be given: what the model is to cost", fix)
+            num_queries = min(self.num_queries, len(facts.pool))
+            planned_events = self.mechanism.privacy_events(num_queries, min(self.query.rounds, num_queries))
+            epsilon = accounting.compute_guarantee(planned_events, delta).epsilon
+        self._check_facts(facts)
+        rate = self.compute_sampling_rate(facts)
+        multiplier = calibration.calibrate_sigma(
             lambda sigma: (make_sampled_gaussian_event(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
         )
+        return replace(self, noise_multiplier=multiplier)
 
-    def _compare_with_opacus(self, rate: float, multiplier: float, epsilon: float, delta: float) -> str:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Opacus warns where its best order is the last of its own grid
-            opacus_multiplier = {
-                name: get_noise_multiplier(
-                    target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=self.steps, accountant=name
-                )
-                for name in ("rdp", "prv")
-            }
-        return (
-            f"Noise multiplier {multiplier:.4f} for epsilon {epsilon:.4g} at delta {delta:g}"
-            f" (Opacus: {opacus_multiplier['rdp']:.4f} by RDP, {opacus_multiplier['prv']:.4f} by PRV, which no ledger "
-            "can add up)."
+    def compute_batch_size(self, facts: DatasetFacts) -> int:
+        """How many records a step sees on average: a public number, since it follows from the declared size."""
+        size = facts.spec.nominal_size
+        if size is None:
+            fix = "Declare about how many records."
+            raise checks.error("dataset.nominal_size", None, "sets the sampling rate of DP-SGD", fix)
+        return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
+
+    def compute_sampling_rate(self, facts: DatasetFacts) -> float:
+        """The probability with which a step sees a record."""
+        batch_size = self.compute_batch_size(facts)
+        return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)
+
+    def validate(self, facts: DatasetFacts) -> None:
+        self._check_facts(facts)
+        self.compute_sampling_rate(facts)
+        self._build_module(facts.spec, seed=0)
+
+    def _check_facts(self, facts: DatasetFacts) -> None:
+        if facts.unit != "record":
+            problem = f"protects single records, but the privacy unit is {facts.unit}"
+            raise checks.error("method", self.name, problem)
+        if facts.adjacency != "add_remove":
+            raise checks.error("partition", facts.adjacency, "records are sampled", "Use partition=add_remove.")
+
+    def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
+        assert self.noise_multiplier is not None, "calibrate comes first"
+        return (make_sampled_gaussian_event(self.compute_sampling_rate(facts), self.noise_multiplier, self.steps),)
+
+    def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
+        return {
+            "num_teachers": 0,
+            "mechanism": self.name,
+            "parameters": {
+                "noise_multiplier": self.noise_multiplier,
+                "clip": self.clip,
+                "steps": self.steps,
+                "batch_size": self.compute_batch_size(facts),
+                "sampling_rate": self.compute_sampling_rate(facts),
+            },
+            "declared_size": facts.spec.nominal_size,
+            "sensitivity": make_sensitivity_record({"l1": None, "l2": self.clip, "linf": self.clip}, "step"),
+        }
+
+    def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
+        """With the data set's account, or apart where its filter cannot bound this mechanism."""
+        path, spec = root / "ledger.sqlite", facts.spec
+        if not path.exists():
+            return root
+        with Ledger(path) as opened_ledger:
+            kinds = {account.name: account.filter.kind for account in opened_ledger.list_accounts()}
+        if kinds.get(spec.name) != "gdp":
+            return root
+        reason = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
+        if not spec.benchmark:
+            fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
+            raise checks.error("dataset.name", spec.name, reason, fix)
+        folder = root / "dpsgd"
+        stages.print_message(
+            f"{spec.name}: {reason}. This baseline keeps a ledger apart, under {folder}: its epsilon and "
+            "that of the PATE releases are two statements, and do not compose into one."
         )
+        return folder
 
-    def _select_root(self, plan: RunConfig, data: Dataset, stages: Stages) -> Path:
-        """Where the ledger lies: with the data set's account, or apart where its filter cannot bound this mechanism."""
-        root = plan.root
-        if plan.partition.adjacency != "add_remove":
-            raise checks.error(
-                "partition", plan.partition.adjacency, "records are sampled", "Use partition=add_remove."
-            )
-        path = plan.ledger_path
-        if path.exists():
-            with Ledger(path) as opened_ledger:
-                kinds = {account.name: account.filter.kind for account in opened_ledger.list_accounts()}
-            if kinds.get(data.spec.name) == "gdp":
-                reason = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
-                if not data.spec.benchmark:
-                    fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
-                    raise checks.error("dataset.name", data.spec.name, reason, fix)
-                root = plan.root / "dpsgd"
-                stages.print_message(
-                    f"{data.spec.name}: {reason}. This baseline keeps a ledger apart, under {root}: its epsilon and "
-                    "that of the PATE releases are two statements, and do not compose into one."
-                )
-        return root
+    def prepare(self, inputs: MethodInputs) -> PreparedDPSGD:
+        """PRIVATE. One record of every unit, which is all that it is seen by and moves the sum with."""
+        records = select_one_per_unit(inputs.records, inputs.facts.adjacency)
+        return PreparedDPSGD(self, inputs, records)
 
-    def _build_module(self, data: Dataset, seed: int) -> nn.Module:
-        spec = data.spec
+    def _build_module(self, spec: DataSpec, seed: int) -> nn.Module:
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise checks.error("study.network", self.network, "normalizes over a batch, so one record touches all")
+            raise checks.error("method.network", self.network, "normalizes over a batch, so one record touches all")
         return networks.initialize(module, make_torch_generator(seed, "dpsgd", "initial"))
 
-    def train(
-        self,
-        module: nn.Module,
-        data: Dataset,
-        batch: int,
-        rate: float,
-        multiplier: float,
-        noise: NoiseSource,
-        device: torch.device,
-        progress: Progress = do_nothing,
-    ) -> None:
-        """Train ``module`` in place. Each step sees each record with probability ``rate``, whatever the others do."""
-        private, cpu = data.private, torch.device("cpu")
+
+@dataclass(eq=False, repr=False)
+class PreparedDPSGD(PreparedMethod):
+    """PRIVATE. DP-SGD on records that are here.
+
+    Attributes:
+        method: The recipe, with its noise multiplier.
+        inputs: What the session gave.
+        records: PRIVATE. One record of every unit.
+    """
+
+    method: DPSGD
+    inputs: MethodInputs
+    records: PrivateRecords
+
+    def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
+        """Train the model, each step with noise that was paid for."""
+        method, inputs, facts = self.method, self.inputs, self.inputs.facts
+        with inputs.clock("training"):
+            module = method._build_module(facts.spec, inputs.seed)
+            self.train(module, spending.noise, inputs.stages("Training by DP-SGD"))
+        spec = facts.spec
+        network = networks.describe(method.network, spec.input_shape, spec.num_classes, **dict(method.options))
+        return ModelRelease(spending.id, Student(network, module.cpu().eval(), spec))
+
+    def train(self, module: nn.Module, noise: NoiseSource, progress: Progress = do_nothing) -> None:
+        """Train ``module`` in place. Each step sees each record with the same probability, whatever the others do."""
+        method, facts, device, cpu = self.method, self.inputs.facts, self.inputs.device, torch.device("cpu")
+        rate, multiplier = method.compute_sampling_rate(facts), method.noise_multiplier
+        assert multiplier is not None
         model = GradSampleModule(module.to(device).train())
         optimizer = NoiseSourceOptimizer(
-            torch.optim.SGD(model.parameters(), lr=self.learning_rate, momentum=self.momentum),
+            torch.optim.SGD(model.parameters(), lr=method.learning_rate, momentum=method.momentum),
             noise,
             noise_multiplier=multiplier,
-            max_grad_norm=self.clip,
-            expected_batch_size=batch,
+            max_grad_norm=method.clip,
+            expected_batch_size=method.compute_batch_size(facts),
         )
-        for step in range(self.steps):
+        for step in range(method.steps):
             for group in optimizer.param_groups:
-                group["lr"] = self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
-            sample_rows = (noise.draw_uniform((len(private),), cpu) < rate).nonzero().squeeze(1)
+                group["lr"] = method.learning_rate * 0.5 * (1 + math.cos(math.pi * step / method.steps))
+            sample_rows = (noise.draw_uniform((len(self.records),), cpu) < rate).nonzero().squeeze(1)
             optimizer.zero_grad()
-            self._compute_gradients(model, private, data, sample_rows, device)
+            self._compute_gradients(model, sample_rows, device)
             optimizer.step()
-            progress(step + 1, self.steps)
+            progress(step + 1, method.steps)
         model.to_standard_module()
 
-    @staticmethod
-    def _compute_gradients(
-        model: GradSampleModule, private: PrivateRecords, data: Dataset, sample_rows: torch.Tensor, device: torch.device
-    ) -> None:
+    def _compute_gradients(self, model: GradSampleModule, sample_rows: torch.Tensor, device: torch.device) -> None:
         """Per-record gradients of the mean loss; none where nobody was sampled, and then noise alone is released."""
         if len(sample_rows) == 0:
             for p in model.parameters():
                 p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
             return
-        x = data.spec.normalize(private.x[sample_rows].to(device))
+        x = self.inputs.facts.spec.normalize(self.records.x[sample_rows].to(device))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
-            F.cross_entropy(model(x), private.y[sample_rows].to(device)).backward()
+            F.cross_entropy(model(x), self.records.y[sample_rows].to(device)).backward()
         # A gradient whose length is no number cannot be clipped to one: such a record moves nothing.
         parts = [p.grad_sample for p in model.parameters()]
         finite_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
         for part in parts:
             part[~finite_B] = 0
-
-    def build_report(
-        self,
-        plan: RunConfig,
-        data: Dataset,
-        student: Student,
-        batch: int,
-        multiplier: float,
-        ledger: Ledger,
-        release_id: str,
-        owner: OwnerFacts,
-    ) -> ReleaseReport:
-        """The report of a run of teachers, without teachers and questions."""
-        spec, rate = data.spec, batch / (data.spec.nominal_size or 1)
-        metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
-        return ReleaseReport(
-            dataset=spec.name,
-            mechanism="dpsgd",
-            student=self.network,
-            num_teachers=0,
-            queries_asked=0,
-            queries_answered=0,
-            delta=plan.privacy.delta,
-            adjacency=plan.partition.adjacency,
-            unit=data.private.unit,
-            **compute_claims(ledger, spec.name, [release_id], current_ids=[release_id]),
-            parameters={
-                "noise_multiplier": multiplier,
-                "clip": self.clip,
-                "steps": self.steps,
-                "batch_size": batch,
-                "sampling_rate": rate,
-            },
-            noise="torch",
-            declared_size=spec.nominal_size,
-            public_share=data.pool.split,
-            reuses_labels=False,
-            seconds={},  # a step takes the longer the more records are sampled
-            **metrics,
-            ledger_head=ledger.get_head(),
-            class_names=spec.class_names,
-            input_kind=spec.kind,
-            encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-            creation_date=datetime.date.today().isoformat(),
-            includes_encoder=False,
-            assets=make_encoder_asset(spec),
-            sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
-            owner=owner,
-            provenance=data.provenance,
-            chosen_by=plan.privacy.chosen_by,
-        )

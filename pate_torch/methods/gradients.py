@@ -20,16 +20,19 @@ public points.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.description import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
-from pate_torch.privacy.records import Dataset, Shards
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import (
     GradientSums,
     make_record_sum_sensitivity,
@@ -38,9 +41,7 @@ from pate_torch.privacy.sensitive import (
 )
 from pate_torch.privacy.units import select_one_per_unit
 from pate_torch.privacy.whitening import Whitening
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
+from pate_torch.students.base import StudentAlgorithm
 
 _MAX_RECORDS = 1 << 22
 """Records: the sums of fewer are exact (``sensitive.UNIT_NORM``)."""
@@ -61,7 +62,8 @@ class GradientMethod(RecordMethod):
             step, ``networks.MeanShift``); 0: leave it. That helps where the noise is large.
     """
 
-    mechanism_name: ClassVar[str] = "gradient_descent"
+    mechanism_type: ClassVar[type[RecordMechanism]] = GradientDescent
+    mechanism: GradientDescent
     name: str = "gradients"
     ridge: float = 0.1
     effective_dim: float | None = None
@@ -77,36 +79,50 @@ class GradientMethod(RecordMethod):
         if self.size is not None:
             checks.integer("method.size", self.size, low=1, high=_MAX_RECORDS - 1)
 
-    @property
-    def releases_model(self) -> bool:
-        return True
-
-    def check_data(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError as ``RecordMethod`` does, and as ``check_size``."""
-        super().check_data(data, config)
-        self.check_size(data)
-
-    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        return describe(unit, getattr(config.mechanism, "steps", 1))
-
-    def check_size(self, data: Dataset) -> None:
-        """Raise ValueError where nobody declares how many records there are, or there are too many for exact sums."""
-        if self.get_nominal_size(data) is None:
-            fix = "Declare about how many records there are, where that is public knowledge."
-            raise checks.error("method.size", None, "must be given: the data set declares no nominal_size", fix)
-        if len(data.private) >= _MAX_RECORDS:  # not how many: that is private
+    def check_student(self, student: StudentAlgorithm) -> None:
+        """Raise ValueError where the released model lies in features of another student than the published one."""
+        if not student.returns_released_model:
+            return
+        if self.num_rounds > 1 and not self.releases_guide:
+            fix = "Use student@guide_student=same."
+            raise checks.error("student.publish", "released_model", "lies in the features of its own guide", fix)
+        features = student.feature_recipe
+        if not self.is_guided and features != self.features:
+            expected_name = "none" if self.features is None else self.features.name
+            problem = f"must be those in which the model is fitted to the records: features={expected_name}"
             raise checks.error(
-                "method", self.name, f"takes fewer than {_MAX_RECORDS} records", "Use method=reverse_knn."
+                "student.features", None if features is None else features.name, problem, "Set features alone."
             )
 
-    def get_nominal_size(self, data: Dataset) -> int | None:
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError as ``RecordMethod`` does, and where nobody declares how many records there are."""
+        super().validate(facts)
+        self.get_size(facts.spec)
+
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        return describe(facts.unit, self.mechanism.steps)
+
+    def get_nominal_size(self, spec: DataSpec) -> int | None:
         """About how many records there are, as publicly declared."""
-        return data.spec.nominal_size if self.size is None else self.size
+        return spec.nominal_size if self.size is None else self.size
+
+    def get_size(self, spec: DataSpec) -> int:
+        """The same.
+
+        Raises:
+            ValueError: Nobody declares it.
+        """
+        size = self.get_nominal_size(spec)
+        if size is None:
+            fix = "Declare about how many records there are, where that is public knowledge."
+            raise checks.error("method.size", None, "must be given: the data set declares no nominal_size", fix)
+        return size
 
     def build_sensitive(
         self,
-        data: Dataset,
+        records: PrivateRecords,
         shards: Shards,
+        facts: DatasetFacts,
         *,
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
@@ -117,22 +133,24 @@ class GradientMethod(RecordMethod):
         ``encoder``: see ``RecordMethod.build_sensitive``.
 
         Raises:
-            ValueError: As ``check_size`` does.
+            ValueError: Nobody declares how many records there are, or there are too many for exact sums.
         """
-        self.check_size(data)
-        private, encoder, feature_PD = encode_public(data, shards, encoder, device, self.neighbors)
+        size, spec = self.get_size(facts.spec), facts.spec
+        if len(records) >= _MAX_RECORDS:  # not how many: that is private
+            raise checks.error(
+                "method", self.name, f"takes fewer than {_MAX_RECORDS} records", "Use method=reverse_knn."
+            )
+        private, encoder, feature_PD = encode_public(records, shards, facts, encoder, device, self.neighbors)
         private = select_one_per_unit(private, shards.adjacency)
         whitening = Whitening.from_features(feature_PD, self.ridge, self.effective_dim)
         z_ND = map_records_batch_invariant(
             lambda feature_BD: quantize(whitening.whiten_and_clip(feature_BD)).short(),
             encoder,
             private,
-            data.spec,
+            spec,
             progress,
         )
-        size = self.get_nominal_size(data)
-        assert size is not None
-        classes, width = data.spec.num_classes, z_ND.shape[1]
+        classes, width = spec.num_classes, z_ND.shape[1]
         sensitivity = make_record_sum_sensitivity(
             shards, make_vector_sum_sensitivity(shards.adjacency, width * classes)
         )

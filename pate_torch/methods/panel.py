@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,21 +19,20 @@ from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
+from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.description import MethodDescription
-from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.methods.labeling import PreparedLabeling
+from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
 from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
-    from pate_torch.context import RunContext
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PanelMethod(PrivateMethodBase):
+class PanelMethod(VotingMethod):
     """PRIVATE. Teachers of a panel, each voting on every public point by itself.
 
     Attributes:
@@ -46,27 +45,24 @@ class PanelMethod(PrivateMethodBase):
     teacher_repr: str = ""
 
     @property
-    def num_teachers(self) -> int:
+    def ensemble_size(self) -> int:
         return len(self.panel)
 
-    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        return teacher_votes.describe(
-            self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False), retrains_one=True
-        )
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        counts = self.mechanism.releases_counts
+        return teacher_votes.describe(self.ensemble_size, facts.unit, counts=counts, retrains_one=True)
 
-    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
-        return self.num_teachers
-
-    def prepare(self, run: RunContext) -> PreparedMethod:
+    def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. The teachers' votes, recognized by a keyed hash, once one teacher has cast the same votes alone."""
-        with run.clock("votes"):
-            prediction_KQ = self.panel.predict(run.data.pool.x)
+        pool_x = inputs.facts.pool.x
+        with inputs.clock("votes"):
+            prediction_KQ = self.panel.predict(pool_x)
             if self.panel.retraining_check is not None:
-                progress = run.stages("Training one teacher again, alone")
-                self.panel.check_retraining(run.data.pool.x, prediction_KQ)
+                progress = inputs.stages("Training one teacher again, alone")
+                self.panel.check_retraining(pool_x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count_votes(prediction_KQ, self.panel.spec.num_classes)
-        return PreparedMethod.from_votes(run, votes)
+        return self.from_votes(inputs, votes)
 
 
 Member = Callable[[Tensor], Tensor]

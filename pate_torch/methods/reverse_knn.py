@@ -17,44 +17,54 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods import feasibility
 from pate_torch.methods.description import MethodDescription, format_every_unit, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
-from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
 from pate_torch.privacy.units import get_unit_ids
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
 
 _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseKnn(RecordMethod):
-    """The recipe, which has no choices: cells follow from the questions and from the features."""
+    """The recipe, which has no choices of its own: cells follow from the questions and from the features."""
 
-    mechanism_name: ClassVar[str] = "histogram"
+    mechanism_type: ClassVar[type[RecordMechanism]] = Histogram
+    mechanism: Histogram
     name: str = "reverse_knn"
 
-    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
-        """The mean, where every record of a declared number answers in each round."""
-        size = data.spec.nominal_size
-        return None if size is None else max(1, size * config.num_rounds // config.num_queries)
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError as ``RecordMethod`` does, and for labels no better than chance."""
+        super().validate(facts)
+        size = facts.spec.nominal_size
+        if size is not None:  # the mean votes of a question, where every record of a declared number answers
+            feasibility.check_informative(
+                self.mechanism,
+                num_teachers=max(1, size * self.num_rounds // self.num_queries),
+                num_classes=facts.spec.num_classes,
+                allow_uninformative=self.allow_uninformative_labels,
+            )
 
-    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        return describe(unit)
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        return describe(facts.unit)
 
     def build_sensitive(
         self,
-        data: Dataset,
+        records: PrivateRecords,
         shards: Shards,
+        facts: DatasetFacts,
         *,
         encoder: nn.Module | None,
         device: torch.device | str = "cpu",
@@ -64,9 +74,9 @@ class ReverseKnn(RecordMethod):
 
         ``encoder``: see ``RecordMethod.build_sensitive``; nearness is that of its features.
         """
-        private, encoder, feature_PD = encode_public(data, shards, encoder, device)
+        private, encoder, feature_PD = encode_public(records, shards, facts, encoder, device)
         sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
-        return CellCounter(private, data.spec, encoder, feature_PD, sensitivity, progress)
+        return CellCounter(private, facts.spec, encoder, feature_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,7 +93,6 @@ class CellCounter:
     feature_PD: Tensor
     sensitivity: Sensitivity
     progress: Progress = do_nothing
-    num_teachers: int = 0
 
     def __len__(self) -> int:
         return len(self.feature_PD)

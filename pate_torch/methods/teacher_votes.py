@@ -1,47 +1,98 @@
-"""Teachers: one network for each shard of the private records, and one vote of each on every public point."""
+"""Teachers: one network for each shard of the private records, and one vote of each on every public point.
+
+PATE in four steps (Papernot et al. 2017, 2018):
+
+    1  deal the privacy units to K disjoint shards (``privacy.partition``)
+    2  train one teacher on each shard; train one of them again, alone, and compare: it must come out the same
+    3  count the votes of all teachers on every public point
+    4  answer questions in rounds through a mechanism (``methods.labeling``), which alone opens the votes
+
+One privacy unit reaches one shard, hence one teacher, hence one vote on every question: the L2 sensitivity of the votes
+on a question is sqrt(2) under either adjacency.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
-from pate_torch.core.progress import Stages, do_nothing
 from pate_torch.core.run_folders import check_hex_id
-from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.methods import feasibility
+from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.description import MethodDescription, format_each_unit
+from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
-from pate_torch.privacy.records import Dataset
 from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.independence import Trial
+from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Identity, StoredEnsemble, TeacherStore
 from pate_torch.teachers.training import train
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
-    from pate_torch.context import RunContext
 
 Tally = Callable[[TeacherEnsemble], Tensor]
 """PRIVATE. Some of the teachers -> the counts of their votes on the public points, int32 [P, C]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherVotes(PrivateMethodBase):
+class VotingMethod(LabelingMethod):
+    """Base of the methods in which teachers vote, whoever trained them."""
+
+    mechanism: VoteMechanism
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.mechanism, VoteMechanism):
+            fix = "Use mechanism=gaussian; or method=reverse_knn with histogram, gradients with gradient_descent."
+            problem = f"cannot be combined with method={self.name}: it opens no votes of teachers"
+            raise checks.error("mechanism", self.mechanism.name, problem, fix)
+
+    def validate(self, facts: DatasetFacts) -> None:
+        super().validate(facts)
+        num_teachers, num_classes = self.ensemble_size, facts.spec.num_classes
+        assert num_teachers is not None
+        self.mechanism.check(
+            num_queries=self.num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=self.num_rounds
+        )
+        feasibility.check_informative(
+            self.mechanism,
+            num_teachers=num_teachers,
+            num_classes=num_classes,
+            allow_uninformative=self.allow_uninformative_labels,
+        )
+
+    def forecast_warning(self, facts: DatasetFacts) -> str | None:
+        assert self.ensemble_size is not None
+        return feasibility.format_low_signal_warning(
+            self.mechanism, self.ensemble_size, facts.spec.num_classes, self.num_queries
+        )
+
+    def from_votes(self, inputs: MethodInputs, votes: Votes) -> PreparedLabeling:
+        """PRIVATE. The method ready to answer from these votes, of which nothing else is kept, under a fresh id."""
+        prepared = PreparedLabeling.from_method(self, inputs, votes)
+        prepared.id = inputs.store.create_alias(inputs.store.compute_votes_fingerprint(votes))
+        prepared.votes = votes
+        return prepared
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherVotes(VotingMethod):
     """Each votes on every public point by itself.
 
     Attributes:
         num_teachers: K. A unit's records lie in one shard, so that one unit moves one vote on every question.
+        teacher: How one network is trained on a shard.
         teachers_id: Id of an ensemble to use again, or that a release showed for it; None: one trained before on the
             same records, or a new one, under a fresh id.
         alias: Fresh id that the release shows for ``teachers_id``; None: ``teachers_id`` itself, which the user named.
@@ -49,6 +100,7 @@ class TeacherVotes(PrivateMethodBase):
 
     name: str = "teachers"
     num_teachers: int
+    teacher: TeacherRecipe = field(default_factory=TeacherRecipe)
     teachers_id: str | None = None
     alias: str | None = field(default=None, repr=False)
 
@@ -58,78 +110,77 @@ class TeacherVotes(PrivateMethodBase):
         if self.teachers_id is not None:
             check_hex_id("teachers", self.teachers_id)
 
-    def check(self, config: RunConfig) -> None:
-        """Raise ValueError where there is nothing to ask teachers."""
-        if config.labels is not None and self.teachers_id is not None:
-            fix = "Leave out teachers."
-            raise checks.error("labels", config.labels, "a release is reused without teachers", fix)
-
-    def check_data(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where no teacher can learn from these data, or stored ones are of other data."""
-        try:
-            config.teacher.check(data.spec)
-        except ValueError as error:
-            raise ValueError(checks.prefix_error_key("teacher", error)) from error
-        nominal_size = data.spec.nominal_size
-        fix = f"About {nominal_size} private records are declared, and every teacher needs one of its own."
-        checks.integer("num_teachers", self.num_teachers, low=1, high=nominal_size, fix=fix)
-        assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        if self.teachers_id is not None:
-            store, path = TeacherStore(config.root), config.ledger_path
-            store.load_manifest(self.teachers_id)  # a wrong id is refused before the fingerprint leaves its key behind
-            with Ledger(path) if path.exists() else contextlib.nullcontext() as ledger:
-                load_reusable(self.teachers_id, store, self.make_identity(data, config), ledger)
-
-    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
+    @property
+    def ensemble_size(self) -> int:
         return self.num_teachers
 
-    def make_identity(self, data: Dataset, config: RunConfig) -> Identity:
-        """PRIVATE. The identity of this run's teachers, down to the content of the records."""
-        pool = {} if config.teacher.start is None else {"pool": compute_tensor_digest(data.pool.x)}
-        return Identity(
-            dataset=data.spec.name,
-            fingerprint=TeacherStore(config.root).compute_fingerprint(data.private),
-            partition=dataclasses.asdict(config.partition),  # type: ignore[call-overload]
-            configuration=config.teacher.to_configuration() | pool,
-            seed=config.seed,
-            num_teachers=self.num_teachers,
-        )
+    @property
+    def teacher_recipe(self) -> TeacherRecipe:
+        return self.teacher
 
-    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        counts = getattr(config.mechanism, "counts", False)
-        return describe(self.num_teachers, unit, counts=counts, soft=self.is_soft(config), retrains_one=True)
+    @property
+    def is_soft(self) -> bool:
+        """Whether the teachers' probabilities are opened, and not their votes."""
+        return self.mechanism.soft
 
-    # ---- training -----------------------------------------------------------------------------------------------
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError where no teacher can learn from these data, or their answers could be no use."""
+        super().validate(facts)
+        with checks.prefixed_errors("teacher"):
+            self.teacher.check(facts.spec)
+        nominal_size = facts.spec.nominal_size
+        fix = f"About {nominal_size} private records are declared, and every teacher needs one of its own."
+        checks.integer("num_teachers", self.num_teachers, low=1, high=nominal_size, fix=fix)
+        facts.partition.check(facts.unit, facts.num_units, self.num_teachers)
 
-    def prepare(self, run: RunContext) -> PreparedMethod:
-        """PRIVATE. The ensemble, and its votes on the public pool."""
-        stored_teachers, is_new = self.load_or_train(run)
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        counts = self.mechanism.releases_counts
+        return describe(self.num_teachers, facts.unit, counts=counts, soft=self.is_soft, retrains_one=True)
+
+    # ---- private: training ----------------------------------------------------------------------------------------
+
+    def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
+        """PRIVATE. Train the ensemble or find it again, and count its votes on the public pool."""
+        stored_teachers, is_new = self.load_or_train(inputs)
+        pool_x, ensemble = inputs.facts.pool.x, stored_teachers.ensemble
 
         def count_votes() -> Votes:
             # Only where every rank has just trained do the ranks ask together.
-            return self._count_votes(stored_teachers.ensemble, run.data, run.config, run.stages, all_ranks=is_new)
+            return self._count_votes(ensemble, inputs, all_ranks=is_new)
 
-        with run.clock("votes"):
-            votes = run.store.get_or_count_votes(
-                stored_teachers.id, run.data.pool.x, count_votes, self._get_vote_variant(run.config)
+        with inputs.clock("votes"):
+            votes = inputs.store.get_or_count_votes(
+                stored_teachers.id, pool_x, count_votes, self._get_vote_variant(inputs)
             )
-        record_ledger_head = functools.partial(run.store.set_ledger_head, stored_teachers.id)
-        alias = (
-            self.alias
-            or self.teachers_id
-            or run.store.create_alias(stored_teachers.identity.fingerprint, stored_teachers.id)
-        )
         sensitive: SensitiveValue = votes
-        if self.is_soft(run.config):
-            progress, device = run.stages("Asking for probabilities"), run.config.device
-            sensitive = SoftVotes.from_probabilities(
-                stored_teachers.ensemble.predict_proba(run.data.pool.x, device=device, progress=progress)
-            )
-        return PreparedMethod(
-            id=alias, sensitive=sensitive, record_ledger_head=record_ledger_head, ensemble=stored_teachers.ensemble
+        if self.is_soft:
+            progress = inputs.stages("Asking for probabilities")
+            probability_KPC = ensemble.predict_proba(pool_x, device=inputs.device, progress=progress)
+            sensitive = SoftVotes.from_probabilities(probability_KPC)
+        prepared = PreparedLabeling.from_method(self, inputs, sensitive)
+        prepared.id = self.alias or self.teachers_id or _create_alias(stored_teachers, inputs.store)
+        prepared.votes, prepared.ensemble = None if self.is_soft else votes, ensemble
+        prepared.on_ledger_head = functools.partial(inputs.store.set_ledger_head, stored_teachers.id)
+        return prepared
+
+    def check_stored(self, inputs: MethodInputs) -> None:
+        if self.teachers_id is not None:
+            inputs.store.load_manifest(self.teachers_id)  # a wrong id is refused before a fingerprint's key is made
+            load_reusable(self.teachers_id, inputs.store, self.make_identity(inputs), inputs.ledger)
+
+    def make_identity(self, inputs: MethodInputs) -> Identity:
+        """PRIVATE. The identity of this run's teachers, down to the content of the records."""
+        pool = {} if self.teacher.start is None else {"pool": compute_tensor_digest(inputs.facts.pool.x)}
+        return Identity(
+            dataset=inputs.facts.spec.name,
+            fingerprint=inputs.store.compute_fingerprint(inputs.records),
+            partition=dataclasses.asdict(inputs.facts.partition),  # type: ignore[call-overload]
+            configuration=self.teacher.to_configuration() | pool,
+            seed=inputs.seed,
+            num_teachers=self.num_teachers,
         )
 
-    def load_or_train(self, run: RunContext) -> tuple[StoredEnsemble, bool]:
+    def load_or_train(self, inputs: MethodInputs) -> tuple[StoredEnsemble, bool]:
         """PRIVATE. The stored ensemble asked for, one trained before in the same way on the same data, or a new one.
 
         Where another process trains them, this one waits for it, and takes over where it was killed.
@@ -137,110 +188,96 @@ class TeacherVotes(PrivateMethodBase):
         Returns:
             The ensemble, and whether it is new.
         """
-        config, data = run.config, run.data
-        with run.clock("partition"):
-            shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-            identity = self.make_identity(data, config)
-        stored_teachers = self._find_stored_teachers(run, identity)
+        store, ledger = inputs.store, inputs.ledger
+        assert ledger is not None
+        with inputs.clock("partition"):
+            identity = self.make_identity(inputs)
+        stored_teachers = self._find_stored_teachers(inputs, identity)
         if stored_teachers is not None:
             return stored_teachers, False
-        run.check_budget()  # training may take hours
+        inputs.check_budget()  # training may take hours
 
         def report_wait(holder: str) -> None:
-            run.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
+            inputs.stages.print_message(f"These teachers are being trained by {holder}; waiting for them.")
 
-        with run.store.lock_training(identity, report_wait) as checkpoints:
-            stored_teachers = self._find_stored_teachers(run, identity)  # whoever was waited for has trained them
+        with store.lock_training(identity, report_wait) as checkpoints:
+            stored_teachers = self._find_stored_teachers(inputs, identity)  # whoever was waited for has trained them
             if stored_teachers is not None:
                 return stored_teachers, False
-            run.check_budget()  # or has failed, and others have charged the account meanwhile
+            inputs.check_budget()  # or has failed, and others have charged the account meanwhile
             distributed.broadcast_text(distributed.TRAIN)
-            with run.clock("start"):
-                trunk = distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, run.stages)
 
             def check_retraining(trial: Trial) -> None:
-                progress = run.stages("Training one teacher again, alone")
+                progress = inputs.stages("Training one teacher again, alone")
                 try:
-                    trial.run(data.pool.x, config.device)
+                    trial.run(inputs.facts.pool.x, inputs.device)
                 except ValueError:
                     shutil.rmtree(checkpoints, ignore_errors=True)  # these teachers are not to be used
                     raise
                 progress(1, 1)
 
-            with run.clock("teachers"):
-                ensemble = train(
-                    data.private,
-                    data.spec,
-                    shards,
-                    config.teacher,
-                    seed=config.seed,
-                    device=config.device,
-                    trunk=trunk,
-                    checkpoint_dir=checkpoints,
-                    progress=run.stages(f"Training {self.num_teachers} teachers"),
-                    log=do_nothing if run.private_writer is None else run.private_writer.log,
-                    on_losses=do_nothing if run.private_writer is None else run.private_writer.log_losses,
-                    on_trial=check_retraining,
-                )
-            head = run.ledger.get_head()
-            teachers_id = run.store.save(ensemble, identity, head)
+            ensemble = self._train(
+                inputs,
+                checkpoint_dir=checkpoints,
+                progress=inputs.stages(f"Training {self.num_teachers} teachers"),
+                log=inputs.log,
+                on_losses=inputs.log_losses,
+                on_trial=check_retraining,
+            )
+            head = ledger.get_head()
+            teachers_id = store.save(ensemble, identity, head)
             shutil.rmtree(checkpoints, ignore_errors=True)
         return StoredEnsemble(id=teachers_id, ensemble=ensemble, identity=identity, ledger_head=head), True
 
-    def run_worker_rank(self, data: Dataset, config: RunConfig) -> None:
+    def assist(self, inputs: MethodInputs) -> None:
         """PRIVATE. Do the part of a torchrun's rank above 0 while rank 0 trains: its share of training and of votes."""
-        stages = Stages(quiet=True)
-        shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        with TeacherStore(config.root).try_lock_training(self.make_identity(data, config)) as (
-            checkpoints,
-            owns_checkpoints,
-        ):
-            ensemble = train(
-                data.private,
-                data.spec,
-                shards,
-                config.teacher,
-                seed=config.seed,
-                device=config.device,
-                trunk=distributed.learn_public_trunk(config.teacher, data, config.seed, config.device, stages),
-                checkpoint_dir=checkpoints,
-            )
-            self._count_votes(ensemble, data, config, stages, all_ranks=True)
+        with inputs.store.try_lock_training(self.make_identity(inputs)) as (checkpoints, owns_checkpoints):
+            ensemble = self._train(inputs, checkpoint_dir=checkpoints)
+            self._count_votes(ensemble, inputs, all_ranks=True)
             if owns_checkpoints:  # on a machine of its own; by now rank 0 has stored the ensemble
                 shutil.rmtree(checkpoints, ignore_errors=True)
 
-    def _find_stored_teachers(self, run: RunContext, identity: Identity) -> StoredEnsemble | None:
-        teachers_id = self.teachers_id or run.store.find(identity)
+    def _train(self, inputs: MethodInputs, **options: Any) -> TeacherEnsemble:
+        """PRIVATE. One network for each shard."""
+        facts, seed, device = inputs.facts, inputs.seed, inputs.device
+        shards = assign_shards(facts.partition, inputs.records, self.num_teachers, seed)
+        with inputs.clock("start"):
+            trunk = distributed.learn_public_trunk(self.teacher, facts.pool, facts.spec, seed, device, inputs.stages)
+        with inputs.clock("teachers"):
+            return train(
+                inputs.records, facts.spec, shards, self.teacher, seed=seed, device=device, trunk=trunk, **options
+            )
+
+    def _find_stored_teachers(self, inputs: MethodInputs, identity: Identity) -> StoredEnsemble | None:
+        teachers_id = self.teachers_id or inputs.store.find(identity)
         if teachers_id is None:
             return None
-        stored_teachers = load_reusable(teachers_id, run.store, identity, run.ledger)
+        stored_teachers = load_reusable(teachers_id, inputs.store, identity, inputs.ledger)
         if self.teachers_id is None:
-            run.stages.print_message(f"Reusing teachers {teachers_id}: same data, same configuration.")
-        memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
-        return dataclasses.replace(
-            stored_teachers, ensemble=dataclasses.replace(stored_teachers.ensemble, memory_gib=memory_gib)
-        )
+            inputs.stages.print_message(f"Reusing teachers {teachers_id}: same data, same configuration.")
+        # The memory of this machine's GPU, not of the one that they were trained on.
+        ensemble = dataclasses.replace(stored_teachers.ensemble, memory_gib=self.teacher.memory_gib)
+        return dataclasses.replace(stored_teachers, ensemble=ensemble)
 
-    # ---- votes --------------------------------------------------------------------------------------------------
+    # ---- private: votes -------------------------------------------------------------------------------------------
 
-    def _count_votes(
-        self, ensemble: TeacherEnsemble, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool
-    ) -> Votes:
+    def _count_votes(self, ensemble: TeacherEnsemble, inputs: MethodInputs, *, all_ranks: bool) -> Votes:
         """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers."""
-        tally = self._tally(data, config, stages, all_ranks=all_ranks)
-        return distributed.count_votes(ensemble, tally, len(data.pool), across_ranks=all_ranks)
+        tally = self._make_tally(inputs, all_ranks=all_ranks)
+        return distributed.count_votes(ensemble, tally, len(inputs.facts.pool), across_ranks=all_ranks)
 
-    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool) -> Tally:
-        progress = stages("Counting votes")
-        return lambda teachers: teachers.tally(data.pool.x, device=config.device, progress=progress)
+    def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
+        progress, pool_x = inputs.stages("Counting votes"), inputs.facts.pool.x
+        return lambda teachers: teachers.tally(pool_x, device=inputs.device, progress=progress)
 
-    def is_soft(self, config: RunConfig) -> bool:
-        """Whether their probabilities are opened, and not their votes."""
-        return bool(getattr(config.mechanism, "soft", False))
-
-    def _get_vote_variant(self, config: RunConfig) -> str:
+    def _get_vote_variant(self, inputs: MethodInputs) -> str:
         """Names what decides the votes beside the teachers and the pool; empty where nothing does."""
         return ""
+
+
+def _create_alias(stored_teachers: StoredEnsemble, store: TeacherStore) -> str:
+    """A fresh id that a release shows for an ensemble."""
+    return store.create_alias(stored_teachers.identity.fingerprint, stored_teachers.id)
 
 
 def describe(

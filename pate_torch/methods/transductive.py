@@ -16,15 +16,14 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.device import to_device
-from pate_torch.core.progress import Progress, Stages, do_nothing
-from pate_torch.features.contrastive import learn_features
+from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.neighbors import (
     Graph,
     build_neighbor_graph,
@@ -33,13 +32,11 @@ from pate_torch.features.neighbors import (
     sinkhorn_balance,
     to_graph_device,
 )
+from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.teacher_votes import Tally, TeacherVotes
-from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
 
 _MAX_TAIL_WEIGHT = 1e-3
 """What is left, at most, of the weight of longer paths when propagation stops."""
@@ -67,15 +64,16 @@ class TransductiveTeacherVotes(TeacherVotes):
         checks.between("method.alpha", self.alpha, 0, 0.999)
         checks.boolean("method.balance", self.balance)
 
-    def check_data(self, data: Dataset, config: RunConfig) -> None:
-        """Raise ValueError where there are no two points to vote on together."""
-        if len(data.pool) < 2:
-            raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
-        super().check_data(data, config)
-
-    def is_soft(self, config: RunConfig) -> bool:
+    @property
+    def is_soft(self) -> bool:
         """They have votes alone: what reaches a point along the graph is no probability."""
         return False
+
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError where there are no two points to vote on together."""
+        if len(facts.pool) < 2:
+            raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
+        super().validate(facts)
 
     def build_joint_votes(self, feature_PD: Tensor) -> JointVotes:
         """The joint votes on the public points that have these features, float32 [P, D]."""
@@ -84,22 +82,22 @@ class TransductiveTeacherVotes(TeacherVotes):
     def _options_to_dict(self) -> dict[str, Any]:
         return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
 
-    def _tally(self, data: Dataset, config: RunConfig, stages: Stages, *, all_ranks: bool) -> Tally:
+    def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
         """PRIVATE. Over rank 0's features of the pool."""
-        feature_PD = None
+        feature_PD, facts = None, inputs.facts
         if distributed.is_main():
-            learnt = learn_features(config.features, data, config.seed, config.device, stages)
-            feature_PD = compute_coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
+            learnt = self.learn_features(inputs)
+            feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learnt is None else learnt.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_tensors(None if feature_PD is None else {"features": feature_PD})[
                 "features"
             ]
-        joint_votes = self.build_joint_votes(to_graph_device(feature_PD, config.device))
-        progress = stages("Counting votes")
-        return lambda teachers: joint_votes.tally(teachers, data.pool.x, config.device, progress)
+        joint_votes = self.build_joint_votes(to_graph_device(feature_PD, inputs.device))
+        progress = inputs.stages("Counting votes")
+        return lambda teachers: joint_votes.tally(teachers, facts.pool.x, inputs.device, progress)
 
-    def _get_vote_variant(self, config: RunConfig) -> str:
-        feature_options = {} if config.features is None else asdict(cast(Any, config.features)) | {"seed": config.seed}
+    def _get_vote_variant(self, inputs: MethodInputs) -> str:
+        feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}
         facts = {"transduction": self._options_to_dict(), "representation": feature_options}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

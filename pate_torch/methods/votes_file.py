@@ -11,7 +11,7 @@ import io
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +19,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pate_torch.core import checks
+from pate_torch.core.progress import Stages
 from pate_torch.methods import teacher_votes
-from pate_torch.methods.base import PreparedMethod, PrivateMethod, PrivateMethodBase
+from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.description import MethodDescription
-from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
+from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.voting import count_votes
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
-    from pate_torch.context import RunContext
 
 PREDICTIONS, COUNTS = "predictions", "counts"
 _NOT_INTEGER = re.compile(rb"[^0-9+\-,\r\n \t]")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VotesFile(PrivateMethodBase):
+class VotesFile(VotingMethod):
     """Votes that were made elsewhere.
 
     Attributes:
@@ -49,39 +49,32 @@ class VotesFile(PrivateMethodBase):
     votes: Votes | None = field(default=None, repr=False)
 
     @property
-    def num_teachers(self) -> int:
-        return 0 if self.votes is None else self.votes.num_teachers
+    def ensemble_size(self) -> int | None:
+        return None if self.votes is None else self.votes.num_teachers
 
-    def check(self, config: RunConfig) -> None:
-        """Raise ValueError for what needs the records behind the votes."""
-        for key in ("labels", "selection"):
-            if getattr(config, key) is not None:
-                fix = f"Leave out {key}: the teachers behind the votes are not here, nor what they learnt from."
-                raise checks.error("votes", str(self.path), f"cannot be combined with {key}", fix)
-
-    def adapt_to_data(self, data: Dataset) -> PrivateMethod:
+    def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
         """This method with its votes, which must be on this public pool."""
-        if self.votes is not None or self.path is None:
-            return self
-        return replace(self, votes=read(self.path, num_classes=data.spec.num_classes, num_points=len(data.pool)))
+        method, votes = super().complete(facts, stages), self.votes
+        assert isinstance(method, VotesFile)
+        if votes is None and self.path is not None:
+            votes = read(self.path, num_classes=facts.spec.num_classes, num_points=len(facts.pool))
+        return replace(method, votes=votes)
 
-    def describe(self, unit: str, config: RunConfig) -> MethodDescription:
-        return teacher_votes.describe(self.num_teachers, unit, counts=getattr(config.mechanism, "counts", False))
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        num_teachers = self._loaded_votes.num_teachers
+        return teacher_votes.describe(num_teachers, facts.unit, counts=self.mechanism.releases_counts)
 
-    def estimate_votes_per_query(self, data: Dataset, config: RunConfig) -> int | None:
-        return self.num_teachers
-
-    def compute_fingerprint(self, store: TeacherStore, all_private: PrivateRecords) -> str:
+    def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
         """PRIVATE. A keyed hash of the votes, in place of the records."""
         return store.compute_votes_fingerprint(self._loaded_votes)
 
-    def prepare(self, run: RunContext) -> PreparedMethod:
+    def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. The votes, as they were read."""
-        return PreparedMethod.from_votes(run, self._loaded_votes)
+        return self.from_votes(inputs, self._loaded_votes)
 
     @property
     def _loaded_votes(self) -> Votes:
-        assert self.votes is not None, "adapt_to_data comes first"
+        assert self.votes is not None, "complete comes first"
         return self.votes
 
 

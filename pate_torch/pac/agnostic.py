@@ -13,10 +13,11 @@ from scipy import stats
 
 from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
+from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.boosting import split_folds
 from pate_torch.pac.classes import HypothesisClass, count_errors, enumerate_representatives, fit_erm
-from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
+from pate_torch.pac.exponential import ChosenHypothesis
 from pate_torch.pac.nets import (
     compute_log_sauer_shelah,
     compute_net_size,

@@ -9,8 +9,9 @@ from typing import Any
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.pac.classes import HypothesisClass, count_errors
-from pate_torch.pac.exponential import ChosenHypothesis, draw_gumbel_max
+from pate_torch.pac.exponential import ChosenHypothesis
 from pate_torch.pac.nets import find_smallest
 from pate_torch.pac.sample import Sample, charge_events, check_replace_one, warn_below_guarantee
 from pate_torch.privacy.budget import NoiseProvider

@@ -13,9 +13,9 @@ from scipy.special import expit
 
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
+from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.pac.agnostic import compute_shard_votes
 from pate_torch.pac.classes import HypothesisClass, count_errors, enumerate_representatives
-from pate_torch.pac.exponential import draw_gumbel_max
 from pate_torch.pac.nets import (
     compute_log_sauer_shelah,
     compute_net_size,

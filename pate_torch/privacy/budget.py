@@ -96,7 +96,7 @@ class Spending:
         secret: Whether its noise is: else nothing it draws is private.
     """
 
-    def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None) -> None:
+    def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None, adjacency: str) -> None:
         self.id, self.reserved_events = reservation.id, reservation.reserved_events
         self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
         self._suspended_state: str | None = None
@@ -104,7 +104,7 @@ class Spending:
         self._is_active = True
         self._has_unrecorded_noise = self._has_fresh_noise = False
         self._noise = None if kind.startswith(LIBRARY_NOISE_PREFIX) else _ChargedNoise(self, kind, insecure_seed)
-        self._kind = kind
+        self._kind, self._adjacency = kind, adjacency
         self.secret = insecure_seed is None
 
     @property
@@ -123,6 +123,10 @@ class Spending:
     def noise_state(self) -> dict[str, float]:
         """PRIVATE. What the noise is to go on with when the release is resumed."""
         return {} if self._noise is None else self._noise.state
+
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
+        """Refuse a value under another adjacency than the account's."""
+        check_adjacency(sensitivity, self._adjacency)
 
     def accept(self, answers: Answers) -> Answers:
         """The answers, if this spending paid for them.
@@ -262,9 +266,7 @@ class Budget:
         Raises:
             ValueError: Says which partition to use.
         """
-        if sensitivity.adjacency not in (None, self.adjacency):
-            message = f"is not the account's ({self.adjacency}), for which alone its charges hold"
-            raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
+        check_adjacency(sensitivity, self.adjacency)
 
     @contextmanager
     def spend(
@@ -332,7 +334,7 @@ class Budget:
         self, reservation: Reservation, noise_state: Mapping[str, float] | None = None
     ) -> Iterator[Spending]:
         self.on_charge(self.ledger.get_head())
-        spending = Spending(reservation, self.kind, self.insecure_seed)
+        spending = Spending(reservation, self.kind, self.insecure_seed, self.adjacency)
         if noise_state:
             spending.noise.state.update(noise_state)
         try:
@@ -355,6 +357,13 @@ class Budget:
 
     def _check_terms(self) -> None:
         self.ledger.check_terms(self.account, **self._terms)
+
+
+def check_adjacency(sensitivity: Sensitivity, adjacency: str) -> None:
+    """Raise ValueError for a value under another adjacency than the account's."""
+    if sensitivity.adjacency not in (None, adjacency):
+        message = f"is not the account's ({adjacency}), for which alone its charges hold"
+        raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={adjacency}.")
 
 
 __all__ = ["LIBRARY_NOISE_PREFIX", "NOISE_KINDS", "Budget", "DryRunNoise", "NoiseProvider", "Spending"]

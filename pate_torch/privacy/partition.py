@@ -34,6 +34,9 @@ class Partition(ABC):
         """Most records in one shard; None: any number. What exceeds it is dropped, so a record may displace others."""
         return None
 
+    def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:  # noqa: B027
+        """Raise ValueError, by public facts alone, where no shards can be made for so many teachers."""
+
     @abstractmethod
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
         """Disjoint shards, one for each teacher."""
@@ -69,20 +72,24 @@ class AddRemove(Partition):
     def max_shard_size(self) -> int | None:
         return self.capacity
 
+    def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
+        """Raise ValueError for labels as units."""
+        if unit == LABEL_UNIT:
+            raise checks.error(
+                "partition",
+                self.name,
+                f"does not go with the privacy unit {unit}: a label is replaced, not removed",
+                "Use partition=replace_one.",
+            )
+        checks.integer("num_teachers", num_teachers, low=1)
+
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
         """Shards as indices into ``private``.
 
         Raises:
-            ValueError: No records at all, or labels as units.
+            ValueError: No records at all, or as ``check``.
         """
-        if private.unit == LABEL_UNIT:
-            raise checks.error(
-                "partition",
-                self.name,
-                f"does not go with the privacy unit {private.unit}: a label is replaced, not removed",
-                "Use partition=replace_one.",
-            )
-        checks.integer("num_teachers", num_teachers, low=1)
+        self.check(private.unit, None, num_teachers)
         word_N2 = compute_keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
         shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
         # lexsort is stable: the records of one unit share both words and keep their order in the file.
@@ -103,22 +110,27 @@ class ReplaceOne(Partition):
 
     adjacency: ClassVar[str] = "replace_one"
 
+    def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
+        """Raise ValueError for group units, or fewer records than teachers."""
+        if unit not in ("record", LABEL_UNIT):
+            raise checks.error(
+                "partition",
+                self.name,
+                f"protects single records, but the privacy unit is {unit}",
+                "Use partition=add_remove, which keeps all of a unit's records in one shard.",
+            )
+        if num_units is not None:
+            fix = f"There are {num_units} private records (public here), and every teacher needs one of its own."
+            checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
+
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
         """Shards as indices into ``private``.
 
         Raises:
-            ValueError: Group units, or fewer records than teachers.
+            ValueError: As ``check``.
         """
-        if private.unit not in ("record", LABEL_UNIT):
-            raise checks.error(
-                "partition",
-                self.name,
-                f"protects single records, but the privacy unit is {private.unit}",
-                "Use partition=add_remove, which keeps all of a unit's records in one shard.",
-            )
         count = len(private)
-        fix = f"There are {count} private records, which is public here, and every teacher needs one of its own."
-        checks.integer("num_teachers", num_teachers, low=1, high=max(count, 1), fix=fix)
+        self.check(private.unit, count, num_teachers)
         order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
         shard_N = np.arange(count) * num_teachers // count
         return _build_shards(order_N, shard_N, num_teachers, None, self.adjacency, private.unit)

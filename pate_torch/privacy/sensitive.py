@@ -91,11 +91,6 @@ class SensitiveValue(Protocol):
         ...
 
     @property
-    def num_teachers(self) -> int:
-        """Number of teachers; 0 where records answer for themselves."""
-        ...
-
-    @property
     def num_classes(self) -> int:
         """Number C of classes."""
         ...
@@ -382,7 +377,6 @@ class GradientSums:
     whitening: Whitening | None = None
     neighbors: int = 0
     query_Q: Tensor | None = None
-    num_teachers: int = 0
 
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.

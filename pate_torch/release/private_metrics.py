@@ -23,13 +23,14 @@ from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.audit.membership import MembershipRecords, MembershipResult, attack
 from pate_torch.core import checks
+from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.builder import compute_accuracy, compute_student_metrics
 from pate_torch.release.intervals import Share, format_percent
+from pate_torch.release.membership import MembershipRecords, MembershipResult, attack
 from pate_torch.release.private_writer import OWNER_ONLY_FILE_MODE
 from pate_torch.release.renderer import to_strict_json
 from pate_torch.release.report import Baseline
@@ -41,7 +42,7 @@ from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes
 
 if TYPE_CHECKING:
-    from pate_torch.context import LabelRelease, RunContext
+    from pate_torch.session import ReleaseSession, WrittenRelease
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 THEOREM_PRICE = "Price of these votes, theorem"
@@ -275,14 +276,15 @@ def attack_student(
 # ---- of one run ----------------------------------------------------------------------------------------------------
 
 
-def save_votes(run: RunContext, release: LabelRelease) -> None:
+def save_votes(run: ReleaseSession, release: WrittenRelease) -> None:
     """PRIVATE. Write the votes behind the answers into the run's private folder.
 
     Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
     """
-    votes, method = release.raw_votes, release.method
-    if votes is None and method is not None and isinstance(method.sensitive, Votes):
-        votes = method.sensitive.select(release.labels.query_Q)
+    prepared = release.prepared
+    votes = None if prepared is None else prepared.opened_votes
+    if votes is None and prepared is not None and prepared.votes is not None:
+        votes = prepared.votes.select(release.labels.query_Q)
     if votes is None:
         return
     table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
@@ -291,23 +293,26 @@ def save_votes(run: RunContext, release: LabelRelease) -> None:
         run.private_writer.log_votes(votes, release.labels.answered_Q)
 
 
-def compute_private_metrics(run: RunContext, release: LabelRelease) -> tuple[OwnerSummary, TeacherEnsemble | None]:
+def compute_private_metrics(
+    run: ReleaseSession, release: WrittenRelease
+) -> tuple[OwnerSummary, TeacherEnsemble | None]:
     """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
-    config, method = run.config, release.method
-    if method is None:
+    config, method, prepared = run.config, run.config.method, release.prepared
+    if prepared is None or method.releases_model:
         return OwnerSummary(), None
     nonprivate = None
-    if config.baseline:
+    if config.baseline is not None:
         distributed.broadcast_text(distributed.BASELINE)
-        nonprivate = train_on_all(run.data, config.teacher, seed=config.seed, device=config.device, stages=run.stages)
+        nonprivate = train_on_all(run.data, config.baseline, seed=config.seed, device=config.device, stages=run.stages)
+    labeling = method if isinstance(method, LabelingMethod) else None
     metrics = make_owner_summary(
         data=run.data,
         release=release.labels,
-        votes=method.sensitive if isinstance(method.sensitive, Votes) else None,
-        ensemble=method.ensemble,
+        votes=prepared.votes,
+        ensemble=prepared.ensemble,
         nonprivate=nonprivate,
-        model=config.mechanism.make_outcome_model(),
-        rounds=config.num_rounds,
+        model=None if labeling is None else labeling.mechanism.make_outcome_model(),
+        rounds=1 if labeling is None else labeling.num_rounds,
         delta=config.privacy.delta,
         device=config.device,
     )
@@ -315,10 +320,14 @@ def compute_private_metrics(run: RunContext, release: LabelRelease) -> tuple[Own
 
 
 def run_membership_attack(
-    run: RunContext, release: LabelRelease, student: Student, metrics: OwnerSummary, nonprivate: TeacherEnsemble | None
+    run: ReleaseSession,
+    release: WrittenRelease,
+    student: Student,
+    metrics: OwnerSummary,
+    nonprivate: TeacherEnsemble | None,
 ) -> OwnerSummary:
     """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
-    config, data, facts = run.config, run.data, release.facts
+    config, data, facts = run.config, run.data, release.record
     metrics = replace(
         metrics,
         **private_test_metrics(data, student),
@@ -326,12 +335,12 @@ def run_membership_attack(
         seconds=run.clock.seconds,
         forecast=run.forecast,
     )
-    if config.membership is None or facts["adjacency"] != config.partition.adjacency:
+    if config.membership is None or config.method.releases_model or facts["adjacency"] != config.partition.adjacency:
         return metrics
     if not run.store.was_trained_on(facts["teachers_id"], run.store.compute_fingerprint(data.private)):
         return metrics  # labels of other records, or of votes that were brought: who taught is not known here
     # Where records answered every one of them took part: one shard of all.
-    shards = assign_shards(config.partition, data.private, max(1, facts["num_teachers"]), facts["seed"])
+    shards = assign_shards(config.partition, data.private, facts["num_teachers"] or 1, facts["seed"])
     sides = config.membership.select_records(data, shards, run.splits.membership_holdout, config.seed)
     if sides is None:
         return metrics
@@ -367,12 +376,11 @@ def make_public_baselines(data: Dataset, metrics: OwnerSummary) -> tuple[Baselin
     )
 
 
-def _count_run_records(run: RunContext) -> dict[str, int]:
+def _count_run_records(run: ReleaseSession) -> dict[str, int]:
     """PRIVATE. How many records there were, and what became of them."""
     config, private = run.config, run.data.private
     counts = count_records(run.data, run.all_private)
-    capacity = getattr(config.partition, "capacity", None)
-    if config.labels is None and config.num_teachers and capacity is not None:
-        shards = assign_shards(config.partition, private, config.num_teachers, config.seed)
+    if config.labels is None and config.method.ensemble_size and config.partition.max_shard_size is not None:
+        shards = assign_shards(config.partition, private, config.method.ensemble_size, config.seed)
         counts["left out beyond partition.capacity"] = len(private) - int(shards.mask_KS.sum())
     return counts

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pate_torch.audit.membership import MembershipResult
 from pate_torch.core.files import write_atomically
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.curves import Curves
 from pate_torch.release.figures import number_points, thin_points
+from pate_torch.release.membership import MembershipResult
 
 OWNER_ONLY_MODE = 0o700
 OWNER_ONLY_FILE_MODE = 0o600

@@ -13,7 +13,7 @@ import numpy as np
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.pac.exponential import draw_model_index
+from pate_torch.mechanisms.exponential import draw_model_index
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.records import Dataset, PrivateRecords
@@ -34,7 +34,7 @@ class Selection:
     Guarantee: BoundedRange(epsilon), hence epsilon-DP, for units of one record; groups, which may own several errors,
     are refused. The price is added to that of the labels, though teachers and validation share no unit and the larger
     of the two would do under add_remove: the ledger composes by account, not by shard.
-    Source: McSherry & Talwar 2007; see ``pac.exponential.draw_model_index``.
+    Source: McSherry & Talwar 2007; see ``mechanisms.exponential.draw_model_index``.
     """
 
     name: str = "exponential"

@@ -27,7 +27,7 @@ def train_on_all(
     count = len(data.private)
     single_shard = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
     recipe = dataclasses.replace(recipe, batch_size=max(recipe.batch_size, min(128, count)))
-    trunk = distributed.learn_public_trunk(recipe, data, seed, device, stages)
+    trunk = distributed.learn_public_trunk(recipe, data.pool, data.spec, seed, device, stages)
     progress = stages("Training a model without privacy")
     return train(
         data.private, data.spec, single_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.privacy.records import Dataset, DataSpec
+from pate_torch.privacy.records import DataSpec, PublicPool
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -126,7 +126,7 @@ def broadcast_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
 
 
 def learn_public_trunk(
-    recipe: TeacherRecipe, data: Dataset, seed: int, device: torch.device, stages: Stages
+    recipe: TeacherRecipe, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Trunk | None:
     """The trunk that teachers start from, learnt by rank 0 from the public points; None: the recipe has none."""
     if recipe.start is None:
@@ -134,8 +134,8 @@ def learn_public_trunk(
     trunk = None
     if is_main():
         progress = stages("Learning features from public points")
-        trunk = recipe.start.learn(data.pool.x, data.spec, seed=seed, device=device, progress=progress)
-    return broadcast_trunk(trunk, data.spec)
+        trunk = recipe.start.learn(pool.x, spec, seed=seed, device=device, progress=progress)
+    return broadcast_trunk(trunk, spec)
 
 
 def broadcast_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
-from pate_torch.audit.membership import (
+from pate_torch.release.membership import (
     AttackResult,
     MembershipRecords,
     MembershipResult,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.theory import subsampling
-from pate_torch.pac.exponential import compute_log_probabilities
+from pate_torch.mechanisms.exponential import compute_log_probabilities
 from tests.pac.pac_audit import neighbors
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pate_torch import PATE
-from pate_torch.audit import membership
+from pate_torch.release import membership
 from pate_torch.cli import label as label
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import PrivateMethod

@@ -1,21 +1,17 @@
-"""Whether a plan's labels would be any better than guesses, predicted from public values before anything is charged.
+"""Whether labels would be any better than guesses, predicted from public values before anything is charged.
 
-How far teachers agree is private, but not how far they would have to: the noise is public, and with it the lead from
-which its labels are nearer to the truth than to a guess.
+Teacher agreement is private; the lead that useful labels need is public, because it depends only on the noise scale.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from pate_torch.accounting import calibration
 from pate_torch.accounting.outcomes import (
     ConfidentOutcomes,
     ExponentialOutcomes,
@@ -28,13 +24,7 @@ from pate_torch.mechanisms import confident, gaussian, histogram, interactive
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
-from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism, compute_min_teachers
-from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
-from pate_torch.privacy.records import Dataset
-
-if TYPE_CHECKING:
-    from pate_torch.config import RunConfig
 
 NUM_QUANTILES = 4000
 MIN_SKILL = 0.05
@@ -68,13 +58,12 @@ def check_informative(
         return
     accuracy = compute_label_accuracy(num_teachers, mechanism, num_classes)
     if accuracy is not None and accuracy < _compute_accuracy(MIN_SKILL, num_classes):
-        noise = getattr(mechanism, "sigma", None)
         problem = (
             f"with {num_teachers} teachers labels would be no better than chance: right {100 * accuracy:.1f} % of the "
             f"time even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or say {override_hint}."
-        raise checks.error("mechanism" if noise is None else "mechanism.sigma", noise or mechanism.name, problem, fix)
+        raise checks.error("mechanism", mechanism, problem, fix)
 
 
 def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:
@@ -153,121 +142,8 @@ def format_low_signal_warning(
     )
 
 
-AlternativeFormatter = Callable[["RunConfig", Dataset, CalibratedDescent], str]
-"""Says of a noisy gradient descent how it is asked for."""
-
-
 class LowSignalWarning(UserWarning):
     """The warning of ``format_low_signal_warning``, where there is no run to show it."""
-
-
-def forecast_warning(
-    plan: RunConfig, data: Dataset, mechanism: Mechanism, format_alternative: AlternativeFormatter | None = None
-) -> str | None:
-    """Warning about a run of teachers, and what would do better; None where there is nothing to say.
-
-    Args:
-        plan: Plan of the run.
-        data: Its public facts are looked at, and whether there are records.
-        mechanism: Answers the questions.
-        format_alternative: Says of a noisy gradient descent how it is asked for; None: by settings of train.py.
-    """
-    warning = (
-        format_low_signal_warning(mechanism, plan.num_teachers, data.spec.num_classes, plan.num_queries)
-        if plan.num_teachers
-        else None
-    )
-    if warning is None:
-        return None
-    gradients = match_label_price(plan, mechanism, data.spec.nominal_size, len(data.pool))
-    if gradients is None or len(data.private) == 0:  # of votes alone there are no records here
-        return f"{warning} {NOISE_ADVICE}"
-    return f"{warning} {suggest_gradients(gradients, (format_alternative or as_overrides)(plan, data, gradients))}"
-
-
-def match_label_price(
-    plan: RunConfig, mechanism: Mechanism, num_records: int | None, num_public: int | None
-) -> CalibratedDescent | None:
-    """Noisy descent at the price of the plan's labels; None where the plan's kind of noise has none.
-
-    Args:
-        plan: Plan of the run with teachers.
-        mechanism: Its, with its noise.
-        num_records: About how many records there are; None: it is not public.
-        num_public: Public points; None: not known.
-    """
-    if plan.privacy.noise not in GradientDescent.noise_kinds:
-        return None
-    delta = plan.privacy.delta
-    epsilon = calibration.compute_epsilon(mechanism.privacy_events(plan.num_queries, plan.num_rounds), delta)
-    return calibrate_gradients(
-        epsilon=epsilon, delta=delta, adjacency=plan.partition.adjacency, num_records=num_records, num_public=num_public
-    )
-
-
-def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
-    """What to do where noise outweighs the votes.
-
-    Args:
-        gradients: Noisy descent at the same price.
-        alternative: How the records are asked, in words.
-    """
-    if gradients.is_noise_dominated:
-        return NOISE_ADVICE
-    num_records = gradients.num_records
-    records_text = "all records, where there are thousands and about how many is public"
-    records_text = records_text if num_records is None else f"{num_records:,} records"
-    noise = f"{gradients.mechanism.sigma:.3g}"
-    return (
-        f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records_text}: {alternative}"
-    )
-
-
-def as_overrides(plan: RunConfig, data: Dataset, gradients: CalibratedDescent) -> str:
-    """The settings of train.py that have the records of a run answer at the same price, as typed."""
-    is_image, is_encoded = data.spec.is_image, data.spec.encoder is not None
-    return " ".join(
-        gradient_overrides(plan, gradients, is_image=is_image, is_encoded=is_encoded, num_queries=len(data.pool))
-    )
-
-
-def gradient_overrides(
-    plan: RunConfig, gradients: CalibratedDescent, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
-) -> tuple[str, ...]:
-    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
-
-    Args:
-        plan: Plan of the run with teachers; where it has a target, that decides the noise.
-        gradients: Noisy descent at the same price.
-        is_image: Whether its points are images; None: not known.
-        is_encoded: Whether they are an encoder's features.
-        num_queries: How many to ask; None: as the plan has it.
-    """
-    mechanism = gradients.mechanism
-    overrides = ["method=gradients", "mechanism=gradient_descent", "query=random"]
-    overrides += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
-    if gradients.effective_dim is None:
-        overrides += ["method.size=<about how many>"]
-    else:
-        overrides += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
-        overrides += [
-            f"mechanism.clip_norm={mechanism.clip_norm:g}",
-            f"mechanism.first_step_size={mechanism.first_step_size:.3g}",
-        ]
-        overrides += [f"mechanism.step_size={mechanism.step_size:.3g}"]
-    overrides += [] if num_queries is None else [f"num_queries={num_queries}"]
-    overrides += ["features=contrastive"] if is_image and plan.features is None else []
-    overrides += _select_student(is_image, gradients.needs_self_training(is_encoded))
-    overrides += [] if plan.private_epsilon is None else ["private_epsilon=none"]
-    overrides += [] if getattr(plan.partition, "capacity", None) is None else ["partition.capacity=null"]
-    return tuple(overrides)
-
-
-def _select_student(is_image: bool | None, self_training: bool) -> list[str]:
-    """Of few answers or of images one learns from them; else the model itself is released."""
-    if is_image is False and not self_training:
-        return ["student=released_model"]
-    return ["student=self_training", "student.alpha=.5" if self_training else "student.alpha=.3"]
 
 
 def _compute_accuracy(skill: float, num_classes: int) -> float:

@@ -1,0 +1,367 @@
+"""Methods that label public points: questions in rounds, answered through a mechanism.
+
+for each round:
+1  choose the questions: a function of public points and of earlier answers
+2  ask them of the sensitive values, whose sensitivity was held to the price
+3  answer through the mechanism, with noise that the reservation has paid for
+4  fit a guide student to the answers so far, where the next round looks at one
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pate_torch.accounting import calibration
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.core import checks
+from pate_torch.core.progress import Progress, Stages, do_nothing
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.contrastive import learn_features
+from pate_torch.features.neighbors import to_graph_device
+from pate_torch.mechanisms.base import Mechanism
+from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod, make_sensitivity_record
+from pate_torch.methods.description import MethodDescription
+from pate_torch.privacy.budget import Budget, Spending
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import DataSpec, PublicPool, Release
+from pate_torch.privacy.sensitive import (
+    CellHistogram,
+    SensitiveRecords,
+    SensitiveValue,
+    Sensitivity,
+    Votes,
+    check_sensitivity,
+)
+from pate_torch.queries.base import QueryState, QueryStrategy
+from pate_torch.queries.random import Random
+from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.students.task import make_student_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelingMethod(PrivateMethod):
+    """Base of the methods that answer questions about public points.
+
+    Attributes:
+        mechanism: Answers through noise.
+        query: Chooses which public points to ask.
+        num_queries: Largest number of questions.
+        num_queries_is_default: Whether ``num_queries`` was recommended, not chosen, so that fewer public points lower
+            it.
+        features: How features of the public points are learnt, for questions and records; None: the points as they are.
+        guide_student: Fitted to the answers between rounds; None: no round looks at a student.
+        releases_guide: Whether the student that is published goes on from the guide student.
+        allow_uninformative_labels: Whether questions may be asked whose labels would be no better than chance even if
+            all teachers agreed.
+    """
+
+    mechanism: Mechanism
+    query: QueryStrategy = field(default_factory=Random)
+    num_queries: int = 100
+    num_queries_is_default: bool = False
+    features: FeatureRecipe | None = None
+    guide_student: StudentAlgorithm | None = None
+    releases_guide: bool = False
+    allow_uninformative_labels: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("num_queries", self.num_queries, low=1)
+        if self.guide_student is not None and self.guide_student.returns_released_model:
+            problem = "is the released model, which learns nothing that could guide a round"
+            raise checks.error("guide_student", self.guide_student.name, problem, "Name another student.")
+
+    @property
+    def mechanism_name(self) -> str:
+        return self.mechanism.name
+
+    @property
+    def noise(self) -> str:
+        return self.mechanism.noise
+
+    @property
+    def num_rounds(self) -> int:
+        """Number of rounds of questions."""
+        return min(self.query.rounds, self.num_queries)
+
+    @property
+    def refits_records(self) -> bool:
+        """Whether a later round lies in features of the guide student."""
+        return False
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
+        return self.num_rounds > 1 and (self.query.uses_guide or self.mechanism.uses_guide or self.refits_records)
+
+    def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
+        """This method with at most as many questions as public points, unless the user chose their number."""
+        pool_size = len(facts.pool)
+        if not self.num_queries_is_default or self.num_queries <= pool_size:
+            return self
+        stages.print_message(
+            f"num_queries={pool_size}, not the recommended {self.num_queries}: there are no more public points."
+        )
+        return replace(self, num_queries=pool_size)
+
+    def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts | None = None) -> LabelingMethod:
+        if epsilon is None:
+            return self
+        names = {f.name for f in dataclasses.fields(self.mechanism)}
+        if not names & {"sigma", "epsilon"}:
+            problem = f"mechanism={self.mechanism.name} has neither sigma nor epsilon to calibrate"
+            raise checks.error("privacy.target_epsilon", epsilon, problem)
+
+        def set_noise(scale: float) -> LabelingMethod:
+            change: dict[str, Any] = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
+            return replace(self, mechanism=dataclasses.replace(self.mechanism, **change))
+
+        def compute_events(scale: float) -> tuple[PrivacyEvent, ...]:
+            return set_noise(scale).label_events()
+
+        # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
+        is_total = (
+            "sigma" not in names
+            and 1 - 1e-6 <= calibration.compute_epsilon(compute_events(1 / epsilon), delta) / epsilon <= 1
+        )
+        return set_noise(
+            1 / epsilon if is_total else calibration.calibrate_sigma(compute_events, epsilon=epsilon, delta=delta)
+        )
+
+    def validate(self, facts: DatasetFacts) -> None:
+        fix = f"There are {len(facts.pool)} public points to ask about."
+        checks.integer("num_queries", self.num_queries, low=1, high=len(facts.pool), fix=fix)
+        if self.features is not None:
+            with checks.prefixed_errors("features"):
+                self.features.check(facts.spec)
+        if self.is_guided:
+            if self.guide_student is None:
+                problem = "must be a student: the later rounds look at one"
+                raise checks.error("guide_student", None, problem, "Use student@guide_student=supervised.")
+            with checks.prefixed_errors("guide_student"):
+                self.guide_student.check(facts.spec)
+
+    def label_events(self) -> tuple[PrivacyEvent, ...]:
+        """Events of all questions, which depend on no data."""
+        return self.mechanism.privacy_events(self.num_queries, self.num_rounds)
+
+    def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
+        return self.label_events()
+
+    @abstractmethod
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        """What reports say of the method."""
+
+    def get_nominal_size(self, spec: DataSpec) -> int | None:
+        """About how many records there are, as publicly declared, where the method uses that number; else None."""
+        return None
+
+    def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
+        mechanism, nominal_size = self.mechanism, self.get_nominal_size(facts.spec)
+        parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}
+        norms = {norm: getattr(mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
+        finite_norms = {norm: value if math.isfinite(value) else None for norm, value in norms.items()}
+        asset = None if self.features is None else self.features.asset
+        return {
+            "num_teachers": self.ensemble_size or 0,
+            "mechanism": mechanism.name,
+            # A switch that is off is left out of the record.
+            "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
+            "query": self.query.name,
+            "voters": self.name,
+            "rounds": self.num_rounds,
+            **({} if nominal_size is None else {"declared_size": nominal_size}),
+            "sensitivity": make_sensitivity_record(finite_norms, mechanism.sensitivity_unit),
+            **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
+            "answered_by": self.describe(facts).to_dict(),
+        }
+
+    def learn_features(self, inputs: MethodInputs) -> Tensor | None:
+        """Unit-length features of the public points, float32 [P, D]; None: the points as they are."""
+        facts = inputs.facts
+        return learn_features(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class PreparedLabeling(PreparedMethod):
+    """PRIVATE. A labeling method that is ready to answer.
+
+    Attributes:
+        mechanism: Answers through noise.
+        query: Chooses the questions of each round.
+        num_queries: Largest number of questions.
+        sensitive: PRIVATE. The values to be opened: votes, cell counts or gradient sums, on the whole pool.
+        spec: Public facts of the data.
+        seed: Seeds the public choices (the noise has no seed).
+        feature_PD: Features of the public points, for the questions of the first round; None: the points as they are.
+        guide_student: Fitted to the answers before each round but the first; None: no round looks at a student.
+        releases_guide: Whether the last guide student is released beside the labels.
+        refit: PRIVATE. Makes the values of the next round in features of the guide student, each a function of one
+            record and of what was released; None: the values stay as they are.
+        device: Where the guide student is trained.
+        progress: Called with (done, total) questions.
+        guide_progress: Told of the guide student's training.
+        on_ledger_head: Notes the newest ledger entry with stored teachers.
+    """
+
+    mechanism: Mechanism
+    query: QueryStrategy
+    num_queries: int
+    sensitive: SensitiveValue
+    spec: DataSpec
+    seed: int
+    id: str = ""
+    feature_PD: Tensor | None = None
+    guide_student: StudentAlgorithm | None = None
+    releases_guide: bool = False
+    refit: Callable[[Student], SensitiveRecords] | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    progress: Progress = do_nothing
+    guide_progress: Progress = do_nothing
+    on_ledger_head: Callable[[str], object] = do_nothing
+
+    @classmethod
+    def from_method(
+        cls, method: LabelingMethod, inputs: MethodInputs, sensitive: SensitiveValue, **changes: Any
+    ) -> PreparedLabeling:
+        """The method on these values, with what the inputs say."""
+        guide_student = method.guide_student if method.is_guided else None
+        return cls(
+            mechanism=method.mechanism,
+            query=method.query,
+            num_queries=method.num_queries,
+            sensitive=sensitive,
+            spec=inputs.facts.spec,
+            seed=inputs.seed,
+            guide_student=guide_student,
+            releases_guide=method.releases_guide,
+            device=inputs.device,
+            progress=inputs.stages("Answering queries"),
+            guide_progress=do_nothing if guide_student is None else inputs.stages("Training the guide student"),
+            **{"feature_PD": method.learn_features(inputs), **changes},
+        )
+
+    def record_ledger_head(self, head: str) -> None:
+        self.on_ledger_head(head)
+
+    def check(self, budget: Budget) -> None:
+        """Raise ValueError, before anything is charged, for values or noise that the mechanism was not priced for."""
+        if budget.kind != self.mechanism.noise:
+            problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"
+            raise checks.error("noise", budget.kind, problem)
+        check_values(self.sensitive.sensitivity, self.mechanism, budget)
+
+    def release(self, pool: PublicPool, spending: Spending) -> Release:
+        """Ask at most ``num_queries`` public points in rounds, and release the answers.
+
+        Raises:
+            ValueError: The plan, a strategy's questions or the next round's values break their contract; the
+                reservation stays spent.
+        """
+        rounds = self._check_plan(pool)
+        spending.record_cost(())  # a strategy may ask nothing
+        # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+        release = Release.from_reservation(spending.id, spending.reserved_events)
+        values, feature_PD, student_PC = self.sensitive, self.feature_PD, None
+        opened_votes: list[Votes | CellHistogram] = []
+        for round_index in range(rounds):
+            if len(release.query_Q) == self.num_queries:
+                break
+            if round_index and self.guide_student is not None and bool(release.answered_Q.any()):
+                student = self._fit_guide(release, pool)
+                student_PC = student.compute_probabilities(pool.x)
+                if self.refit is not None:
+                    values, feature_PD = self._refit_values(student, spending)
+            query_Q = self._select_queries(release, pool, rounds, student_PC, feature_PD)
+            if len(query_Q) == 0:
+                break
+            round_values = values.select(query_Q)
+            context = release.make_context(
+                self.num_queries, rounds, None if student_PC is None else student_PC[query_Q]
+            )
+            answers = spending.accept(self.mechanism.release(round_values, spending.noise, context))
+            spending.record_cost(answers.events)
+            cell_P = len(release.query_Q) + round_values.cell_P if isinstance(round_values, CellHistogram) else None
+            release = release.append_round(query_Q, answers, spending.incurred_events or (), cell_P)
+            if isinstance(round_values, Votes | CellHistogram):
+                # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
+                opened_votes.append(round_values.select(torch.arange(release.queries_per_round[-1])))
+            self.progress(len(release.query_Q), self.num_queries)
+        self.opened_votes = _merge_votes(opened_votes)
+        return release
+
+    def _check_plan(self, pool: PublicPool) -> int:
+        """Check the plan before noise is drawn; how many rounds it takes."""
+        checks.integer(
+            "num_queries", self.num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points."
+        )
+        if len(self.sensitive) != len(pool):  # no assert: a method can be a user's own, and python -O drops asserts
+            fix = "A method answers for every public point, in the pool's order."
+            raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
+        return min(checks.integer("query.rounds", self.query.rounds, low=1), self.num_queries)
+
+    def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
+        """The guide student of the answers so far, which goes on from the last one where that is to be released."""
+        assert self.guide_student is not None
+        task = replace(make_student_task(self.spec, pool, release), guide=self.guide)
+        student = self.guide_student.fit(task, seed=self.seed, device=self.device, progress=self.guide_progress)
+        self.guide = student if self.releases_guide else None
+        return student
+
+    def _refit_values(self, student: Student, spending: Spending) -> tuple[SensitiveRecords, Tensor]:
+        """PRIVATE. The values of the next round, held to the price, and features of the public points."""
+        assert self.refit is not None
+        values = self.refit(student)
+        if len(values) != len(self.sensitive):
+            raise ValueError("votes: those of the next round must be on the same public points")
+        check_values(values.sensitivity, self.mechanism, spending)
+        return values, to_graph_device(values.feature_PD, self.device)
+
+    def _select_queries(
+        self, release: Release, pool: PublicPool, rounds: int, student_PC: Tensor | None, feature_PD: Tensor | None
+    ) -> Tensor:
+        """The next round's questions, int64 [Q]: public."""
+        state = QueryState(
+            spec=self.spec,
+            pool_x=pool.x,
+            query_Q=release.query_Q,
+            label_Q=release.label_Q,
+            num_remaining=self.num_queries - len(release.query_Q),
+            num_rounds_left=rounds - len(release.queries_per_round),
+            seed=self.seed,
+            student_PC=student_PC,
+            feature_PD=feature_PD,
+        )
+        query_Q = self.query.select(state).to("cpu", torch.int64)
+        # A repeat or an overrun would be answered uncharged.
+        if len(query_Q) > state.num_remaining:
+            raise ValueError(f"query strategy: asked {len(query_Q)} questions where {state.num_remaining} remain")
+        if len(query_Q) and (int(query_Q.min()) < 0 or int(query_Q.max()) >= len(pool)):
+            raise ValueError("query strategy: asked for a point outside the public pool")
+        if len(torch.unique(query_Q)) < len(query_Q) or bool(torch.isin(query_Q, release.query_Q).any()):
+            raise ValueError("query strategy: asked for the same point twice")
+        return query_Q
+
+
+def check_values(sensitivity: Sensitivity, mechanism: Mechanism, account: Budget | Spending) -> None:
+    """Raise ValueError for values that the mechanism would refuse to open, or of another adjacency than the account."""
+    account.check_adjacency(sensitivity)
+    check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)
+
+
+def _merge_votes(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram | None:
+    """PRIVATE. The votes of all rounds in one table."""
+    if not parts:
+        return None
+    counts_QC, last_part = torch.cat([part.counts_QC for part in parts]), parts[-1]
+    if isinstance(last_part, CellHistogram):
+        return CellHistogram(counts_QC, last_part.sensitivity, last_part.cell_P)
+    return Votes(counts_QC, last_part.num_teachers, last_part.sensitivity)

@@ -1,0 +1,104 @@
+"""What to ask for where noise outweighs teachers' votes: per-record gradients at the same price, as settings."""
+
+from __future__ import annotations
+
+from pate_torch.accounting import calibration
+from pate_torch.config import RunConfig
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.gradient_budget import CalibratedDescent, calibrate_gradients
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.privacy.facts import DatasetFacts
+
+
+def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
+    """What to do, as settings of train.py, where noise outweighs the votes of this run."""
+    gradients = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
+    if gradients is None or not facts.has_records:
+        return NOISE_ADVICE
+    overrides = gradient_overrides(
+        config,
+        gradients,
+        is_image=facts.spec.is_image,
+        is_encoded=facts.spec.encoder is not None,
+        num_queries=len(facts.pool),
+    )
+    return suggest_gradients(gradients, " ".join(overrides))
+
+
+def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
+    """Noisy descent at the price of the run's labels; None where its kind of noise has none.
+
+    Args:
+        config: A run with teachers.
+        num_records: About how many records there are; None: it is not public.
+        num_public: Public points; None: not known.
+    """
+    method = config.method
+    if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
+        return None
+    return calibrate_gradients(
+        epsilon=calibration.compute_epsilon(method.label_events(), config.privacy.delta),
+        delta=config.privacy.delta,
+        adjacency=config.partition.adjacency,
+        num_records=num_records,
+        num_public=num_public,
+    )
+
+
+def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
+    """What to do where noise outweighs the votes.
+
+    Args:
+        gradients: Noisy descent at the same price.
+        alternative: How the records are asked, in words.
+    """
+    if gradients.is_noise_dominated:
+        return NOISE_ADVICE
+    num_records = gradients.num_records
+    records_text = "all records, where there are thousands and about how many is public"
+    records_text = records_text if num_records is None else f"{num_records:,} records"
+    noise = f"{gradients.mechanism.sigma:.3g}"
+    return (
+        f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records_text}: {alternative}"
+    )
+
+
+def gradient_overrides(
+    plan: RunConfig, gradients: CalibratedDescent, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
+) -> tuple[str, ...]:
+    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
+
+    Args:
+        plan: Plan of the run with teachers; where it has a target, that decides the noise.
+        gradients: Noisy descent at the same price.
+        is_image: Whether its points are images; None: not known.
+        is_encoded: Whether they are an encoder's features.
+        num_queries: How many to ask; None: as the plan has it.
+    """
+    mechanism = gradients.mechanism
+    needs_features = isinstance(plan.method, LabelingMethod) and plan.method.features is None
+    overrides = ["method=gradients", "mechanism=gradient_descent", "query=random"]
+    overrides += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
+    if gradients.effective_dim is None:
+        overrides += ["method.size=<about how many>"]
+    else:
+        overrides += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
+        overrides += [
+            f"mechanism.clip_norm={mechanism.clip_norm:g}",
+            f"mechanism.first_step_size={mechanism.first_step_size:.3g}",
+        ]
+        overrides += [f"mechanism.step_size={mechanism.step_size:.3g}"]
+    overrides += [] if num_queries is None else [f"num_queries={num_queries}"]
+    overrides += ["features=contrastive"] if is_image and needs_features else []
+    overrides += _select_student(is_image, gradients.needs_self_training(is_encoded))
+    overrides += [] if plan.private_epsilon is None else ["private_epsilon=none"]
+    overrides += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
+    return tuple(overrides)
+
+
+def _select_student(is_image: bool | None, self_training: bool) -> list[str]:
+    """Of few answers or of images one learns from them; else the model itself is released."""
+    if is_image is False and not self_training:
+        return ["student=released_model"]
+    return ["student=self_training", "student.alpha=.5" if self_training else "student.alpha=.3"]

@@ -1,0 +1,618 @@
+"""The one place that opens, charges, writes and reports a release.
+
+    with ReleaseSession.open(config) as session:      # refuses what cannot work, holds the folder, opens the account
+        written = session.run()                       # reserve the worst case, draw noise, write, commit
+        student = session.fit(written)                # post-processing: free
+        report = session.publish(written, student)    # the only writer of release/ and private/
+
+A choice that cannot work is refused before the run's folder is held; what the account's cap does not admit, before
+anything is trained or drawn. A release that is interrupted after its reservation stays charged at its worst case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pate_torch.account_opening import check_new_account_cap, open_budget, read_caps
+from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.config import RunConfig
+from pate_torch.core import run_folders
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.files import compute_file_digest, compute_tensor_digest, write_atomically
+from pate_torch.core.progress import Stages, StageTimer, do_nothing
+from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
+from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
+from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.privacy.budget import Budget, Spending
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.records import Dataset, PrivateRecords, Release
+from pate_torch.privacy.units import drop_unusable
+from pate_torch.release import owner_file, private_metrics
+from pate_torch.release import store as release_store
+from pate_torch.release.builder import build_report
+from pate_torch.release.console import print_summary
+from pate_torch.release.private_writer import PrivateWriter, make_private_folder
+from pate_torch.release.renderer import write_release
+from pate_torch.release.report import OwnerFacts, ReleaseReport
+from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.students.store import load as load_student
+from pate_torch.students.store import save as save_student
+from pate_torch.students.task import make_student_task
+from pate_torch.teachers.store import TeacherStore
+
+AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
+"""Says what to ask for where noise outweighs the votes of a run."""
+
+NamedStudent = tuple[str, Student]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataSplits:
+    """PRIVATE. The data, split as the configuration says.
+
+    Attributes:
+        data: Without the private records that are held out.
+        all_private: All private records, whose account is charged.
+        validation: Those held out for choosing a student; None: none are.
+        membership_holdout: Those held out for the owner's membership test; None: none are.
+    """
+
+    data: Dataset
+    all_private: PrivateRecords
+    validation: PrivateRecords | None = None
+    membership_holdout: PrivateRecords | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
+        """Load the data set and split it."""
+        source, validation, membership_holdout = config.dataset, None, None
+        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
+        data = drop_unusable(data, config.partition.adjacency)
+        all_private = data.private
+        if config.selection is not None:
+            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
+        if config.membership is not None and not config.method.releases_model:
+            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
+        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WrittenRelease:
+    """A release that lies in its folder, bought in this session or found from an earlier one.
+
+    Attributes:
+        release: Releasable: the questions and their answers, or a model.
+        record: Releasable: ``release.json``.
+        guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
+        prepared: PRIVATE. The method that answered; None: it is not here.
+    """
+
+    release: Release | ModelRelease
+    record: dict[str, Any]
+    guide: Student | None = None
+    prepared: PreparedMethod | None = None
+
+    @property
+    def labels(self) -> Release:
+        """Releasable: the questions and their answers."""
+        assert isinstance(self.release, Release)
+        return self.release
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ReleaseSession:
+    """PRIVATE. One release under way.
+
+    Attributes:
+        config: Its choices, completed for its data.
+        splits: PRIVATE. Its data.
+        facts: What is public about them.
+        ledger: The ledger that holds the account.
+        stages: Reports progress.
+        clock: Times every stage.
+        budget: The account's budget; None where nothing is charged.
+        reused: The release that is taken in place of a new one; None: one is to be bought.
+        reservation_ids: The reservations that this run has made.
+        owner: What only the owner can say of the data, for the statement.
+        forecast: A forecast of the labels from public values, where noise outweighs the votes.
+        unfinished_call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
+        exit_stack: Closes with the session.
+        has_private_folder: Whether the run keeps files for its owner.
+    """
+
+    config: RunConfig
+    splits: DataSplits
+    facts: DatasetFacts
+    ledger: Ledger
+    stages: Stages
+    clock: StageTimer
+    exit_stack: contextlib.ExitStack
+    budget: Budget | None = None
+    reused: WrittenRelease | None = None
+    reservation_ids: list[str] = field(default_factory=list)
+    owner: OwnerFacts = field(default_factory=OwnerFacts)
+    forecast: str | None = None
+    unfinished_call: UnfinishedCall | None = None
+    has_private_folder: bool = False
+
+    # ---- opening --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls,
+        config: RunConfig,
+        clock: StageTimer | None = None,
+        format_alternative: AlternativeFormatter | None = None,
+    ) -> Iterator[ReleaseSession]:
+        """Load the data, refuse what cannot work, hold the run's folder and open the account.
+
+        Args:
+            config: The run's choices.
+            clock: Times the stages; None: a new one.
+            format_alternative: Says what to ask for where noise outweighs the votes; None: advice in general.
+
+        Raises:
+            ValueError: A choice cannot work; nothing has been charged or trained.
+            BudgetExceeded: The account's cap does not admit this run.
+        """
+        clock = StageTimer() if clock is None else clock
+        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as exit_stack:
+            exit_stack.enter_context(deterministic_mode(config.device))
+            with clock("data"):
+                splits = DataSplits.from_config(config, stages)
+            facts = DatasetFacts.from_dataset(splits.data, config.partition)
+            config = config.complete(facts, stages)
+            config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
+            owner = owner_file.read(config.root, facts.spec.name)
+            config.validate(facts)
+            planned_events = config.privacy_events(facts)
+            if config.labels is not None:
+                run_folders.find_release(config.root, config.labels)
+                ledger = exit_stack.enter_context(Ledger(config.ledger_path, create=False))
+                reused: WrittenRelease | None = _read_release(config, facts, ledger)
+                exit_stack.enter_context(run_folder_lock(config))
+                release_store.check_unused_folder(config.folder, config.labels)
+                unfinished_call = forecast = None
+            else:
+                with _open_existing_ledger(config.ledger_path) as existing_ledger:
+                    store = TeacherStore(config.root)
+                    config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
+                    caps = {} if existing_ledger is None else read_caps(existing_ledger)
+                check_new_account_cap(config, facts.spec.name, planned_events, caps)
+                forecast = _make_forecast(config, facts, format_alternative)
+                unfinished_call = _make_unfinished_call(config, facts, store, splits.all_private)
+                config, reused = _resume_call(config, facts, unfinished_call, stages)
+                exit_stack.enter_context(run_folder_lock(config))
+                ledger = exit_stack.enter_context(Ledger(config.ledger_path))
+            session = cls(
+                config=config,
+                splits=splits,
+                facts=facts,
+                ledger=ledger,
+                stages=stages,
+                clock=clock,
+                exit_stack=exit_stack,
+                reused=reused,
+                owner=owner,
+                forecast=forecast,
+                unfinished_call=unfinished_call,
+                reservation_ids=[reused.release.id] if reused is not None and config.labels is None else [],
+                has_private_folder=config.trains_student or config.method.releases_model,
+            )
+            session._open_account(planned_events)
+            if forecast is not None:
+                stages.print_message(forecast)
+            if session.has_private_folder:
+                make_private_folder(session.private_dir)  # a closed disk is found out before anything is charged
+            yield session
+
+    @classmethod
+    @contextlib.contextmanager
+    def open_uncharged(
+        cls, config: RunConfig, data: Dataset, clock: StageTimer, reused: WrittenRelease | None = None
+    ) -> Iterator[ReleaseSession]:
+        """A session that charges nothing: to train teachers, or a student of a release that is here."""
+        make_private_folder(config.root, "store")
+        with (
+            Ledger(config.ledger_path) as ledger,
+            Stages(quiet=config.quiet) as stages,
+            contextlib.ExitStack() as exit_stack,
+        ):
+            exit_stack.enter_context(deterministic_mode(config.device))
+            yield cls(
+                config=config,
+                splits=DataSplits(data=data, all_private=data.private),
+                facts=DatasetFacts.from_dataset(data, config.partition),
+                ledger=ledger,
+                stages=stages,
+                clock=clock,
+                exit_stack=exit_stack,
+                reused=reused,
+                owner=owner_file.read(config.root, data.spec.name),
+            )
+
+    def _open_account(self, planned_events: tuple[Any, ...]) -> None:
+        """Open the account that is charged, where anything is."""
+        if not planned_events:
+            return
+        config, store = self.config, self.store
+        if config.labels is None:
+            fingerprint = config.method.compute_fingerprint(store, self.all_private)
+        else:
+            fingerprint = store.compute_content_fingerprint(self.all_private)
+        self.budget = open_budget(config, self.ledger, self.data, planned_events, fingerprint)
+        if not self.reservation_ids:
+            self.budget.check_events(planned_events)
+
+    # ---- what a session has ---------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Dataset:
+        """PRIVATE. The data without the records that are held out."""
+        return self.splits.data
+
+    @property
+    def all_private(self) -> PrivateRecords:
+        """PRIVATE. All private records, with those that are held out."""
+        return self.splits.all_private
+
+    @property
+    def store(self) -> TeacherStore:
+        """PRIVATE. The teachers under the run's root."""
+        return TeacherStore(self.config.root)
+
+    @property
+    def release_dir(self) -> Path:
+        """The folder that may be published."""
+        return self.config.folder / "release"
+
+    @property
+    def private_dir(self) -> Path:
+        """PRIVATE. The folder for the owner alone."""
+        return self.config.folder / "private"
+
+    @functools.cached_property
+    def private_writer(self) -> PrivateWriter | None:
+        """PRIVATE. The owner's TensorBoard; None where the run keeps no files for its owner."""
+        if not self.has_private_folder:
+            return None
+        make_private_folder(self.private_dir)
+        return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
+
+    def make_inputs(self) -> MethodInputs:
+        """PRIVATE. What the method is prepared from."""
+        inputs = make_inputs(self.config, self.data, self.facts, self.stages, self.clock, self.ledger)
+        inputs = replace(inputs, check_budget=self.check_budget)
+        if self.private_writer is None:
+            return inputs
+        return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)
+
+    def check_budget(self) -> None:
+        """Refuse a run whose release could not be charged.
+
+        Raises:
+            BudgetExceeded: The cap does not admit it.
+            ValueError: It does not keep the account's terms.
+        """
+        if self.budget is not None:
+            self.budget.check_events(self.config.privacy_events(self.facts))
+
+    # ---- the release ----------------------------------------------------------------------------------------------
+
+    def run(self) -> WrittenRelease:
+        """Prepare the method, reserve its worst case, draw its noise, write what it releases, and commit."""
+        if self.reused is not None:
+            return self.reused
+        config, method, budget = self.config, self.config.method, self.budget
+        assert budget is not None
+        inputs, record = self.make_inputs(), make_record(config, self.facts)
+        prepared = None if method.has_first_stage else method.prepare(inputs)
+        with self.clock("labels"):
+            self.check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
+            release_store.check_unused_folder(config.folder)
+            if prepared is not None:
+                prepared.check(budget)
+            if self.unfinished_call is not None:
+                self.unfinished_call.begin(config.folder)
+            events, name = method.privacy_events(self.facts), method.mechanism_name
+            with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
+                if prepared is None:
+                    prepared = self._prepare_after_first_answers(inputs, spending)
+                    prepared.check(budget)
+                release = prepared.release(self.facts.pool, spending)
+                record, digests = self._write_answers(release, record | {"teachers_id": prepared.id}, prepared.guide)
+                spending.record_files(digests)
+        prepared.record_ledger_head(self.ledger.get_head())
+        self.reservation_ids.append(release.id)
+        return WrittenRelease(release=release, record=record, guide=prepared.guide, prepared=prepared)
+
+    def _prepare_after_first_answers(self, inputs: MethodInputs, spending: Spending) -> PreparedMethod:
+        """PRIVATE. Ask the method's first question, whose answer is on disk before anything depends on it; prepare."""
+        first_answers = self.config.method.first_answers(inputs.records, spending)
+        text = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
+        run_folders.create_protected_folder(self.release_dir)
+        write_atomically(self.release_dir / "first_answers.json", text + "\n")
+        spending.record_files({"first_answers_sha256": compute_file_digest(self.release_dir / "first_answers.json")})
+        return self.config.method.prepare(replace(inputs, first_answers=first_answers))
+
+    def _write_answers(
+        self, release: Release | ModelRelease, record: dict[str, Any], guide: Student | None
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Write the answers or the model; the record as it lies there, and the SHA-256 that the ledger is to hold."""
+        if isinstance(release, ModelRelease):
+            return record, save_model(release.student, self.release_dir)
+        record = release_store.write(self.release_dir, release, record, self.facts.spec, guide, self.facts.pool.names)
+        return record, release_store.select_digests(record)
+
+    def publish_private_price(self, written: WrittenRelease) -> str | None:
+        """Publish the data-dependent price where wanted, at a price of its own; returns what to tell the owner."""
+        config, method, prepared = self.config, self.config.method, written.prepared
+        if config.private_epsilon is None or written.release.id not in self.reservation_ids:
+            return None
+        assert self.budget is not None and isinstance(method, VotingMethod)
+        assert prepared is not None and prepared.votes is not None
+        plan, delta = config.plan_private_epsilon(self.facts.spec.num_classes), config.privacy.delta
+        votes = prepared.votes.select(written.labels.query_Q)
+        epsilon, reservation_id = config.private_epsilon.publish(
+            plan, method.mechanism, votes, self.budget, delta, self.release_dir
+        )
+        self.reservation_ids.append(reservation_id)
+        prepared.record_ledger_head(self.ledger.get_head())
+        return (
+            f"  Private epsilon  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
+            f" with confidence {plan.confidence:g} (forward, {config.partition.adjacency},\n"
+            f"                   unit {self.facts.unit}, this publication included)"
+        )
+
+    # ---- the student ----------------------------------------------------------------------------------------------
+
+    def fit(self, written: WrittenRelease) -> NamedStudent | None:
+        """Train and save the student, or several of which private records choose one, at a price.
+
+        Returns:
+            The student's name, and the student; None: none is wanted. A model that was released is the student itself.
+
+        Raises:
+            ValueError: No question was answered.
+        """
+        config, facts = self.config, self.facts
+        if isinstance(written.release, ModelRelease):
+            return config.method.student_name, written.release.student
+        if not config.trains_student:
+            return None
+        labels = written.labels
+        if not bool(labels.answered_Q.any()):
+            raise ValueError(
+                f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn "
+                "from. Take more teachers, fewer questions, a larger epsilon or, if there is one, a lower "
+                "mechanism.threshold."
+            )
+        method, validation, selection = config.method, self.splits.validation, config.selection
+        releases_guide = isinstance(method, LabelingMethod) and method.releases_guide
+        task = make_student_task(facts.spec, facts.pool, labels)
+        task = replace(task, guide=written.guide if releases_guide else None)
+
+        def fit(name: str, algorithm: StudentAlgorithm) -> Student:
+            progress = self.stages(f"Training the student ({name})")
+            log = do_nothing if self.private_writer is None else self.private_writer.log
+            return algorithm.fit(task, seed=config.seed, device=config.device, progress=progress, log=log)
+
+        with self.clock("student"):
+            if selection is None:
+                assert config.student is not None
+                name, student = config.student.name, fit(config.student.name, config.student)
+            else:
+                assert validation is not None and self.budget is not None
+                name, student, reservation_id = selection.choose(fit, validation=validation, budget=self.budget)
+                self.reservation_ids.append(reservation_id)
+        run_folders.create_protected_folder(self.release_dir)
+        save_student(student, self.release_dir / "student.safetensors")
+        if isinstance(config.dataset, EncodedDataset):
+            config.dataset.publish(self.release_dir / ENCODER_FOLDER)
+        return name, student
+
+    # ---- reports --------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, written: WrittenRelease, named_student: NamedStudent | None, *, shows_table: bool = True
+    ) -> ReleaseReport:
+        """Write what may be published into ``release/``, and what the owner alone may see into ``private/``.
+
+        Args:
+            written: The release.
+            named_student: The student's name, and the student; None: labels are all that was wanted, and the owner sees
+                no more.
+            shows_table: Whether to print the closing table.
+        """
+        paths = {"Released": self.release_dir, "Ledger": self.ledger.path.absolute()}
+        if named_student is None:
+            report, rows = self.write_report(written, None), None
+        else:
+            private_metrics.save_votes(self, written)
+            with self.clock("owner"):
+                metrics, nonprivate = private_metrics.compute_private_metrics(self, written)
+            report = self.write_report(written, named_student, metrics)
+            metrics = private_metrics.run_membership_attack(self, written, named_student[1], metrics, nonprivate)
+            private_metrics.write_owner_summary(metrics, self.private_dir / "summary.json")
+            paths = {"Released": self.release_dir, "Private": self.private_dir, "Ledger": paths["Ledger"]}
+            rows = metrics.format_rows()
+        if shows_table:
+            print_summary(report, owner=rows, paths=paths)
+        return report
+
+    def finish(self) -> None:
+        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
+        if self.unfinished_call is not None:
+            self.unfinished_call.end()
+
+    def write_report(
+        self,
+        written: WrittenRelease,
+        named_student: NamedStudent | None,
+        metrics: private_metrics.OwnerSummary | None = None,
+    ) -> ReleaseReport:
+        """Write the report of a release, and of its student where there is one, into ``release/``."""
+        run_folders.create_protected_folder(self.release_dir)
+        name, student = named_student or ("", None)
+        report = build_report(
+            data=self.data,
+            release=written.release,
+            record=written.record,
+            reservation_ids=self.reservation_ids,
+            student=student,
+            student_name=name,
+            ledger=self.ledger,
+            seconds=self.clock.seconds,
+            owner=self.owner,
+            chosen_by=self.config.privacy.chosen_by,
+            baselines=() if metrics is None else private_metrics.make_public_baselines(self.data, metrics),
+            includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
+        )
+        write_release(self.release_dir, report)
+        return report
+
+
+def make_inputs(
+    config: RunConfig,
+    data: Dataset,
+    facts: DatasetFacts,
+    stages: Stages,
+    clock: StageTimer,
+    ledger: Ledger | None = None,
+) -> MethodInputs:
+    """PRIVATE. What a method is prepared from."""
+    return MethodInputs(
+        records=data.private,
+        facts=facts,
+        seed=config.seed,
+        device=config.device,
+        store=TeacherStore(config.root),
+        ledger=ledger,
+        stages=stages,
+        clock=clock,
+    )
+
+
+def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
+    """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
+    spec = facts.spec
+    return {
+        "dataset": spec.name,
+        "pool_sha256": compute_tensor_digest(facts.pool.x),
+        "noise": config.method.noise,
+        "private": config.privacy.insecure_noise_seed is None,
+        "seed": config.seed,
+        "delta": config.privacy.delta,
+        "adjacency": facts.adjacency,
+        "unit": facts.unit,
+        **({} if spec.encoder is None else {"encoder": spec.encoder.card_without_points.to_dict()}),
+        **config.method.to_record(facts),
+    }
+
+
+@contextlib.contextmanager
+def run_folder_lock(config: RunConfig) -> Iterator[None]:
+    """Lock the run's folder for this process, and clear the store of what killed runs left half written.
+
+    Raises:
+        ValueError: Another run writes into the folder, or has finished there.
+    """
+    make_private_folder(config.root, "store")
+    store = TeacherStore(config.root)
+    with contextlib.ExitStack() as exit_stack:
+        with store.lock():  # so that a run that begins is not taken for one that was killed
+            exit_stack.enter_context(run_folders.hold(config.folder))
+            run_folders.remove_killed_run_files(config.root)
+        if (config.folder / "release" / "summary.json").exists():
+            release_store.check_unused_folder(config.folder)
+        store.sweep()
+        release_store.discard_incomplete(config.folder)
+        yield
+
+
+@contextlib.contextmanager
+def _open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
+    """The ledger, where there is one: a refusal leaves none behind."""
+    if not path.exists():
+        yield None
+        return
+    with Ledger(path) as ledger:
+        yield ledger
+
+
+def _make_forecast(
+    config: RunConfig, facts: DatasetFacts, format_alternative: AlternativeFormatter | None
+) -> str | None:
+    """A warning about answers that will be mostly noise, and what would do better; None: there is nothing to say."""
+    warning = config.method.forecast_warning(facts)
+    if warning is None:
+        return None
+    return f"{warning} {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
+
+
+def _read_release(config: RunConfig, facts: DatasetFacts, ledger: Ledger) -> WrittenRelease:
+    """The release that ``labels`` names."""
+    assert config.labels is not None
+    labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
+    return WrittenRelease(release=labels, record=record, guide=guide)
+
+
+def _make_unfinished_call(
+    config: RunConfig, facts: DatasetFacts, store: TeacherStore, all_private: PrivateRecords
+) -> UnfinishedCall | None:
+    """PRIVATE. This call, by all that decides its release; None where seeded noise is no release, or it buys more."""
+    privacy = config.privacy
+    if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
+        return None
+    choices = {
+        "method": repr(config.method),
+        "partition": repr(config.partition),
+        "seed": config.seed,
+        "pool": compute_tensor_digest(facts.pool.x),
+        "delta": privacy.delta,
+    }
+
+    def compute_fingerprint() -> str:
+        return config.method.compute_fingerprint(store, all_private) + store.compute_fingerprint(all_private)
+
+    return UnfinishedCall(store, facts.spec.name, choices, compute_fingerprint)
+
+
+def _resume_call(
+    config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
+) -> tuple[RunConfig, WrittenRelease | None]:
+    """PRIVATE. The configuration in the folder of the same call that was interrupted, and what it released."""
+    if unfinished_call is None:
+        return config, None
+    written: WrittenRelease | None = None
+    if config.method.releases_model:
+        found_model = unfinished_call.find_model(config.ledger_path)
+        if found_model is None:
+            return config, None
+        folder, release_id = found_model
+        student = load_student(folder / "release" / "student.safetensors")
+        written = WrittenRelease(release=ModelRelease(release_id, student), record=make_record(config, facts))
+    else:
+        interruption = unfinished_call.find(config.ledger_path)
+        if interruption is None:
+            return config, None
+        folder, committed_ids = interruption
+        with Ledger(config.ledger_path, create=False) as ledger:
+            labels, record, guide = release_store.read_folder(folder / "release", facts.pool, facts.spec, ledger)
+        if labels.id not in committed_ids:
+            return config, None
+        written = WrittenRelease(release=labels, record=record, guide=guide)
+    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more."
+    stages.print_message(message)
+    return replace(config, folder=folder), written
