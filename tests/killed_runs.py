@@ -16,6 +16,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import PATE, aggregation, pipeline
+from pate_torch import PATE, pipeline
 from pate_torch.accounting.events import from_json
 from pate_torch.api.journal import Journal
 from pate_torch.api.labeler import PrivateLabeler
@@ -36,6 +37,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.chain import HashChain
@@ -158,7 +160,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (safetensors_torch, ("save_file",)),
         (pipeline, ("fit_student", "write_reports", "print_summary")),
         (private_metrics, ("save_file", "compute_private_metrics", "run_membership_attack")),
-        (aggregation, ("answer_queries",)),
+        (PreparedLabeling, ("release",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),
         (GNMax, ("release",)),
@@ -212,12 +214,12 @@ def _self_training() -> SelfTraining:
 
 def _reverse_knn(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, method=ReverseKnn(), mechanism=mechanism, query=Medoids(), student=_self_training())
+    _pipeline(home, number, method=partial(ReverseKnn), mechanism=mechanism, query=Medoids(), student=_self_training())
 
 
 def _gradients(home: Path, number: int) -> None:
     mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, method=GradientMethod(size=100), mechanism=mechanism, student=_self_training())
+    _pipeline(home, number, method=partial(GradientMethod, size=100), mechanism=mechanism, student=_self_training())
 
 
 def _label(home: Path, number: int) -> None:

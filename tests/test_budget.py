@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import pate_torch
-from pate_torch import aggregation
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.gaussian import GNMax as Gnmax
@@ -28,6 +27,7 @@ from pate_torch.privacy.records import Answers, DataSpec, MechanismContext, Publ
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
+from tests.answering import answer_queries
 from tests.mechanisms.mechanism_forms import ALL_FORMS, made, num_classes, num_teachers, random_votes
 from tests.methods.voter_worlds import gradient_sums
 
@@ -122,7 +122,7 @@ RANDOM = ("urandom", "randn", "randn_like", "rand", "rand_like", "randint", "ran
 def test_what_meets_private_values_draws_from_nowhere_else():
     """Mechanisms, learners and choices have no generator of their own, and import none."""
     among = {
-        "aggregation.py",
+        "methods/labeling.py",
         "students/selection.py",
         "mechanisms/private_epsilon.py",
         "api/labeler.py",
@@ -381,7 +381,7 @@ def label(door, folder, **changes):
         "seed": 0,
         "write": write,
     }
-    return aggregation.answer_queries(**given | changes), written
+    return answer_queries(**given | changes), written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -735,7 +735,7 @@ def test_answers_without_a_draw_are_not_admitted(ledger):
 def test_what_a_mechanism_would_not_open_is_refused_before_it_is_charged(ledger, votes, mechanism, words):
     spec = DataSpec(name="p", num_classes=2, input_shape=(1,), class_names=("a", "b"), mean=(0.0,), std=(1.0,))
     with pytest.raises(ValueError, match=words):
-        aggregation.answer_queries(
+        answer_queries(
             sensitive=votes, pool=PublicPool(torch.zeros(2, 1)), spec=spec, mechanism=mechanism, strategy=Random(),
             budget=budget(ledger), num_queries=2, seed=0,
         )  # fmt: skip

@@ -50,11 +50,14 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
     assert plan.dataset.name == "mnist" and plan.num_teachers == 1000
     assert (
-        accounting.compute_guarantee(plan.mechanism.privacy_events(plan.num_queries), plan.privacy.delta).epsilon < 0.1
+        accounting.compute_guarantee(
+            plan.method.mechanism.privacy_events(plan.method.num_queries), plan.privacy.delta
+        ).epsilon
+        < 0.1
     )
-    assert isinstance(plan.teacher.start, PublicStart) and plan.mechanism.counts
+    assert isinstance(plan.teacher.start, PublicStart) and plan.method.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
-    assert plan.features == plan.teacher.start.features == plan.student.features
+    assert plan.method.features == plan.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
     assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
 
@@ -70,7 +73,10 @@ def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_pa
     found = (f"hydra.searchpath=[file://{tmp_path}/mine]", "partition=by_ward")
     for asked in (("method=reverse_knn", "mechanism=histogram"), ("method=gradients", "mechanism=gradient_descent")):
         plan, _ = configured(tmp_path, *found, *asked)
-        assert plan.partition.name == "by_ward" and plan.mechanism.adjacency == adjacency == plan.partition.adjacency
+        assert (
+            plan.partition.name == "by_ward"
+            and plan.method.mechanism.adjacency == adjacency == plan.partition.adjacency
+        )
 
 
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
@@ -128,6 +134,6 @@ def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_pat
     found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
-        accounting.compute_guarantee(plan.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6
+        accounting.compute_guarantee(plan.method.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6
     )
     assert found["num_teachers"] == 0 and found["student_accuracy"] > 0.5  # chance: a tenth

@@ -97,7 +97,7 @@ class InMemoryDataset(DatasetSource):
     data: Dataset
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.data.spec.name
 
     def load(self) -> Dataset:

@@ -50,7 +50,7 @@ class VotesOnlyDataset(DatasetSource):
     size: int
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """The data set's name, whose account is charged."""
         return self.spec.name
 

@@ -8,12 +8,13 @@ from pate_torch.privacy.records import Dataset
 
 
 class DatasetSource(ABC):
-    """Loads one data set."""
+    """Loads one data set.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Declared name."""
+    Attributes:
+        name: Declared name, whose account is charged.
+    """
+
+    name: str
 
     @abstractmethod
     def load(self) -> Dataset:

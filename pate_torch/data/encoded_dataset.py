@@ -51,7 +51,7 @@ class EncodedDataset(DatasetSource):
     device: torch.device
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.source.name
 
     def __getattr__(self, name: str) -> Any:

@@ -29,7 +29,7 @@ class LabelPrivacyDataset(DatasetSource):
     source: DatasetSource
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         """Declared name of the source; what is loaded from a public benchmark has "_labels" added."""
         return self.source.name
 

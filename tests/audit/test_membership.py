@@ -11,6 +11,11 @@ import torch
 from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
+from pate_torch.data.labels_only import LabelPrivacyDataset
+from pate_torch.data.tensors import Tensors
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval
 from pate_torch.release.membership import (
     AttackResult,
     MembershipRecords,
@@ -20,13 +25,8 @@ from pate_torch.release.membership import (
     compare_scores,
     compute_margins,
 )
-from pate_torch.context import DataSplits
-from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.data.tensors import Tensors
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import PrivateRecords
-from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval
 from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
+from pate_torch.session import DataSplits
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train

@@ -1,6 +1,7 @@
 """A thousand classes, from training to the report, by every kind of voter and by mechanisms that look at all counts."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -40,13 +41,13 @@ def data():
 
 ADJACENT = {"adjacency": "add_remove"}
 WAYS = {
-    "gaussian": (TeacherVotes(num_teachers=4), GNMax(sigma=0.1)),
-    "confident": (TeacherVotes(num_teachers=4), ConfidentGNMax(sigma=0.1, screen_sigma=0.5, threshold=1)),
-    "laplace": (TeacherVotes(num_teachers=4), LNMax(sigma=0.1)),
-    "exponential": (TeacherVotes(num_teachers=4), ExponentialMechanism(sigma=0.1)),
-    "transductive": (TransductiveTeacherVotes(num_teachers=4), GNMax(sigma=0.1)),
-    "gradients": (GradientMethod(), GradientDescent(sigma=0.01, steps=2, **ADJACENT)),
-    "reverse_knn": (ReverseKnn(), Histogram(sigma=0.1, **ADJACENT)),
+    "gaussian": (partial(TeacherVotes, num_teachers=4), GNMax(sigma=0.1)),
+    "confident": (partial(TeacherVotes, num_teachers=4), ConfidentGNMax(sigma=0.1, screen_sigma=0.5, threshold=1)),
+    "laplace": (partial(TeacherVotes, num_teachers=4), LNMax(sigma=0.1)),
+    "exponential": (partial(TeacherVotes, num_teachers=4), ExponentialMechanism(sigma=0.1)),
+    "transductive": (partial(TransductiveTeacherVotes, num_teachers=4), GNMax(sigma=0.1)),
+    "gradients": (partial(GradientMethod), GradientDescent(sigma=0.01, steps=2, **ADJACENT)),
+    "reverse_knn": (partial(ReverseKnn), Histogram(sigma=0.1, **ADJACENT)),
 }
 
 

@@ -65,7 +65,7 @@ def rings(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def accuracy(home, features) -> float:
     (x, y), (pool, _), (test, truth) = rings(2000, 0), rings(300, 1), rings(1000, 2)
     descent = GradientDescent(sigma=20.0, adjacency="add_remove")
-    pate = PATE("rings", classes=2, mechanism=descent, delta=1e-5, home=home, teacher=GradientMethod(size=2000))
+    pate = PATE("rings", classes=2, delta=1e-5, home=home, teacher=GradientMethod(size=2000, mechanism=descent))
     pate.fit_teachers(x, y).label(pool, 300, features=features)
     student = pate.fit_student(ReleasedModel(features=features))
     assert torch.equal(load_student(pate.folder).predict(test), student.predict(test))
@@ -85,7 +85,7 @@ def test_gradients_part_rings_in_these_features_alone(tmp_path):
 def test_a_model_of_other_features_is_refused(tmp_path):
     (x, y), (pool, _) = rings(500, 0), rings(100, 1)
     descent = GradientDescent(sigma=20.0, adjacency="add_remove")
-    pate = PATE("rings", classes=2, mechanism=descent, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500))
+    pate = PATE("rings", classes=2, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500, mechanism=descent))
     pate.fit_teachers(x, y).label(pool, 100, features=FourierFeatures(cosines=64))
     for other in (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)):
         with pytest.raises(ValueError, match="must be those in which the model is fitted"):
@@ -105,7 +105,7 @@ class Anonymous:
 def test_a_recipe_without_a_design_cannot_carry_the_model(tmp_path):
     (x, y), (pool, _) = rings(500, 0), rings(100, 1)
     descent = GradientDescent(sigma=20.0, adjacency="add_remove")
-    pate = PATE("rings", classes=2, mechanism=descent, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500))
+    pate = PATE("rings", classes=2, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500, mechanism=descent))
     own = Anonymous()
     pate.fit_teachers(x, y).label(pool, 100, features=own)
     with pytest.raises(ValueError, match="design"):

@@ -489,7 +489,7 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     pipeline.run(plan)
     first, second = asked
     data = plan.dataset.load()
-    width = plan.features.single_encoder.features(data.pool.x[:4], data.spec, seed=0).shape[1]
+    width = plan.method.features.single_encoder.features(data.pool.x[:4], data.spec, seed=0).shape[1]
     assert first.shape == second.shape == (2 * width + 1, 10)
     assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
         "two generations, one more round"
@@ -679,11 +679,11 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
     assert (
         plan.dataset.name == "mnist"
         and isinstance(plan.method, GradientMethod)
-        and plan.is_guided
-        and plan.num_rounds == 2
+        and plan.method.is_guided
+        and plan.method.num_rounds == 2
     )
     price = accounting.compute_guarantee(
-        plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
+        plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
     )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
     assert plan.guide == dataclasses.replace(

@@ -590,10 +590,10 @@ def test_reverse_knn_in_python(tmp_path):
 )
 def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
-    assert plan.dataset.name == "mnist" and plan.method == ReverseKnn() and plan.is_guided
-    assert plan.num_rounds == (2 if overrides else 3)
+    assert plan.dataset.name == "mnist" and plan.method == ReverseKnn() and plan.method.is_guided
+    assert plan.method.num_rounds == (2 if overrides else 3)
     price = accounting.compute_guarantee(
-        plan.mechanism.privacy_events(plan.num_queries, plan.num_rounds), plan.privacy.delta
+        plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
     )
     assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
-    assert plan.student.features == plan.features == plan.student.first_student.features
+    assert plan.student.features == plan.method.features == plan.student.first_student.features

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -35,7 +36,9 @@ def ensemble():
 
 
 def jointly(pool, **changes):
-    return TransductiveTeacherVotes(num_teachers=1, **changes).build_joint_votes(compute_coordinates(pool, spec()))
+    return TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes).build_joint_votes(
+        compute_coordinates(pool, spec())
+    )
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -138,7 +141,9 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
     def accuracy(where, **changes):
         return right(
-            TransductiveTeacherVotes(num_teachers=1, **changes).build_joint_votes(where).predict(ensemble, data.pool.x),
+            TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes)
+            .build_joint_votes(where)
+            .predict(ensemble, data.pool.x),
             data,
         )
 
@@ -156,7 +161,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"method.{next(iter(wrong))}"):
-        TransductiveTeacherVotes(num_teachers=1, **wrong)
+        TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **wrong)
 
 
 def test_another_pool_is_refused(ensemble, pool):
@@ -170,7 +175,7 @@ def plan(tmp_path):
         "dataset": SOURCE,
         "teacher": RECIPE,
         "mechanism": GNMax(sigma=4.0),
-        "method": TransductiveTeacherVotes(num_teachers=40),
+        "method": partial(TransductiveTeacherVotes, num_teachers=40),
     }
     return killed_runs.plan(tmp_path, "first", **given, num_queries=6, delta=1e-5)
 
@@ -180,7 +185,7 @@ def test_a_run_votes_jointly_keeps_those_votes_apart_and_says_so(plan):
     record = json.loads((plan.folder / "release" / "release.json").read_text())
     assert record["voters"] == "teachers_transductive"
     (kept,) = (plan.root / "teachers").glob("[0-9a-f]*/votes/*.safetensors")
-    other = changed(plan, folder=plan.folder.parent / "other", method=TeacherVotes(num_teachers=40))
+    other = changed(plan, folder=plan.folder.parent / "other", method=partial(TeacherVotes, num_teachers=40))
     pipeline.run(other)
     again = json.loads((other.folder / "release" / "release.json").read_text())
     assert again["voters"] == "teachers"

@@ -10,11 +10,11 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import compute_delta as accounting_delta
 from pate_torch.accounting.events import BoundedRangeEvent
+from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_gumbel_max, draw_model_index
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
 from pate_torch.pac.classes import Thresholds
 from pate_torch.pac.exponential import run_exponential_mechanism
-from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_gumbel_max, draw_model_index
 from pate_torch.pac.logistic import compute_convex_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.semi_private import compute_sspp_private_size, compute_sspp_public_size, run_sspp

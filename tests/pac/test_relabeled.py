@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.pac.agnostic import RELABEL_FACTOR
 from pate_torch.pac.boosting import split_folds
 from pate_torch.pac.classes import Thresholds, fit_erm
-from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.pac.relabeled import compute_relabeled_size, plan_relabeled, run_relabeled_gnmax
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning, Sample
 from pate_torch.privacy.noise import DryRunNoise

@@ -8,9 +8,9 @@ import pytest
 from scipy.special import expit
 
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
+from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.pac import nets, stable
 from pate_torch.pac.classes import Intervals, Thresholds
-from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.stable import (
     compute_flipping_gamma,

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ def brought(plan: RunConfig) -> None:
     rows = label.VotesOnlyDataset(spec=dataclasses.replace(data.spec, input_shape=(1,), mean=(0.0,), std=(1.0,)),
                       unit=data.private.unit, size=len(votes))  # fmt: skip
     passive = Random(name="passive", shuffle=False)
-    pipeline.run(changed(plan, dataset=rows, query=passive, method=VotesFile(votes=votes), features=None,
+    pipeline.run(changed(plan, dataset=rows, query=passive, method=partial(VotesFile, votes=votes), features=None,
                          private_epsilon=None, student=None, guide_student=None, baseline=False))  # fmt: skip
 
 
@@ -187,8 +188,8 @@ def _teacher(plan: RunConfig) -> Any:
 def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
     voting = plan.method if isinstance(plan.method, TransductiveTeacherVotes) else None
-    pate.label(data.pool.x, plan.num_queries, strategy=plan.query, guide_student=plan.guide_student, method=voting,
-               features=plan.features)  # fmt: skip
+    pate.label(data.pool.x, plan.method.num_queries, strategy=plan.method.query, guide_student=plan.method.guide_student, method=voting,
+               features=plan.method.features)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
 

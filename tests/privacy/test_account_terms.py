@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
 
 HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
-ANSWERS = [(ReverseKnn(), HISTOGRAM), (GradientMethod(size=100), DESCENT)]
+ANSWERS = [(partial(ReverseKnn), HISTOGRAM), (partial(GradientMethod, size=100), DESCENT)]
 every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["reverse_knn", "gradients"])
 
 
@@ -217,11 +218,11 @@ ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
     "gradients": (
-        {"method": GradientMethod(size=100), "mechanism": DESCENT},
-        {"method": GradientMethod(size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
+        {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
+        {"method": partial(GradientMethod, size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
     ),
-    "teachers, then reverse k-NN": ({}, {"method": ReverseKnn(), "mechanism": HISTOGRAM}),
-    "reverse k-NN, then teachers": ({"method": ReverseKnn(), "mechanism": HISTOGRAM}, {}),
+    "teachers, then reverse k-NN": ({}, {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}),
+    "reverse k-NN, then teachers": ({"method": partial(ReverseKnn), "mechanism": HISTOGRAM}, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -288,8 +289,8 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 OTHER = dataclasses.replace(blobs(), name="twin")
 TWICE = {
     "teachers": {},
-    "reverse k-NN": {"method": ReverseKnn(), "mechanism": HISTOGRAM},
-    "gradients": {"method": GradientMethod(size=100), "mechanism": DESCENT},
+    "reverse k-NN": {"method": partial(ReverseKnn), "mechanism": HISTOGRAM},
+    "gradients": {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
     "a choice": {"selection": selection()},
 }
 
@@ -418,7 +419,9 @@ def _label(home, monkeypatch):
 
 def _api(home, monkeypatch):
     monkeypatch.setattr("pate_torch.api.pate.make_unique_run_id", lambda: "one")
-    one = PATE("blobs", classes=3, num_teachers=0, teacher=ReverseKnn(), mechanism=HISTOGRAM, delta=1e-4, home=home)
+    one = PATE(
+        "blobs", classes=3, num_teachers=0, teacher=partial(ReverseKnn), mechanism=HISTOGRAM, delta=1e-4, home=home
+    )
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
 
@@ -503,7 +506,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"method": ReverseKnn(), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())

@@ -7,6 +7,7 @@ import html
 import json
 import re
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -202,15 +203,15 @@ RUNS = {
         "private_epsilon": PrivateEpsilon(allow_net_loss=True),
         "selection": selection(),
     },
-    "reverse k-NN": {"method": ReverseKnn(), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
+    "reverse k-NN": {"method": partial(ReverseKnn), "mechanism": Histogram(sigma=3.0, adjacency="add_remove")},
     "reverse k-NN in rounds": {
-        "method": ReverseKnn(),
+        "method": partial(ReverseKnn),
         "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
         "noise": "discrete",
     },
     "gradients": {
-        "method": GradientMethod(size=100),
+        "method": partial(GradientMethod, size=100),
         "query": Random(rounds=2),
         "mechanism": GradientDescent(sigma=9.0, adjacency="replace_one", early_noise_multiplier=2.0),
         "partition": ReplaceOne(),

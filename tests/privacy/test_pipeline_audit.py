@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import aggregation, pipeline
+from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit_outcomes
 from pate_torch.data.tensors import Tensors
@@ -20,6 +20,7 @@ from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
+from tests.answering import answer_queries
 from tests.run_configs import run_config
 
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
@@ -85,7 +86,7 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
     terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
     rows = [
-        aggregation.answer_queries(
+        answer_queries(
             sensitive=votes,
             pool=data.pool,
             spec=data.spec,

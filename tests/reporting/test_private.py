@@ -13,10 +13,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
-from pate_torch.release.membership import AttackResult, MembershipResult
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release import private_metrics
+from pate_torch.release.membership import AttackResult, MembershipResult
 from pate_torch.release.private_metrics import (
     OwnerSummary,
     compute_gap_quantiles,

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from pate_torch.features.neighbors import compute_coordinates
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
@@ -33,7 +34,7 @@ def main() -> None:
     place = distributed.broadcast_tensors(
         {"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None
     )
-    jointly = TransductiveTeacherVotes(num_teachers=1).build_joint_votes(place["at"])
+    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(place["at"])
     joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"

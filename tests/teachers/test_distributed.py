@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from pate_torch.features.neighbors import compute_coordinates
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
@@ -37,7 +38,9 @@ def alone():
     private = records(150)
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0)
-    jointly = TransductiveTeacherVotes(num_teachers=1).build_joint_votes(compute_coordinates(private.x, spec()))
+    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(
+        compute_coordinates(private.x, spec())
+    )
     return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 
