@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,7 +21,7 @@ from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
-from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.contrastive import learn_encoder
@@ -34,16 +34,12 @@ from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.privacy.units import drop_unusable
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
-from pate_torch.release.curves import link_run
-from pate_torch.release.private_writer import PrivateWriter, make_private_folder
+from pate_torch.release.private_writer import PrivateWriter
 from pate_torch.release.report import OwnerFacts
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.base import Student
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
-
-if TYPE_CHECKING:
-    from pate_torch.release.release_writer import ReleaseWriter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -134,23 +130,11 @@ class RunContext:
 
     @functools.cached_property
     def private_writer(self) -> PrivateWriter | None:
-        """PRIVATE. The owner's TensorBoard; None outside a run's folder."""
+        """PRIVATE. The run's TensorBoard; None outside a run's folder."""
         if self.exit_stack is None:
             return None
-        make_private_folder(self.private_dir)
+        create_private_folder(self.private_dir)
         return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
-
-    @functools.cached_property
-    def release_writer(self) -> ReleaseWriter:
-        """The TensorBoard that may be published."""
-        from pate_torch.release.release_writer import ReleaseWriter  # loads TensorBoard
-
-        assert self.exit_stack is not None
-        private = self.budget is None or self.budget.secret
-        private &= self.reused_release is None or bool(self.reused_release.facts["private"])
-        writer = ReleaseWriter(self.release_dir / "tensorboard", private=private)
-        link_run(writer.folder, self.config.root)
-        return self.exit_stack.enter_context(writer)
 
     def check_budget(self) -> None:
         """Refuse a run whose release could not be charged.
@@ -250,7 +234,7 @@ class RunContext:
             if forecast is not None:
                 stages.print_message(forecast)
             if config.trains_student:
-                make_private_folder(run.private_dir)  # a closed disk is found out before anything is charged
+                create_private_folder(run.private_dir)  # a closed disk is found out before anything is charged
             yield run
 
 
@@ -280,7 +264,7 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
     Raises:
         ValueError: Another run writes into the folder, or has finished there.
     """
-    make_private_folder(config.root, "store")
+    create_private_folder(config.root)
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as exit_stack:
         with store.lock():  # so that a run that begins is not taken for one that was killed

@@ -222,8 +222,9 @@ def fit_student(run: RunContext, release: LabelRelease) -> tuple[str, Student]:
 
     def fit(name: str, algorithm: StudentAlgorithm) -> Student:
         def log(tag: str, value: float, step: int) -> None:
-            tag = tag if validation is None else tag.replace("student/", f"student/{name}/", 1)
-            run.release_writer.log(tag, value, step)
+            if run.private_writer is not None:
+                tag = tag if validation is None else tag.replace("student/", f"student/{name}/", 1)
+                run.private_writer.log(tag, value, step)
 
         progress = run.stages(f"Training the student ({name})")
         return algorithm.fit(task, seed=config.seed, device=config.device, progress=progress, log=log)
@@ -263,8 +264,6 @@ def write_reports(run: RunContext, release: LabelRelease, named_student: tuple[s
     with run.clock("owner"):
         metrics, nonprivate = private_metrics.compute_private_metrics(run, release)
     report = make_report(run, release, name, student, private_metrics.make_public_baselines(run.data, metrics))
-    run.release_writer.write(report)
-    run.release_writer.close()  # its files are hashed with the others
     write_release(run.release_dir, report)
     metrics = private_metrics.run_membership_attack(run, release, student, metrics, nonprivate)
     private_metrics.write_owner_summary(metrics, run.private_dir / "summary.json")

@@ -31,6 +31,7 @@ from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.context import DataSplits, LabelRelease, RunContext, open_budget
 from pate_torch.core import checks, run_folders
 from pate_torch.core.device import deterministic_mode
+from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
@@ -66,7 +67,6 @@ from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.release import owner_file
 from pate_torch.release.private_metrics import attack_student
-from pate_torch.release.private_writer import make_private_folder
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.unfinished_calls import UnfinishedCall
@@ -610,7 +610,6 @@ class PATE:
         with self._open_ledger() as ledger, Stages(quiet=self.quiet) as stages, ExitStack() as exit_stack:
             exit_stack.enter_context(deterministic_mode(self.device))
             splits = DataSplits(data=data, all_private=data.private)
-            run_stack = exit_stack if release is not None else None
             yield RunContext(
                 config=config,
                 splits=splits,
@@ -618,7 +617,6 @@ class PATE:
                 stages=stages,
                 clock=self._clock,
                 reused_release=release,
-                exit_stack=run_stack,
             )
 
     def _fit_panel(self, private: PrivateRecords, spec: DataSpec) -> Panel:
@@ -636,7 +634,7 @@ class PATE:
             )
 
     def _open_ledger(self) -> Ledger:
-        make_private_folder(self.home, "store")
+        create_private_folder(self.home)
         return Ledger(self.home / "ledger.sqlite")
 
     def _require_teachers(self) -> tuple[PrivateRecords, DataSpec]:

@@ -15,7 +15,7 @@ from pate_torch.accounting.formatting import format_delta
 from pate_torch.config import RunConfig, check_adjacency
 from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
-from pate_torch.core.files import compute_tensor_digest
+from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Progress, Stages, StageTimer
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, Algorithm, plan_events, sum_deltas
@@ -32,7 +32,6 @@ from pate_torch.release import store as release_store
 from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
 from pate_torch.release.console import print_summary
 from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.release.private_writer import make_private_folder
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
@@ -110,7 +109,7 @@ def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
                     spending.record_files(save_model(student, release))
                 release_id = spending.id
             report = _make_report(config, task, data, student, ledger, [release_id])
-            make_private_folder(config.folder / "private")
+            create_private_folder(config.folder / "private")
             owner = OwnerSummary(
                 **private_test_metrics(data, student), records=count_records(data), seconds=clock.seconds
             )

@@ -36,6 +36,7 @@ from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
 from pate_torch.config import RunConfig, check_adjacency
 from pate_torch.context import open_budget, run_folder_lock
 from pate_torch.core import checks
+from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Progress, Stages, StageTimer, do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.privacy.ledger import Ledger
@@ -47,7 +48,6 @@ from pate_torch.release import store as release_store
 from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset
 from pate_torch.release.console import print_summary
 from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
-from pate_torch.release.private_writer import make_private_folder
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import OwnerFacts, ReleaseReport
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
@@ -153,7 +153,7 @@ class DPSGD:
                         spending.record_files(save_model(student, release))
                     release_id = spending.id
                 report = self.build_report(plan, data, student, batch, multiplier, ledger, release_id, owner_facts)
-                make_private_folder(plan.folder / "private")
+                create_private_folder(plan.folder / "private")
                 owner = OwnerSummary(
                     **private_test_metrics(data, student),
                     records=count_records(dataclasses.replace(data, private=all_private)),

@@ -108,7 +108,6 @@ def build_report(
         includes_encoder=includes_encoder,
         epsilon_curve=compute_epsilon_curve(release, delta),
         account_curve=compute_account_curve(ledger, name, release) if release.id in reservation_ids else (),
-        student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
         examples=select_examples(data, release),
         baselines=baselines,
         creation_date=datetime.date.today().isoformat(),

@@ -1,4 +1,4 @@
-"""What the report's pictures show: curves, scales and images for the page, figures for TensorBoard."""
+"""What the report's pictures show: curves, scales and images for the page, as the page needs them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from pate_torch.release.report import Accuracy, Examples, ReleaseReport
-
-if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the end of a run
-    from matplotlib.figure import Figure
+from pate_torch.release.report import Accuracy, ReleaseReport
 
 MAX_POINTS = 300  # more cannot be told apart on a page
 MAX_EXAMPLES = 40
-MAX_PICTURES = 20  # of them in TensorBoard
 MAX_CLASSES = 24  # a larger confusion matrix cannot be read, nor a longer list of classes
 
 Points = Sequence[tuple[float, float]]
@@ -119,13 +114,6 @@ def is_cap_far(report: ReleaseReport) -> bool:
     return report.budget_epsilon is not None and report.budget_epsilon > 2.5 * highest
 
 
-def make_student_curves(report: ReleaseReport) -> list[Curve]:
-    """One curve for each tag of more than one point."""
-    return [
-        Curve(name=tag, points=thin_points(points)) for tag, points in report.student_curves.items() if len(points) > 1
-    ]
-
-
 def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
     """The student's accuracies on the classes of the test set, in order; of many, on the least known, worst first."""
     measured_accuracies = [accuracy for accuracy in report.class_accuracies if accuracy]
@@ -152,45 +140,3 @@ def encode_picture(image_CHW: np.ndarray) -> str:
 def _to_image_array(image_CHW: np.ndarray) -> np.ndarray:
     """[H, W] of a gray image, [H, W, 3] of another."""
     return image_CHW[0] if image_CHW.shape[0] == 1 else np.ascontiguousarray(np.moveaxis(image_CHW, 0, 2))
-
-
-def plot_confusion(report: ReleaseReport) -> Figure:
-    """The student's test counts, shaded by share of the row."""
-    from matplotlib.figure import Figure
-
-    counts = np.array(report.confusion)
-    size = len(counts)
-    side = min(12.0, 1.6 + 0.36 * size)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    names = report.confusion_names
-    axes.set_xticks(range(size), names, rotation=0 if max(map(len, names)) < 3 else 60)
-    axes.set_yticks(range(size), names)
-    axes.set(xlabel="predicted", ylabel="true")
-    for true, guess in zip(*np.nonzero(counts), strict=True):
-        color = "white" if share[true, guess] > 0.5 else "black"
-        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=color, fontsize=10)
-    return figure
-
-
-def plot_examples(report: ReleaseReport) -> Figure:
-    """Some public points, each under the label released for it."""
-    from matplotlib.figure import Figure
-
-    examples = report.examples
-    assert isinstance(examples, Examples)
-    count = min(MAX_PICTURES, len(examples.label))
-    columns = min(5, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(0.9 * columns, 1.2 * rows))
-    axes = figure.add_axes((0, 0, 1, 1))  # one for all of them: to lay out twenty takes half a second
-    for i in range(count):
-        row, x = divmod(i, columns)
-        y = 1.2 * (rows - 1 - row)
-        axes.imshow(_to_image_array(examples.image[i]), cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.8, y, y + 0.8))
-        axes.text(x + 0.4, y + 0.85, report.get_class_name(examples.label[i]), ha="center", fontsize=12)
-    axes.set(xlim=(-0.1, columns - 0.1), ylim=(-0.1, 1.2 * rows - 0.1))
-    axes.axis("off")
-    return figure

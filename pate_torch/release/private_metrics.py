@@ -25,12 +25,12 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.audit.membership import MembershipRecords, MembershipResult, attack
 from pate_torch.core import checks
+from pate_torch.core.files import PRIVATE_FILE_MODE
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.builder import compute_accuracy, compute_student_metrics
 from pate_torch.release.intervals import Share, format_percent
-from pate_torch.release.private_writer import OWNER_ONLY_FILE_MODE
 from pate_torch.release.renderer import to_strict_json
 from pate_torch.release.report import Baseline
 from pate_torch.release.statement import compute_advantage_bound
@@ -115,8 +115,8 @@ class OwnerSummary:
 
 def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
     """Write private/summary.json; NaN is refused."""
-    path.touch(mode=OWNER_ONLY_FILE_MODE)
-    path.chmod(OWNER_ONLY_FILE_MODE)  # before anything private is in it
+    path.touch(mode=PRIVATE_FILE_MODE)
+    path.chmod(PRIVATE_FILE_MODE)  # before anything private is in it
     path.write_text(to_strict_json(asdict(summary)), encoding="utf-8")
 
 
@@ -347,7 +347,7 @@ def run_membership_attack(
         held_out=run.splits.membership_holdout is not None,
     )
     if run.private_writer is not None:
-        run.private_writer.log_membership(membership)
+        run.private_writer.log_text("membership", "\n\n".join(membership.format_lines().values()))
     return replace(metrics, membership=membership)
 
 

@@ -55,7 +55,6 @@ FILES = {
     "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
     "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
-    "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
 
@@ -251,7 +250,6 @@ class ReleaseReport:
         epsilon_curve: Price of the first q questions, q = 1..Q.
         account_curve: The account's total at the same moments.
         confusion: The student's test counts [truth, predicted].
-        student_curves: Tag -> ((step, value), ...).
         creation_date: A date for people to read.
     """
 
@@ -298,7 +296,6 @@ class ReleaseReport:
     epsilon_curve: tuple[float, ...] = ()
     account_curve: tuple[float, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
-    student_curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     examples: Examples | None = None
     baselines: tuple[Baseline, ...] = ()
     creation_date: str = ""
@@ -309,7 +306,7 @@ class ReleaseReport:
     chosen_by: str | None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "parameters", "student_curves", "sensitivity", "provenance"):
+        for name in ("seconds", "parameters", "sensitivity", "provenance"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
         for item in fields(self):
@@ -454,7 +451,6 @@ class ReleaseReport:
         answers = ("labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
         presence = {
             "student.safetensors": self.student is not None,
-            "tensorboard/": self.student is not None and self.method is not None,
             "encoder/": self.includes_encoder,
             "release.json": not self.reuses_labels and self.method is not None,
             **{
