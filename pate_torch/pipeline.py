@@ -33,7 +33,7 @@ from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.console import print_summary
 from pate_torch.release.renderer import write_release
-from pate_torch.release.report import Baseline, ReleaseReport
+from pate_torch.release.report import Accuracy, ReleaseReport
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import make_student_task
@@ -266,7 +266,9 @@ def write_reports(run: RunContext, release: LabelRelease, named_student: tuple[s
     report = make_report(run, release, name, student, private_metrics.make_public_baselines(run.data, metrics))
     write_release(run.release_dir, report)
     metrics = private_metrics.run_membership_attack(run, release, student, metrics, nonprivate)
-    private_metrics.write_owner_summary(metrics, run.private_dir / "summary.json")
+    metrics.write(run.private_dir / "summary.json")
+    if run.private_writer is not None:
+        run.private_writer.log_metrics(metrics)
     paths = {"Released": run.release_dir, "Private": run.private_dir, "Ledger": run.ledger.path.absolute()}
     print_summary(report, owner=metrics.format_rows(), paths=paths)
     return report
@@ -277,7 +279,7 @@ def make_report(
     release: LabelRelease,
     name: str = "",
     student: Student | None = None,
-    baselines: tuple[Baseline, ...] = (),
+    baselines: tuple[Accuracy, ...] = (),
 ) -> ReleaseReport:
     """The report of a release, and of its student where there is one."""
     return build_report(

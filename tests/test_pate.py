@@ -79,9 +79,9 @@ def test_from_tensors_to_a_reported_student(make, teacher):
     student = pate.fit_student("supervised", steps=60)
     assert float((student.predict(TEST) == TEST_Y).float().mean()) > 0.8
     report = pate.report(TEST, TEST_Y, pool_y=POOL_Y)
-    assert report.epsilon == report.epsilon_charged == price(40, 1.5)
-    assert report.student_accuracy == pytest.approx(float((student.predict(TEST) == TEST_Y).float().mean()))
-    assert report.label_accuracy > 0.8 and report.student == "supervised"
+    assert report.claim.epsilon == report.claim.epsilon_charged == price(40, 1.5)
+    assert report.evaluation.student_accuracy == pytest.approx(float((student.predict(TEST) == TEST_Y).float().mean()))
+    assert report.evaluation.label_accuracy > 0.8 and report.record.student == "supervised"
     assert {f.name for f in pate.folder.iterdir()} == {
         *("labels.csv", "release.json", "summary.json", "privacy.json", "README.md", "report.html", "SHA256SUMS"),
         "student.safetensors",
@@ -194,7 +194,7 @@ def test_a_report_of_labels_alone_and_one_without_measurements(make):
     assert not (pate.folder / "student.safetensors").exists()
     pate.fit_student("supervised", steps=5)
     report = pate.report()
-    assert report.student_accuracy is None and report.student == "supervised"
+    assert report.evaluation.student_accuracy is None and report.record.student == "supervised"
 
 
 def test_units_adjacency_and_constants_reach_the_account(make):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +28,9 @@ from pate_torch.privacy.sensitive import Sensitivity
 from pate_torch.privacy.units import drop_unusable
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
-from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset, make_pool_asset
+from pate_torch.release.builder import build_report
 from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
+from pate_torch.release.private_metrics import PrivateMetrics
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
@@ -108,16 +107,14 @@ def learn(config: RunConfig, task: LearningTask) -> ReleaseReport:
                         )
                     spending.record_files(save_model(student, release))
                 release_id = spending.id
-            report = _make_report(config, task, data, student, ledger, [release_id])
+            report = _make_report(config, task, data, student, ledger, release_id, clock)
             create_private_folder(config.folder / "private")
-            owner = OwnerSummary(
-                **private_test_metrics(data, student), records=count_records(data), seconds=clock.seconds
-            )
-            write_owner_summary(owner, config.folder / "private" / "summary.json")
+            metrics = PrivateMetrics.from_student(data, student, clock.seconds)
+            metrics.write(config.folder / "private" / "summary.json")
             write_release(release, report)
             unfinished_call.end()
     if not config.quiet:
-        print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
+        print_summary(report, owner=metrics.format_rows(), paths={"Released": release, "Ledger": ledger.path})
     return report
 
 
@@ -215,37 +212,34 @@ def _check_price(config: RunConfig, task: LearningTask, planned_events: tuple[Pr
 
 
 def _make_report(
-    config: RunConfig, task: LearningTask, data: Dataset, student: Student, ledger: Ledger, release_ids: list[str]
+    config: RunConfig,
+    task: LearningTask,
+    data: Dataset,
+    student: Student,
+    ledger: Ledger,
+    release_id: str,
+    clock: StageTimer,
 ) -> ReleaseReport:
     """The report of a release without teachers and questions."""
-    spec, options, owner = data.spec, task.options, owner_file.read(config.root, data.spec.name)
-    metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
-    kind = "linear" if task.algorithm.is_linear else options.hypotheses
-    return ReleaseReport(
-        dataset=spec.name,
-        mechanism=task.name,
-        student=kind,
-        num_teachers=0,
-        queries_asked=0,
-        queries_answered=0,
-        delta=config.privacy.delta,
-        adjacency=config.partition.adjacency,
-        unit=data.private.unit,
-        **compute_claims(ledger, spec.name, release_ids, current_ids=release_ids),
-        parameters={"hypotheses": kind, "classes": spec.num_classes, "alpha": options.alpha},
-        noise="torch",
-        public_share=data.pool.split,
-        reuses_labels=False,
-        seconds={},  # the work grows with the records and with what they are
-        **metrics,
-        ledger_head=ledger.get_head(),
-        class_names=spec.class_names,
-        input_kind=spec.kind,
-        creation_date=datetime.date.today().isoformat(),
-        encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-        includes_encoder=False,
-        assets=(make_pool_asset(spec.name, compute_tensor_digest(data.pool.x), owner), *make_encoder_asset(spec)),
-        owner=owner,
-        provenance=data.provenance,
+    kind = "linear" if task.algorithm.is_linear else task.options.hypotheses
+    record = {
+        "mechanism": task.name,
+        "parameters": {"hypotheses": kind, "classes": data.spec.num_classes, "alpha": task.options.alpha},
+        "noise": "torch",
+        "delta": config.privacy.delta,
+        "adjacency": config.partition.adjacency,
+        "unit": data.private.unit,
+        "pool_sha256": compute_tensor_digest(data.pool.x),
+    }
+    return build_report(
+        data=data,
+        release=None,
+        record=record,
+        reservation_ids=[release_id],
+        ledger=ledger,
+        student=student,
+        student_name=kind,
+        seconds=clock.seconds,
+        owner=owner_file.read(config.root, data.spec.name),
         chosen_by=config.privacy.chosen_by,
     )

@@ -14,7 +14,6 @@ Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); 
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import math
 import warnings
 from collections.abc import Mapping
@@ -45,11 +44,10 @@ from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords
 from pate_torch.privacy.units import drop_unusable, select_one_per_unit
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
-from pate_torch.release.builder import compute_claims, compute_student_metrics, make_encoder_asset
+from pate_torch.release.builder import build_report
 from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import OwnerSummary, count_records, private_test_metrics, write_owner_summary
+from pate_torch.release.private_metrics import PrivateMetrics
 from pate_torch.release.renderer import write_release
-from pate_torch.release.report import OwnerFacts, ReleaseReport
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
 from pate_torch.students.base import Student
 from pate_torch.students.store import load
@@ -152,18 +150,25 @@ class DPSGD:
                         student = Student(self._describe_network(data.spec), module.cpu().eval(), data.spec)
                         spending.record_files(save_model(student, release))
                     release_id = spending.id
-                report = self.build_report(plan, data, student, batch, multiplier, ledger, release_id, owner_facts)
-                create_private_folder(plan.folder / "private")
-                owner = OwnerSummary(
-                    **private_test_metrics(data, student),
-                    records=count_records(dataclasses.replace(data, private=all_private)),
+                report = build_report(
+                    data=data,
+                    release=None,
+                    record=self._make_record(plan, data, batch, multiplier),
+                    reservation_ids=[release_id],
+                    ledger=ledger,
+                    student=student,
+                    student_name=self.network,
                     seconds=clock.seconds,
+                    owner=owner_facts,
+                    chosen_by=plan.privacy.chosen_by,
                 )
-                write_owner_summary(owner, plan.folder / "private" / "summary.json")
+                create_private_folder(plan.folder / "private")
+                metrics = PrivateMetrics.from_student(data, student, clock.seconds, all_private=all_private)
+                metrics.write(plan.folder / "private" / "summary.json")
                 write_release(release, report)
                 unfinished_call.end()
         if not plan.quiet:
-            print_summary(report, owner=owner.format_rows(), paths={"Released": release, "Ledger": ledger.path})
+            print_summary(report, owner=metrics.format_rows(), paths={"Released": release, "Ledger": ledger.path})
         return plan.folder
 
     def _describe_network(self, spec: DataSpec) -> dict[str, Any]:
@@ -283,53 +288,21 @@ class DPSGD:
         for part in parts:
             part[~finite_B] = 0
 
-    def build_report(
-        self,
-        plan: RunConfig,
-        data: Dataset,
-        student: Student,
-        batch: int,
-        multiplier: float,
-        ledger: Ledger,
-        release_id: str,
-        owner: OwnerFacts,
-    ) -> ReleaseReport:
-        """The report of a run of teachers, without teachers and questions."""
-        spec, rate = data.spec, batch / (data.spec.nominal_size or 1)
-        metrics = compute_student_metrics(data, student) if data.evaluation.public else {}
-        return ReleaseReport(
-            dataset=spec.name,
-            mechanism="dpsgd",
-            student=self.network,
-            num_teachers=0,
-            queries_asked=0,
-            queries_answered=0,
-            delta=plan.privacy.delta,
-            adjacency=plan.partition.adjacency,
-            unit=data.private.unit,
-            **compute_claims(ledger, spec.name, [release_id], current_ids=[release_id]),
-            parameters={
+    def _make_record(self, plan: RunConfig, data: Dataset, batch: int, multiplier: float) -> dict[str, Any]:
+        """What is released, as ``build_report`` takes it."""
+        return {
+            "mechanism": "dpsgd",
+            "parameters": {
                 "noise_multiplier": multiplier,
                 "clip": self.clip,
                 "steps": self.steps,
                 "batch_size": batch,
-                "sampling_rate": rate,
+                "sampling_rate": batch / (data.spec.nominal_size or 1),
             },
-            noise="torch",
-            declared_size=spec.nominal_size,
-            public_share=data.pool.split,
-            reuses_labels=False,
-            seconds={},  # a step takes the longer the more records are sampled
-            **metrics,
-            ledger_head=ledger.get_head(),
-            class_names=spec.class_names,
-            input_kind=spec.kind,
-            encoder=None if spec.encoder is None else spec.encoder.card_without_points,
-            creation_date=datetime.date.today().isoformat(),
-            includes_encoder=False,
-            assets=make_encoder_asset(spec),
-            sensitivity={"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
-            owner=owner,
-            provenance=data.provenance,
-            chosen_by=plan.privacy.chosen_by,
-        )
+            "noise": "torch",
+            "delta": plan.privacy.delta,
+            "adjacency": plan.partition.adjacency,
+            "unit": data.private.unit,
+            "declared_size": data.spec.nominal_size,
+            "sensitivity": {"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
+        }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from pate_torch.release.report import Accuracy, ReleaseReport
+from pate_torch.release.report import AccountClaim, Accuracy, ReleaseReport
 
 MAX_POINTS = 300  # more cannot be told apart on a page
 MAX_EXAMPLES = 40
@@ -30,7 +30,7 @@ class Curve:
     """
 
     name: str
-    points: list[tuple[float, float]]
+    points: Points
     color: str = "a"
     is_reference: bool = False
 
@@ -91,27 +91,22 @@ def thin_points(points: Points, max_points: int = MAX_POINTS) -> list[tuple[floa
     return [points[i] for i in index]
 
 
-def make_price_curves(report: ReleaseReport) -> list[Curve]:
-    """How this release's price and the account's total grew, below the guarantee and the cap."""
-    ends = (1, report.queries_asked)
-    curves = [Curve(name="this release", points=thin_points(number_points(report.epsilon_curve)))]
-    if report.account_curve:
-        curves.append(
-            Curve(name="all releases together", points=thin_points(number_points(report.account_curve)), color="b")
-        )
-    if report.epsilon is not None and report.epsilon > 1.001 * report.epsilon_curve[-1]:
-        curves.append(Curve(name="guarantee", points=[(q, report.epsilon) for q in ends], is_reference=True))
-    if report.budget_epsilon is not None and not is_cap_far(report):
-        curves.append(
-            Curve(name="cap", points=[(q, report.budget_epsilon) for q in ends], color="c", is_reference=True)
-        )
+def make_price_curves(claim: AccountClaim) -> list[Curve]:
+    """How this release's price grew, below the guarantee and the cap."""
+    ends = (1, len(claim.epsilon_curve))
+    curves = [Curve(name="this release", points=thin_points(number_points(claim.epsilon_curve)))]
+    if claim.epsilon is not None and claim.epsilon > 1.001 * claim.epsilon_curve[-1]:
+        curves.append(Curve(name="guarantee", points=[(q, claim.epsilon) for q in ends], is_reference=True))
+    if claim.budget_epsilon is not None and not is_cap_far(claim):
+        cap_points = [(q, claim.budget_epsilon) for q in ends]
+        curves.append(Curve(name="cap", points=cap_points, color="c", is_reference=True))
     return curves
 
 
-def is_cap_far(report: ReleaseReport) -> bool:
+def is_cap_far(claim: AccountClaim) -> bool:
     """Whether the cap is so far above the curves that it would flatten them."""
-    highest = max(*report.epsilon_curve, *report.account_curve, report.epsilon or 0.0)
-    return report.budget_epsilon is not None and report.budget_epsilon > 2.5 * highest
+    highest = max(*claim.epsilon_curve, claim.epsilon or 0.0)
+    return claim.budget_epsilon is not None and claim.budget_epsilon > 2.5 * highest
 
 
 def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
@@ -124,10 +119,9 @@ def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
 
 def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[int, int, int]]:
     """The commonest confusions as (count, truth, prediction)."""
-    pairs = (
-        (count, true, guess) for true, row in enumerate(report.confusion) for guess, count in enumerate(row) if count
-    )
-    return sorted((pair for pair in pairs if pair[1] != pair[2]), reverse=True)[:max_pairs]
+    rows = enumerate(report.evaluation.confusion)
+    pairs = ((count, true, guess) for true, row in rows for guess, count in enumerate(row) if count and true != guess)
+    return sorted(pairs, reverse=True)[:max_pairs]
 
 
 def encode_picture(image_CHW: np.ndarray) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.privacy.sensitive import Votes
+
+if TYPE_CHECKING:
+    from pate_torch.release.private_metrics import PrivateMetrics
 
 MAX_CURVE_POINTS = 300
 
@@ -46,9 +50,12 @@ class PrivateWriter:
         for q in range(0, len(share_Q), 1 + len(share_Q) // MAX_CURVE_POINTS):
             self.log("votes/answered_share", float(share_Q[q]), q + 1)
 
-    def log_text(self, tag: str, text: str) -> None:
-        """PRIVATE. Write a text."""
-        self.writer.add_text(tag, text)
+    def log_metrics(self, metrics: PrivateMetrics) -> None:
+        """PRIVATE. Write the figures for the owner."""
+        for name, value in vars(metrics).items():
+            if isinstance(value, float):
+                self.log(f"owner/{name}", value, 0)
+        self.writer.add_text("owner", "\n\n".join(f"{name}: {value}" for name, value in metrics.format_rows().items()))
 
     def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:
         finite = values.double()[values.double().isfinite()]

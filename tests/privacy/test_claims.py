@@ -28,7 +28,7 @@ from pate_torch.pac.sample import Sample
 from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
-from pate_torch.release.builder import compute_claims
+from pate_torch.release.builder import compute_claim
 from pate_torch.release.statement import NO_TOTAL_NOTE, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from tests.killed_runs import blobs, plan
@@ -38,6 +38,7 @@ from tests.tiny_runs import pate, selection, student
 from tests.worlds import benchmark_clouds
 
 DELTA = 1e-4
+TERMS = {"delta": DELTA, "adjacency": "add_remove", "unit": "record"}
 REL = 1e-9
 QUERIES = 6
 FREE = "this run added nothing"
@@ -263,8 +264,8 @@ def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
     monkeypatch.setattr(Ledger, "make_claim", lambda self, *given: asked.append(given) or claim(self, *given))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        found = compute_claims(ledger, "blobs", [read(one.folder)["release_id"]])
-    assert len(asked) == 1 and len(found["other_releases"]) == 2
+        found = compute_claim(ledger, "blobs", TERMS, reservation_ids=[read(one.folder)["release_id"]])
+    assert len(asked) == 1 and len(found.other_releases) == 2
 
 
 def test_releases_of_one_account_stay_below_its_total(tmp_path):
@@ -328,7 +329,7 @@ def test_the_python_api(tmp_path, mechanism):
     check(tmp_path, one.folder.parent, "line")
     assert (
         one.epsilon
-        == report.epsilon
+        == report.claim.epsilon
         == pytest.approx(accounting.compute_guarantee(mechanism.privacy_events(QUERIES), DELTA).epsilon, rel=REL)
     )
     with one.labeler(num_queries=5) as labeler:
@@ -336,8 +337,8 @@ def test_the_python_api(tmp_path, mechanism):
         both = labeler.epsilon
     again = one.report()
     check(tmp_path, one.folder.parent, "line", alone=False)
-    assert again.epsilon == report.epsilon < again.epsilon_charged == both == one.epsilon
-    assert again.epsilon_charged_ex_post < again.epsilon_charged  # two of five were asked
+    assert again.claim.epsilon == report.claim.epsilon < again.claim.epsilon_charged == both == one.epsilon
+    assert again.claim.epsilon_charged_ex_post < again.claim.epsilon_charged  # two of five were asked
     assert whats(one.folder.parent, "other_releases") == [PURPOSE_LABELS]
 
 
