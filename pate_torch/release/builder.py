@@ -105,7 +105,7 @@ def build_report(
         input_kind=spec.kind,
         encoder=None if spec.encoder is None else spec.encoder.card_without_points,
         includes_encoder=includes_encoder,
-        assets=(*_list_pool_assets(record, spec.name, owner), *_list_encoder_assets(spec), *_parse_assets(record)),
+        assets=tuple(_list_assets(record, spec, owner)),
         owner=owner,
         provenance=data.provenance,
         chosen_by=chosen_by,
@@ -124,22 +124,14 @@ def build_report(
     return ReleaseReport(record=release_record, claim=claim, evaluation=evaluation)
 
 
-def _list_pool_assets(record: Mapping[str, Any], name: str, owner: OwnerFacts) -> Iterator[PublicAsset]:
-    """The public points of an account, by what their owner says of them; nothing where none were used."""
+def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -> Iterator[PublicAsset]:
+    """Everything public that the release was made with: public points, the frozen encoder, what the record names."""
     if "pool_sha256" in record:
-        facts = {"name": f"public points of {name}", **owner.pool, "sha256": record["pool_sha256"]}
+        facts = {"name": f"public points of {spec.name}", **owner.pool, "sha256": record["pool_sha256"]}
         yield PublicAsset(role="public points", **facts)
-
-
-def _list_encoder_assets(spec: DataSpec) -> Iterator[PublicAsset]:
-    """The frozen encoder of the data; nothing where there is none."""
     if (card := spec.encoder) is not None:
         facts = {"licence": card.license, "source": card.file, "trained_on": card.trained_on}
         yield PublicAsset(role="encoder", name=card.name, sha256=card.sha256, **facts)
-
-
-def _parse_assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
-    """What else the release's record names, such as an encoder."""
     for facts in record.get("assets", ()):
         try:
             yield PublicAsset(**facts)

@@ -25,7 +25,7 @@ class Curve:
     """A named curve.
 
     Attributes:
-        color: "a", "b" or "c" of the page's style.
+        color: "a" or "c" of the page's style.
         is_reference: Whether it is a reference level, drawn dashed.
     """
 

@@ -170,7 +170,7 @@ def test_a_report_that_is_not_private_holds_no_epsilon():
     assert all(part.epsilon is None for part in (*report.claim.parts, *report.claim.other_releases))
 
 
-# --- privacy.json against its schema, by a checker of our own
+# --- privacy.json against its schema
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,10 @@ def _broken():
         yield broken
 
 
-def test_the_schema_refuses_broken_statements_and_a_library_agrees():
-    jsonschema = pytest.importorskip("jsonschema")
-    library = jsonschema.Draft202012Validator(privacy_schema())
-    assert library.is_valid(build_statement(demo()))
+def test_the_schema_refuses_broken_statements():
+    assert faults(build_statement(demo()), privacy_schema()) == []
     for broken in _broken():
         assert faults(broken, privacy_schema())
-        assert not library.is_valid(broken)
 
 
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
@@ -275,6 +272,11 @@ def test_the_card_states_privacy_accuracy_and_files():
     text = render_model_card(demo())
     for part in ("epsilon = 2.436", "delta = 1e-5", "add\\_remove", "unit: record", "(gdp)", "97.8 %", "labels.csv"):
         assert part in text
+    tables = re.findall(r"\n\n(\|.*\|)\n(\|[ -|]*\|)\n((?:\|.*\|\n)+)", text)
+    assert len(tables) == text.count("\n| --- |") == 6
+    for head, rule, rows in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows.splitlines())}
+        assert len(widths) == 1, "every row has as many cells as the head"
 
 
 @pytest.mark.parametrize(
