@@ -190,7 +190,7 @@ def test_the_order_of_stages_and_bad_arguments(make):
 def test_a_report_of_labels_alone_and_one_without_measurements(make):
     pate = make().fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert pate.report().student is None
+    assert pate.report().record.student is None
     assert not (pate.folder / "student.safetensors").exists()
     pate.fit_student("supervised", steps=5)
     report = pate.report()
@@ -214,7 +214,7 @@ def test_units_adjacency_and_constants_reach_the_account(make):
 def test_seeded_noise_claims_nothing(make):
     pate = make(insecure_noise_seed=0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert not pate.report().private and not pate.account.is_private
+    assert not pate.report().claim.private and not pate.account.is_private
 
 
 def test_images_with_fixmatch(make):

@@ -667,7 +667,7 @@ def test_gradients_in_python(tmp_path):
     student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).method.subject == "gradients"
+    assert pate.report(test_x, test_y).record.method.subject == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "method.ridge=.3", "method.neighbors=16")

@@ -467,4 +467,4 @@ def test_the_time_of_labels_does_not_grow_with_the_records(tmp_path, monkeypatch
     began = time.monotonic()
     one.label(LINE[::2] + 0.01, num_queries=QUERIES)
     taken = time.monotonic() - began
-    assert one.report().seconds["labels"] < taken - 1.9
+    assert one.report().record.seconds["labels"] < taken - 1.9
