@@ -23,12 +23,13 @@ from pate_torch.privacy.accounts import Charge
 from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
 from pate_torch.privacy.records import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.release import store as release_store
+from pate_torch.release.figures import encode_picture
 from pate_torch.release.report import (
     AccountClaim,
     Accuracy,
     ChargedRelease,
     Evaluation,
-    Examples,
+    Example,
     OwnerFacts,
     ReleaseRecord,
     ReleaseReport,
@@ -118,7 +119,7 @@ def build_report(
         **student_metrics,
         label_accuracy=num_correct / num_checked if num_checked else None,
         label_size=num_checked or None,
-        examples=None if release is None else select_examples(data, release),
+        examples=() if release is None else select_examples(data, release),
         baselines=baselines,
     )
     return ReleaseReport(record=release_record, claim=claim, evaluation=evaluation)
@@ -278,13 +279,17 @@ def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     return tuple(accounting.compute_guarantee([event], delta).epsilon for event in events)
 
 
-def select_examples(data: Dataset, release: Release) -> Examples | None:
-    """A few answered public images with the label released for them."""
+def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
+    """Select a few answered public images with the label released for them; none if the points are no images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
-        return None
-    query = release.query_Q[release.answered_Q][:NUM_EXAMPLES]
-    label = release.label_Q[release.label_Q != NO_ANSWER][:NUM_EXAMPLES]
-    return Examples(image=data.pool.x[query].cpu().numpy(), label=tuple(label.tolist()), query=tuple(query.tolist()))
+        return ()
+    query_E = release.query_Q[release.answered_Q][:NUM_EXAMPLES]
+    label_E = release.label_Q[release.label_Q != NO_ANSWER][:NUM_EXAMPLES]
+    images = data.pool.x[query_E].cpu().numpy()
+    return tuple(
+        Example(picture=encode_picture(image), label=label, query=query)
+        for image, label, query in zip(images, label_E.tolist(), query_E.tolist(), strict=True)
+    )
 
 
 def _select_scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:

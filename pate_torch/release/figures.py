@@ -14,7 +14,6 @@ from PIL import Image
 from pate_torch.release.report import AccountClaim, Accuracy, ReleaseReport
 
 MAX_POINTS = 300  # more cannot be told apart on a page
-MAX_EXAMPLES = 40
 MAX_CLASSES = 24  # a larger confusion matrix cannot be read, nor a longer list of classes
 
 Points = Sequence[tuple[float, float]]

@@ -24,7 +24,6 @@ from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.audit.membership import MembershipRecords, MembershipResult, attack
-from pate_torch.core import checks
 from pate_torch.core.files import PRIVATE_FILE_MODE
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
     from pate_torch.context import LabelRelease, RunContext
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-THEOREM_PRICE = "Price of these votes, theorem"
-"""A figure for the owner, as it is called where it is missing."""
-
 T = TypeVar("T")
 
 
@@ -85,15 +81,6 @@ class PrivateMetrics:
     seconds: Mapping[str, float] = field(default_factory=dict)
     not_computed: Mapping[str, str] = field(default_factory=dict)
     forecast: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
-        if self.epsilon_pate2018 is not None:
-            checks.non_negative("epsilon_pate2018", self.epsilon_pate2018)
-        for key, value in self.gap_quantiles.items():
-            checks.non_negative(f"gap_quantiles.{key}", value)
 
     @classmethod
     def from_student(
@@ -191,8 +178,9 @@ def compute_vote_metrics(
         asked = votes.select(release.query_Q)
         if model is not None and rounds == 1 and len(asked):
             counts = asked.counts_QC.cpu().numpy()
+            curve = functools.partial(compute_rdp, model, counts, rdp.ORDERS)
             epsilon = _compute_or_none(
-                THEOREM_PRICE, lambda: _compute_epsilon(compute_rdp(model, counts, rdp.ORDERS), delta), missing
+                "Price of these votes, theorem", lambda: _compute_epsilon(curve(), delta), missing
             )
         gaps = _compute_or_none("How the votes agree", lambda: compute_gap_quantiles(asked), missing)
     return PrivateMetrics(

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
 from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
@@ -151,30 +149,23 @@ class OwnerFacts:
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Examples:
-    """Public points with the labels released for them.
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A public point with the label released for it.
 
     Attributes:
-        image: uint8 [E, Ch, H, W], Ch 1 or 3.
-        label: The released labels.
-        query: Pool indices.
+        picture: The point as a PNG image, a data URI.
+        label: The released label.
+        query: The index of the point in the pool.
     """
 
-    image: np.ndarray
-    label: tuple[int, ...]
-    query: tuple[int, ...]
+    picture: str
+    label: int
+    query: int
 
     def __post_init__(self) -> None:
-        shape = np.shape(self.image)
-        if not isinstance(self.image, np.ndarray) or self.image.dtype != np.uint8:
-            raise checks.error("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
-        if len(shape) != 4 or shape[1] not in (1, 3):
-            raise checks.error("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
-        if not shape[0] == len(self.label) == len(self.query):
-            raise checks.error(
-                "examples.label", len(self.label), f"must be one per image ({shape[0]}), as examples.query"
-            )
+        if not self.picture.startswith("data:image/png;base64,"):
+            raise checks.error("example.picture", self.picture[:20], "must be a PNG image in a data URI")
 
 
 @dataclass(frozen=True)
@@ -393,7 +384,7 @@ class Evaluation(PublicFacts):
         student_size: The number of points that ``student_accuracy`` was measured on.
         label_size: The number of released labels that ``label_accuracy`` was measured on.
         confusion: The student's test counts [truth, predicted]; empty if they were not counted.
-        examples: Some public points with the labels released for them; None if the points are no images.
+        examples: Some public points with the labels released for them; empty if the points are no images.
         baselines: Accuracies of models without privacy, which are private but for a public benchmark.
     """
 
@@ -402,7 +393,7 @@ class Evaluation(PublicFacts):
     label_accuracy: float | None
     label_size: int | None
     confusion: tuple[tuple[int, ...], ...]
-    examples: Examples | None
+    examples: tuple[Example, ...]
     baselines: tuple[Accuracy, ...]
 
     def __post_init__(self) -> None:
@@ -517,7 +508,7 @@ def format_route(accountant: str) -> str:
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
 
 
-_RECORDS = (Accuracy, Share, Examples, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
+_RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
 
 
 def _check_releasable(name: str, value: Any) -> None:
@@ -534,8 +525,6 @@ def _check_releasable(name: str, value: Any) -> None:
             _check_releasable(f"{name}.{key}", item)
     elif isinstance(value, _RECORDS):
         for field_ in fields(value):
-            inner = getattr(value, field_.name)
-            if not isinstance(inner, np.ndarray):  # checked by Examples
-                _check_releasable(f"{name}.{field_.name}", inner)
+            _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:
         raise TypeError(f"{name}: {type(value).__name__} may not enter a released report (plain values only)")

@@ -51,7 +51,7 @@ def make_environment(**options: Any) -> Environment:
         lstrip_blocks=True,
         **options,
     )
-    result.filters |= {"epsilon": format_epsilon, "delta": format_delta, "route": format_route}
+    result.filters |= {"epsilon": format_epsilon, "delta": format_delta}
     return result
 
 

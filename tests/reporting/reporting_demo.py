@@ -10,13 +10,14 @@ from sklearn.datasets import load_digits
 
 from pate_torch.methods.teacher_votes import describe
 from pate_torch.privacy.records import PublicAsset
+from pate_torch.release.figures import encode_picture
 from pate_torch.release.intervals import Share
 from pate_torch.release.report import (
     AccountClaim,
     Accuracy,
     ChargedRelease,
     Evaluation,
-    Examples,
+    Example,
     OwnerFacts,
     ReleaseRecord,
     ReleaseReport,
@@ -32,11 +33,12 @@ AUDIT = {
 }
 
 
-def examples(count: int = 24) -> Examples:
+def examples(count: int = 24) -> tuple[Example, ...]:
     digits = load_digits()
-    image = (digits.images[:count] / 16 * 255).astype(np.uint8)[:, None]
-    return Examples(
-        image=image, label=tuple(int(y) for y in digits.target[:count]), query=tuple(range(11, 11 + 7 * count, 7))
+    images = (digits.images[:count] / 16 * 255).astype(np.uint8)[:, None]
+    return tuple(
+        Example(picture=encode_picture(image), label=int(y), query=11 + 7 * i)
+        for i, (image, y) in enumerate(zip(images, digits.target, strict=False))
     )
 
 

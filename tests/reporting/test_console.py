@@ -97,7 +97,7 @@ def test_paths_are_not_folded():
 @pytest.mark.parametrize("hits,said", [(70, True), (89, True), (90, False)])
 def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, said):
     lost = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100,
-                examples=None)  # fmt: skip
+                examples=())  # fmt: skip
     words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
     assert lost.majority_warning == (words if said else None)
     texts = shown(lost), render_model_card(lost).replace("\\", ""), render_page(lost).replace("\u00a0", " ")

@@ -1,6 +1,7 @@
 """report.html: self-contained, escaped, and no epsilon without its terms."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from pate_torch.release import builder, figures
 from pate_torch.release.figures import MAX_POINTS, Scale, encode_picture, thin_points
 from pate_torch.release.renderer import render_page
-from pate_torch.release.report import Examples
 from tests.reporting.reporting_demo import baseline, confusion, demo, examples
 
 VOID = {"meta", "img", "br"}
@@ -153,7 +153,7 @@ def test_intervals_and_pictures_are_there():
 
 def test_a_bare_report_has_no_empty_sections():
     bare = demo(
-        student_accuracy=None, label_accuracy=None, confusion=(), epsilon_curve=(), examples=None,
+        student_accuracy=None, label_accuracy=None, confusion=(), epsilon_curve=(), examples=(),
         baselines=(), other_releases=(), class_names=(), budget_epsilon=None, epsilon_charged=None,
     )  # fmt: skip
     tree = nodes(render_page(bare))
@@ -190,7 +190,7 @@ def test_confusions_of_too_many_classes_are_not_counted():
 
 
 def test_answers_that_are_none_are_called_so():
-    shown = Examples(image=examples(2).image, label=(-1, 3), query=(4, 5))
+    shown = (replace(examples(1)[0], label=-1),)
     assert "no answer" in render_page(demo(examples=shown))
 
 

@@ -25,9 +25,9 @@ from pate_torch.release.renderer import (
     to_strict_json,
     write_release,
 )
-from pate_torch.release.report import Examples
+from pate_torch.release.report import Example
 from tests.reporting.json_schema import faults, privacy_schema
-from tests.reporting.reporting_demo import EPSILON, demo, examples
+from tests.reporting.reporting_demo import EPSILON, demo
 
 FIXED_KEYS = [
     "schema_version",
@@ -82,7 +82,7 @@ DATA = PrivateRecords(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.a
         lambda x: {"baselines": (x,)},
         lambda x: {"confusion": ((x,),)},
         lambda x: {"epsilon_curve": (x,)},
-        lambda x: {"examples": x},
+        lambda x: {"examples": (x,)},
         lambda x: {"teachers_id": x},
     ],
 )
@@ -134,11 +134,9 @@ def test_a_report_cannot_be_changed():
         report.record.parameters["sigma"] = 1.0
 
 
-def test_examples_are_bytes_of_images():
-    with pytest.raises(ValueError, match="uint8"):
-        Examples(image=np.zeros((1, 1, 8, 8)), label=(1,), query=(1,))
-    with pytest.raises(ValueError, match="one per image"):
-        Examples(image=examples(2).image, label=(1,), query=(1, 2))
+def test_examples_are_pictures_that_the_page_carries_itself():
+    with pytest.raises(ValueError, match=r"example\.picture"):
+        Example(picture="https://example.org/1.png", label=1, query=1)
 
 
 def test_class_accuracies_are_the_diagonal_over_the_rows():
