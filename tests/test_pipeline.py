@@ -358,7 +358,7 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
     shown = {"0": "'=HYPERLINK(1)", "1": "''quoted", "2": "-1.5"}
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
     again = pipeline.run(changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again"))
-    assert again.class_names == names and again.is_free
+    assert again.record.class_names == names and again.is_free
 
 
 def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
