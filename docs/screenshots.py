@@ -1,44 +1,38 @@
 """Pictures of a run, for the documentation: python docs/screenshots.py <run folder> <where to put them>
 
-Takes the head of release/report.html in light, dark and at a phone's width (the whole page with --whole), and
-TensorBoard on release/tensorboard; then shrinks them to 256 colors. Needs chromium (Debian: apt-get install
-chromium). Shows released values alone: the private folder is never opened.
+Takes the head of release/report.html in light, dark and at a phone's width (the whole page with --whole), then shrinks
+the pictures to 256 colors. Needs chromium (Debian: apt-get install chromium). Shows released values alone: the private
+folder is never opened.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from pathlib import Path
 
 from PIL import Image
 
-# Without the WebGL switches TensorBoard's Time Series lines stay blank in a headless browser.
 SWITCHES = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-webgl", "--disable-3d-apis", "--disable-quic"),
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
     *("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--hide-scrollbars",
 )
-BOARDS = {"timeseries": 1100, "scalars": 1000, "custom_scalars": 900, "images": 1300, "text": 1100, "hparams": 600}
 REPORT = {"head": (1770, 1880), "whole": (5200, 8600)}
 """Heights of the report, wide and on a phone."""
 
 
-def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = False, wait: int = 0) -> None:
-    """One picture. ``wait``: milliseconds of the browser's own time for a page that loads as it goes."""
+def shoot(address: str, picture: Path, width: int, height: int, *, dark: bool = False) -> None:
+    """One picture."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("screenshots: no chromium found (Debian: apt-get install chromium)")
     with tempfile.TemporaryDirectory() as profile:
         command = [browser, *SWITCHES, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
         command += [f"--screenshot={picture.resolve()}"]
-        command += [f"--virtual-time-budget={wait}"] * bool(wait)
         command += ["--blink-settings=preferredColorScheme=" + ("0" if dark else "1")]
         subprocess.run([*command, address], check=True, capture_output=True, timeout=120)
     image = Image.open(picture).convert("RGB")
@@ -65,29 +59,6 @@ def report(page: Path, out: Path, wide: int, tall: int) -> None:
     image.crop((0, 0, 360, tall)).save(out / "report-phone.png", optimize=True)
 
 
-def tensorboard(logs: Path, out: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    # From the folder above, so that the page does not show where on this machine the logs lie.
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", logs.name, "--port", str(port)]
-    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    server = subprocess.Popen([*command, "--load_fast=false"], cwd=logs.parent, **quiet)
-    try:
-        for _ in range(60):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/data/runs", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.5)
-        time.sleep(5)  # the first load of the event files
-        for board, height in BOARDS.items():
-            shoot(f"http://127.0.0.1:{port}/#{board}", out / f"tensorboard-{board}.png", 1400, height, wait=8000)
-    finally:
-        server.terminate()
-        server.wait(10)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder (it holds release/)")
@@ -96,8 +67,6 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     report(given.run / "release" / "report.html", given.out, *REPORT["whole" if given.whole else "head"])
-    if (given.run / "release" / "tensorboard").is_dir():
-        tensorboard(given.run / "release" / "tensorboard", given.out)
 
 
 if __name__ == "__main__":

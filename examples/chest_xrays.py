@@ -51,8 +51,9 @@ labels = scans.label(
 scans.fit_student("supervised", network="logistic", steps=200, augment=None)
 
 report = scans.report(x["test"], y["test"])
-print(report.format_with_terms(report.epsilon))
+print(report.claim.format_with_terms(report.claim.epsilon))
 print(
-    f"{report.queries_answered} questions to {report.num_teachers} teachers; the student:", report.accuracies[0].share
+    f"{report.record.queries_answered} questions to {report.record.num_teachers} teachers; the student:",
+    report.accuracies[0].share,
 )
 print("may be published:", scans.folder)

@@ -82,8 +82,9 @@ plt.show()
 # %%
 student = pate.fit_student("fixmatch", steps=200, augment=small_changes)
 report = pate.report(digits.evaluation.x, digits.evaluation.y, pool_y=digits.evaluation.pool_y)
-print(f"the student is right on {report.student_accuracy:.1%} of {report.student_size} test points,")
-print(f"the labels it learnt from on {report.label_accuracy:.0%}")
+measured = report.evaluation
+print(f"the student is right on {measured.student_accuracy:.1%} of {measured.student_size} test points,")
+print(f"the labels it learnt from on {measured.label_accuracy:.0%}")
 
 # %% [markdown]
 # ## What it cost
@@ -94,13 +95,13 @@ for paragraph in format_plain_words(report):
     print("-", paragraph)
 
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", width_ratios=(3, 2))
-questions = np.arange(1, len(report.epsilon_curve) + 1)
-left.plot(questions, report.epsilon_curve, color="#1f4e79")
-left.axhline(report.budget_epsilon, color="black", linewidth=0.8, linestyle=":")
-left.text(1, report.budget_epsilon, " the account's cap", va="bottom")
+questions = np.arange(1, len(report.claim.epsilon_curve) + 1)
+left.plot(questions, report.claim.epsilon_curve, color="#1f4e79")
+left.axhline(report.claim.budget_epsilon, color="black", linewidth=0.8, linestyle=":")
+left.text(1, report.claim.budget_epsilon, " the account's cap", va="bottom")
 left.set(xlabel="questions", ylabel="epsilon at delta = 1e-4", title="the price")
 left.set(xlim=(0, 20.5), ylim=(0, 2.8), xticks=range(0, 21, 5))
-counts = np.array(report.confusion)
+counts = np.array(report.evaluation.confusion)
 right.imshow(counts / counts.sum(1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
 right.set(xlabel="the student says", ylabel="it is", title="the student, by class", xticks=range(10), yticks=range(10))
 plt.show()

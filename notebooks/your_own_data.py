@@ -101,7 +101,7 @@ pate.label(public.x, num_queries=40)
 student = pate.fit_student("vat", steps=300)
 report = pate.report(test.x, test.y)
 print(format_headline(report))
-print(f"the student is right on {report.student_accuracy:.1%} of the test visits")
+print(f"the student is right on {report.evaluation.student_accuracy:.1%} of the test visits")
 
 # %% [markdown]
 # ## More noise or fewer questions?

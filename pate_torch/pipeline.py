@@ -16,7 +16,8 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.release.report import ReleaseReport
-from pate_torch.session import AlternativeFormatter, DataSplits, ReleaseSession, make_inputs
+from pate_torch.session import AlternativeFormatter, ReleaseSession, make_inputs
+from pate_torch.splits import DataSplits
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 

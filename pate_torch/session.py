@@ -19,94 +19,54 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pate_torch.account_opening import check_new_account_cap, open_budget, read_caps
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.device import deterministic_mode
-from pate_torch.core.files import compute_file_digest, compute_tensor_digest, write_atomically
+from pate_torch.core.files import compute_file_digest, create_private_folder, write_atomically
 from pate_torch.core.progress import Stages, StageTimer, do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.opening import (
+    check_new_account_cap,
+    make_record,
+    make_unfinished_call,
+    open_budget,
+    open_existing_ledger,
+    read_caps,
+    read_release,
+    resume_call,
+    run_folder_lock,
+)
+from pate_torch.owner_metrics import add_student_metrics, attack_released_student, compute_owner_metrics, save_votes
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
-from pate_torch.privacy.units import drop_unusable
-from pate_torch.release import owner_file, private_metrics
+from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.console import print_summary
-from pate_torch.release.private_writer import PrivateWriter, make_private_folder
+from pate_torch.release.private_metrics import PrivateMetrics, make_public_baselines
+from pate_torch.release.private_writer import PrivateWriter
 from pate_torch.release.renderer import write_release
 from pate_torch.release.report import OwnerFacts, ReleaseReport
+from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.splits import DataSplits
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.store import load as load_student
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import make_student_task
+from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
 """Says what to ask for where noise outweighs the votes of a run."""
 
 NamedStudent = tuple[str, Student]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class DataSplits:
-    """PRIVATE. The data, split as the configuration says.
-
-    Attributes:
-        data: Without the private records that are held out.
-        all_private: All private records, whose account is charged.
-        validation: Those held out for choosing a student; None: none are.
-        membership_holdout: Those held out for the owner's membership test; None: none are.
-    """
-
-    data: Dataset
-    all_private: PrivateRecords
-    validation: PrivateRecords | None = None
-    membership_holdout: PrivateRecords | None = None
-
-    @classmethod
-    def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
-        """Load the data set and split it."""
-        source, validation, membership_holdout = config.dataset, None, None
-        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
-        data = drop_unusable(data, config.partition.adjacency)
-        all_private = data.private
-        if config.selection is not None:
-            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
-        if config.membership is not None and not config.method.releases_model:
-            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
-        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WrittenRelease:
-    """A release that lies in its folder, bought in this session or found from an earlier one.
-
-    Attributes:
-        release: Releasable: the questions and their answers, or a model.
-        record: Releasable: ``release.json``.
-        guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
-        prepared: PRIVATE. The method that answered; None: it is not here.
-    """
-
-    release: Release | ModelRelease
-    record: dict[str, Any]
-    guide: Student | None = None
-    prepared: PreparedMethod | None = None
-
-    @property
-    def labels(self) -> Release:
-        """Releasable: the questions and their answers."""
-        assert isinstance(self.release, Release)
-        return self.release
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -128,6 +88,7 @@ class ReleaseSession:
         unfinished_call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
         exit_stack: Closes with the session.
         has_private_folder: Whether the run keeps files for its owner.
+        prepared: PRIVATE. The method that answered in this session; None: none has.
     """
 
     config: RunConfig
@@ -144,6 +105,7 @@ class ReleaseSession:
     forecast: str | None = None
     unfinished_call: UnfinishedCall | None = None
     has_private_folder: bool = False
+    prepared: PreparedMethod | None = None
 
     # ---- opening --------------------------------------------------------------------------------------------------
 
@@ -180,19 +142,19 @@ class ReleaseSession:
             if config.labels is not None:
                 run_folders.find_release(config.root, config.labels)
                 ledger = exit_stack.enter_context(Ledger(config.ledger_path, create=False))
-                reused: WrittenRelease | None = _read_release(config, facts, ledger)
+                reused: WrittenRelease | None = read_release(config, facts, ledger)
                 exit_stack.enter_context(run_folder_lock(config))
                 release_store.check_unused_folder(config.folder, config.labels)
                 unfinished_call = forecast = None
             else:
-                with _open_existing_ledger(config.ledger_path) as existing_ledger:
+                with open_existing_ledger(config.ledger_path) as existing_ledger:
                     store = TeacherStore(config.root)
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
                     caps = {} if existing_ledger is None else read_caps(existing_ledger)
                 check_new_account_cap(config, facts.spec.name, planned_events, caps)
                 forecast = _make_forecast(config, facts, format_alternative)
-                unfinished_call = _make_unfinished_call(config, facts, store, splits.all_private)
-                config, reused = _resume_call(config, facts, unfinished_call, stages)
+                unfinished_call = make_unfinished_call(config, facts, store, splits.all_private)
+                config, reused = resume_call(config, facts, unfinished_call, stages)
                 exit_stack.enter_context(run_folder_lock(config))
                 ledger = exit_stack.enter_context(Ledger(config.ledger_path))
             session = cls(
@@ -214,7 +176,7 @@ class ReleaseSession:
             if forecast is not None:
                 stages.print_message(forecast)
             if session.has_private_folder:
-                make_private_folder(session.private_dir)  # a closed disk is found out before anything is charged
+                create_private_folder(session.private_dir)  # a closed disk is found out before anything is charged
             yield session
 
     @classmethod
@@ -223,7 +185,7 @@ class ReleaseSession:
         cls, config: RunConfig, data: Dataset, clock: StageTimer, reused: WrittenRelease | None = None
     ) -> Iterator[ReleaseSession]:
         """A session that charges nothing: to train teachers, or a student of a release that is here."""
-        make_private_folder(config.root, "store")
+        create_private_folder(config.root, "store")
         with (
             Ledger(config.ledger_path) as ledger,
             Stages(quiet=config.quiet) as stages,
@@ -287,7 +249,7 @@ class ReleaseSession:
         """PRIVATE. The owner's TensorBoard; None where the run keeps no files for its owner."""
         if not self.has_private_folder:
             return None
-        make_private_folder(self.private_dir)
+        create_private_folder(self.private_dir)
         return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
 
     def make_inputs(self) -> MethodInputs:
@@ -331,11 +293,14 @@ class ReleaseSession:
                     prepared = self._prepare_after_first_answers(inputs, spending)
                     prepared.check(budget)
                 release = prepared.release(self.facts.pool, spending)
-                record, digests = self._write_answers(release, record | {"teachers_id": prepared.id}, prepared.guide)
+                record, digests = self._write_answers(
+                    release, record | ({"teachers_id": prepared.id} if prepared.id else {}), prepared.guide
+                )
                 spending.record_files(digests)
         prepared.record_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
-        return WrittenRelease(release=release, record=record, guide=prepared.guide, prepared=prepared)
+        self.prepared = prepared
+        return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
     def _prepare_after_first_answers(self, inputs: MethodInputs, spending: Spending) -> PreparedMethod:
         """PRIVATE. Ask the method's first question, whose answer is on disk before anything depends on it; prepare."""
@@ -357,7 +322,7 @@ class ReleaseSession:
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
         """Publish the data-dependent price where wanted, at a price of its own; returns what to tell the owner."""
-        config, method, prepared = self.config, self.config.method, written.prepared
+        config, method, prepared = self.config, self.config.method, self.prepared
         if config.private_epsilon is None or written.release.id not in self.reservation_ids:
             return None
         assert self.budget is not None and isinstance(method, VotingMethod)
@@ -439,12 +404,13 @@ class ReleaseSession:
         if named_student is None:
             report, rows = self.write_report(written, None), None
         else:
-            private_metrics.save_votes(self, written)
+            save_votes(written, self.prepared, self.private_dir, self.private_writer)
             with self.clock("owner"):
-                metrics, nonprivate = private_metrics.compute_private_metrics(self, written)
+                metrics, nonprivate = compute_owner_metrics(
+                    self.config, self.splits, written, self.prepared, self.stages
+                )
             report = self.write_report(written, named_student, metrics)
-            metrics = private_metrics.run_membership_attack(self, written, named_student[1], metrics, nonprivate)
-            private_metrics.write_owner_summary(metrics, self.private_dir / "summary.json")
+            metrics = self._write_private_metrics(written, named_student[1], metrics, nonprivate)
             paths = {"Released": self.release_dir, "Private": self.private_dir, "Ledger": paths["Ledger"]}
             rows = metrics.format_rows()
         if shows_table:
@@ -456,18 +422,41 @@ class ReleaseSession:
         if self.unfinished_call is not None:
             self.unfinished_call.end()
 
+    def _write_private_metrics(
+        self, written: WrittenRelease, student: Student, metrics: PrivateMetrics, nonprivate: TeacherEnsemble | None
+    ) -> PrivateMetrics:
+        """PRIVATE. Write the owner's figures, once everything that may be published is there."""
+        config, splits = self.config, self.splits
+        claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
+        metrics = add_student_metrics(metrics, config, splits, student, self.forecast)
+        metrics = attack_released_student(
+            metrics,
+            config,
+            splits,
+            written,
+            student,
+            nonprivate,
+            events=claim.reserved_events,
+            is_private=claim.is_private,
+        )
+        metrics = replace(metrics, seconds=dict(self.clock.seconds))
+        metrics.write(self.private_dir / "summary.json")
+        if self.private_writer is not None:
+            self.private_writer.log_metrics(metrics)
+        return metrics
+
     def write_report(
         self,
         written: WrittenRelease,
         named_student: NamedStudent | None,
-        metrics: private_metrics.OwnerSummary | None = None,
+        metrics: PrivateMetrics | None = None,
     ) -> ReleaseReport:
         """Write the report of a release, and of its student where there is one, into ``release/``."""
         run_folders.create_protected_folder(self.release_dir)
         name, student = named_student or ("", None)
         report = build_report(
             data=self.data,
-            release=written.release,
+            release=written.release if isinstance(written.release, Release) else None,
             record=written.record,
             reservation_ids=self.reservation_ids,
             student=student,
@@ -476,7 +465,7 @@ class ReleaseSession:
             seconds=self.clock.seconds,
             owner=self.owner,
             chosen_by=self.config.privacy.chosen_by,
-            baselines=() if metrics is None else private_metrics.make_public_baselines(self.data, metrics),
+            baselines=() if metrics is None else make_public_baselines(self.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
         )
         write_release(self.release_dir, report)
@@ -504,53 +493,6 @@ def make_inputs(
     )
 
 
-def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
-    """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
-    spec = facts.spec
-    return {
-        "dataset": spec.name,
-        "pool_sha256": compute_tensor_digest(facts.pool.x),
-        "noise": config.method.noise,
-        "private": config.privacy.insecure_noise_seed is None,
-        "seed": config.seed,
-        "delta": config.privacy.delta,
-        "adjacency": facts.adjacency,
-        "unit": facts.unit,
-        **({} if spec.encoder is None else {"encoder": spec.encoder.card_without_points.to_dict()}),
-        **config.method.to_record(facts),
-    }
-
-
-@contextlib.contextmanager
-def run_folder_lock(config: RunConfig) -> Iterator[None]:
-    """Lock the run's folder for this process, and clear the store of what killed runs left half written.
-
-    Raises:
-        ValueError: Another run writes into the folder, or has finished there.
-    """
-    make_private_folder(config.root, "store")
-    store = TeacherStore(config.root)
-    with contextlib.ExitStack() as exit_stack:
-        with store.lock():  # so that a run that begins is not taken for one that was killed
-            exit_stack.enter_context(run_folders.hold(config.folder))
-            run_folders.remove_killed_run_files(config.root)
-        if (config.folder / "release" / "summary.json").exists():
-            release_store.check_unused_folder(config.folder)
-        store.sweep()
-        release_store.discard_incomplete(config.folder)
-        yield
-
-
-@contextlib.contextmanager
-def _open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
-    """The ledger, where there is one: a refusal leaves none behind."""
-    if not path.exists():
-        yield None
-        return
-    with Ledger(path) as ledger:
-        yield ledger
-
-
 def _make_forecast(
     config: RunConfig, facts: DatasetFacts, format_alternative: AlternativeFormatter | None
 ) -> str | None:
@@ -559,60 +501,3 @@ def _make_forecast(
     if warning is None:
         return None
     return f"{warning} {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
-
-
-def _read_release(config: RunConfig, facts: DatasetFacts, ledger: Ledger) -> WrittenRelease:
-    """The release that ``labels`` names."""
-    assert config.labels is not None
-    labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
-    return WrittenRelease(release=labels, record=record, guide=guide)
-
-
-def _make_unfinished_call(
-    config: RunConfig, facts: DatasetFacts, store: TeacherStore, all_private: PrivateRecords
-) -> UnfinishedCall | None:
-    """PRIVATE. This call, by all that decides its release; None where seeded noise is no release, or it buys more."""
-    privacy = config.privacy
-    if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
-        return None
-    choices = {
-        "method": repr(config.method),
-        "partition": repr(config.partition),
-        "seed": config.seed,
-        "pool": compute_tensor_digest(facts.pool.x),
-        "delta": privacy.delta,
-    }
-
-    def compute_fingerprint() -> str:
-        return config.method.compute_fingerprint(store, all_private) + store.compute_fingerprint(all_private)
-
-    return UnfinishedCall(store, facts.spec.name, choices, compute_fingerprint)
-
-
-def _resume_call(
-    config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
-) -> tuple[RunConfig, WrittenRelease | None]:
-    """PRIVATE. The configuration in the folder of the same call that was interrupted, and what it released."""
-    if unfinished_call is None:
-        return config, None
-    written: WrittenRelease | None = None
-    if config.method.releases_model:
-        found_model = unfinished_call.find_model(config.ledger_path)
-        if found_model is None:
-            return config, None
-        folder, release_id = found_model
-        student = load_student(folder / "release" / "student.safetensors")
-        written = WrittenRelease(release=ModelRelease(release_id, student), record=make_record(config, facts))
-    else:
-        interruption = unfinished_call.find(config.ledger_path)
-        if interruption is None:
-            return config, None
-        folder, committed_ids = interruption
-        with Ledger(config.ledger_path, create=False) as ledger:
-            labels, record, guide = release_store.read_folder(folder / "release", facts.pool, facts.spec, ledger)
-        if labels.id not in committed_ids:
-            return config, None
-        written = WrittenRelease(release=labels, record=record, guide=guide)
-    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more."
-    stages.print_message(message)
-    return replace(config, folder=folder), written

@@ -438,7 +438,7 @@ def test_a_closed_folder_is_refused_in_one_line(tmp_path, monkeypatch):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied", str(home))
 
-    monkeypatch.setattr("pate_torch.session.make_private_folder", denied)
+    monkeypatch.setattr("pate_torch.opening.create_private_folder", denied)
     line = train(home, monkeypatch=monkeypatch).error
     assert "Permission denied" in line and str(home) in line and "PATE_HOME" in line
     assert ledger_entries(home) == []

@@ -24,7 +24,6 @@ from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.release import builder
 from pate_torch.release import store as release_store
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
@@ -226,26 +225,7 @@ def two_candidates(**changes):
     return Selection(candidates={"bad": bad, "good": good}, **{"epsilon": 2.0, "validation": 0.3, **changes})
 
 
-def test_the_accounts_curve_is_exact_at_its_end_and_never_below_between(plan, monkeypatch):
-    pipeline.run(changed(plan, num_queries=5))
-    pipeline.run(one := again(plan, "second", mechanism=GNMax(sigma=3.0)))
-    with Ledger(one.root / "ledger.sqlite") as ledger:
-        data = one.dataset.load()
-        release = release_store.read(one.root, summary(one)["release_id"], data.pool, data.spec, ledger)[0]
-
-        def curve(composed):
-            monkeypatch.setattr(builder, "MAX_COMPOSITIONS", composed)
-            return builder.compute_account_curve(ledger, "blobs", release)
-
-        exact, coarse = curve(20), curve(4)
-    assert len(exact) == len(coarse) == 20 and exact[-1] == coarse[-1] == pytest.approx(spent(one), rel=1e-9)
-    assert all(high >= low for high, low in zip(coarse, exact, strict=True)) and len(set(coarse)) == 4
-    assert len(set(exact)) == 20
-
-
-def test_choosing_a_student_by_private_records_is_charged(plan, monkeypatch):
-    # Each point of the page's curve is a composition of seconds, where a choice lies in the account.
-    monkeypatch.setattr("pate_torch.release.builder.compute_account_curve", lambda *_: ())
+def test_choosing_a_student_by_private_records_is_charged(plan):
     pipeline.run(one := changed(plan, selection=two_candidates()))
     found = summary(one)
     assert found["student"] == "good"  # some 45 held-out records at rate 2: the worse wins with odds below e^-20
@@ -277,9 +257,8 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
         dataclasses.replace(data, adjacencies="add_remove")
 
 
-def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan, monkeypatch):
+def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan):
     """Teachers and account are there from an earlier run: nothing is trained, and nothing may be charged either."""
-    monkeypatch.setattr("pate_torch.release.builder.compute_account_curve", lambda *_: ())
     pipeline.run(changed(plan, selection=two_candidates()))
     before = spent(plan)
     dear = changed(again(plan, "dear"), mechanism=GNMax(sigma=3.0), selection=two_candidates(epsilon=500.0))
@@ -378,8 +357,8 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
         rows = list(csv.DictReader(file))
     shown = {"0": "'=HYPERLINK(1)", "1": "''quoted", "2": "-1.5"}
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
-    again = pipeline.run(changed(plan, labels=report.release_id, folder=plan.folder.parent / "again"))
-    assert again.class_names == names and again.is_free
+    again = pipeline.run(changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again"))
+    assert again.record.class_names == names and again.is_free
 
 
 def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
@@ -387,4 +366,4 @@ def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
     files = {file.name for file in (one.folder / "release").iterdir()}
     assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
     alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
-    assert report.epsilon > alone and report.student is None  # labels and the published price, composed
+    assert report.claim.epsilon > alone and report.record.student is None  # labels and the published price, composed

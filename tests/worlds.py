@@ -6,7 +6,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pate_torch.data.tensors import Tensors
-from pate_torch.privacy.records import DataSpec
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.records import Dataset, DataSpec
 
 CENTER = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
 IMAGES = DataSpec(
@@ -88,3 +90,9 @@ class Counted(TorchDispatchMode):
         with cls() as counted:
             work()
         return counted.counts
+
+
+def check_adjacency(data: Dataset, adjacency: str) -> None:
+    """As a run checks it."""
+    partition = AddRemove() if adjacency == "add_remove" else ReplaceOne()
+    DatasetFacts.from_dataset(data, partition).check_adjacency()

@@ -62,14 +62,14 @@ KERNEL = (
         "reporting/private_writer.py",
         "reporting/renderer.py",
     ),
-    *("reporting/report.py", "reporting/statement.py", "reporting/release_writer.py"),
+    *("reporting/report.py", "reporting/statement.py"),
 )
 HYPOTHESES = ("pac/", "learn/")  # private learning of hypothesis classes has guarantees of its own
 OUTSIDE = (
     *("__init__.py", "__main__.py", "ledger/__init__.py", "ledger/command.py"),
     *("core/__init__.py", "core/checks.py", "core/device.py", "core/optimizers.py", "core/parallel.py"),
     *("core/progress.py", "core/run_folders.py"),
-    *("reporting/__init__.py", "reporting/console.py", "reporting/curves.py", "reporting/figures.py"),
+    *("reporting/__init__.py", "reporting/console.py", "reporting/figures.py"),
     *("reporting/intervals.py", "reporting/private_metrics.py", "reporting/owner_file.py"),
     *("audit/", "planning/", "queries/", "students/", "verify/"),
 )

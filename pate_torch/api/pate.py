@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pate_torch.account_opening import open_budget
 from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
@@ -41,6 +41,7 @@ from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.panel import Panel, PanelMethod, fit_estimators, fit_modules
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
+from pate_torch.opening import open_budget
 from pate_torch.planning.alternatives import match_label_price, suggest_gradients
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts
@@ -65,7 +66,6 @@ from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.private_metrics import attack_student
-from pate_torch.release.private_writer import make_private_folder
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
@@ -486,7 +486,7 @@ class PATE:
         config = self._make_config(data, self._make_teacher_votes(spec, num_queries, Random()))
         assert self.mechanism is not None
         planned_events = self.mechanism.privacy_events(num_queries, rounds)
-        make_private_folder(self.home, "store")
+        create_private_folder(self.home, "store")
         ledger, store = Ledger(config.ledger_path), TeacherStore(self.home)
         budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(private))
         if self._stored_teachers is not None:

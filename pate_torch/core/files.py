@@ -16,11 +16,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-PRIVATE_README = """PRIVATE: do not publish, do not share.
+PRIVATE_README = """PRIVATE: do not publish, and do not copy to where others can read it.
 
-These are teachers trained directly on private records, and their votes. Whoever has them can learn about single
-records; no privacy guarantee covers them. Keep them together with the privacy ledger beside this folder: it remembers
-what has already been released from these data.
+What lies here was computed from private records without noise: teachers, votes, accuracies, prices that depend on the
+votes, the result of an attack. Whoever has it can learn about single records; no privacy guarantee covers it. Choosing
+a parameter of a later release after a look at it is a release too, one that no ledger charges.
+Keep teachers together with the privacy ledger beside them, which remembers what was released from these data. What may
+be published lies in the folder `release` of a run.
 """
 
 

@@ -129,6 +129,7 @@ class PrivateMethod(ABC):
         name: The name that ``release.json`` gives.
         purpose: What its reservation pays for, in the ledger's words.
         has_first_stage: Whether ``first_answers`` is to be called.
+        uses_public_points: Whether the release depends on public points beyond constants.
         releases_model: Whether it releases a model that is published as it is, and no labels.
     """
 
@@ -136,6 +137,7 @@ class PrivateMethod(ABC):
     purpose: ClassVar[str] = PURPOSE_LABELS
     has_first_stage: ClassVar[bool] = False
     releases_model: ClassVar[bool] = False
+    uses_public_points: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.one_of("method.name", self.name, (type(self).name,))

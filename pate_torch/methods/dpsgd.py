@@ -90,6 +90,7 @@ class DPSGD(PrivateMethod):
 
     purpose: ClassVar[str] = "model by DP-SGD"
     releases_model: ClassVar[bool] = True
+    uses_public_points: ClassVar[bool] = False
     name: str = "dpsgd"
     network: str = "mlp"
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -12,140 +12,127 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import PrivacyEvent, to_json
+from pate_torch.accounting.events import to_json
 from pate_torch.core import checks
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.accounts import Charge
 from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
 from pate_torch.privacy.records import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.release import store as release_store
-from pate_torch.release.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
+from pate_torch.release.figures import encode_picture
+from pate_torch.release.report import (
+    AccountClaim,
+    Accuracy,
+    ChargedRelease,
+    Evaluation,
+    Example,
+    OwnerFacts,
+    ReleaseRecord,
+    ReleaseReport,
+)
 from pate_torch.release.statement import NOT_PRIVATE
 from pate_torch.students.base import Student
 from pate_torch.teachers.store import TeacherStore
 
 NUM_EXAMPLES = 12
-MAX_COMPOSITIONS = 12
-"""Moments of a release at which the account's total is composed anew."""
 
 
 def build_report(
     *,
     data: Dataset,
-    release: Release,
+    release: Release | None,
     record: Mapping[str, Any],
     reservation_ids: Sequence[str],
+    ledger: Ledger,
     student: Student | None,
     student_name: str,
-    ledger: Ledger,
     seconds: Mapping[str, float],
     owner: OwnerFacts,
     chosen_by: str | None,
-    includes_encoder: bool,
-    baselines: tuple[Baseline, ...] = (),
+    baselines: tuple[Accuracy, ...] = (),
+    includes_encoder: bool = False,
 ) -> ReleaseReport:
-    """Everything that may be published of a finished run.
+    """Build the report of a finished run: everything that may be published of it.
 
     Args:
-        data: The run's data.
-        release: The labels.
-        record: The release's, as its release.json has it.
+        data: The data of the run.
+        release: The labels; None if a model was trained on the records themselves, and nobody was asked.
+        record: The content of release.json. For a model: ``mechanism``, ``parameters``, ``noise``, ``delta``,
+            ``adjacency`` and ``unit``, and ``pool_sha256`` and ``declared_size`` where public points and a declared
+            number of records were used.
         reservation_ids: The reservations that this run made; that of labels from before is not among them.
-        student: None if labels were released and nothing was trained.
-        student_name: As the configuration calls it.
         ledger: The ledger that holds the account.
-        seconds: Time of every stage.
+        student: The student, or the model; None if labels were released and nothing was trained.
+        student_name: The kind of the student, as the configuration calls it; empty if there is none.
+        seconds: The time of every stage.
         owner: What only the owner can say of the data.
-        chosen_by: How this release was chosen among several settings; None: not stated.
-        includes_encoder: Whether the files of the data's encoder lie in the release folder.
+        chosen_by: How this release was chosen among several settings; None if it is not stated.
         baselines: Accuracies to compare with.
+        includes_encoder: Whether the files of the data's encoder lie in the release folder.
     """
-    delta, name = record["delta"], data.spec.name
-    claim_fields = compute_claims(ledger, name, [release.id, *reservation_ids], current_ids=reservation_ids)
-    student_metrics = {} if student is None or not data.evaluation.public else compute_student_metrics(data, student)
-    num_correct, num_checked = count_correct_and_checkable(data, release)
-    method = release_store.load_method_description(record)
-    declared_size = record.get("declared_size", data.spec.nominal_size if method.uses_size else None)
-    return ReleaseReport(
-        dataset=name,
+    spec = data.spec
+    claim = compute_claim(ledger, spec.name, record, release, reservation_ids)
+    method = None if release is None else release_store.load_method_description(record)
+    declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
+    teachers_id = record.get("teachers_id")
+    public_seconds: dict[str, float] = {}  # of a model none: each step takes the longer, the more records there are
+    if method is not None:
+        student_chosen = claim.has_part(PURPOSE_STUDENT_CHOICE)
+        public_seconds = select_public_seconds(seconds, method, student_chosen=student_chosen)
+    release_record = ReleaseRecord(
+        dataset=spec.name,
         mechanism=record["mechanism"],
-        student=student_name or None,
-        num_teachers=record["num_teachers"],
-        queries_asked=len(release.query_Q),
-        queries_answered=int(release.answered_Q.sum()),
-        delta=delta,
-        adjacency=record["adjacency"],
-        unit=record["unit"],
-        **claim_fields,
         parameters=_select_scalars(record["parameters"]),
+        sensitivity=record.get("sensitivity", {}),
         noise=record["noise"],
         declared_size=declared_size if record["adjacency"] == "add_remove" else None,
         public_share=data.pool.split,
-        reuses_labels=release.id not in reservation_ids,
+        num_teachers=record.get("num_teachers", 0),
+        teachers_id=teachers_id,
+        teachers_reusable=teachers_id is not None and TeacherStore(ledger.path.parent).has_ensemble(teachers_id),
         method=method,
-        rounds=len(release.queries_per_round) or 1,
-        seconds=select_public_seconds(
-            seconds,
-            method,
-            student_chosen=any(part.purpose == PURPOSE_STUDENT_CHOICE for part in claim_fields["parts"]),
-        ),
-        answer_files=release_store.list_answer_files(record),
-        **student_metrics,
-        label_accuracy=num_correct / num_checked if num_checked else None,
-        label_size=num_checked or None,
-        teachers_id=record["teachers_id"],
-        teachers_reusable=TeacherStore(ledger.path.parent).has_ensemble(record["teachers_id"]),
-        release_id=release.id,
-        ledger_head=ledger.get_head(),
-        class_names=data.spec.class_names,
-        input_kind=data.spec.kind,
-        encoder=None if data.spec.encoder is None else data.spec.encoder.card_without_points,
+        rounds=1 if release is None else len(release.queries_per_round) or 1,
+        queries_asked=0 if release is None else len(release.query_Q),
+        queries_answered=0 if release is None else int(release.answered_Q.sum()),
+        release_id=None if release is None else release.id,
+        reuses_labels=release is not None and release.id not in reservation_ids,
+        answer_files=() if release is None else release_store.list_answer_files(record),
+        student=student_name or None,
+        class_names=spec.class_names,
+        input_kind=spec.kind,
+        encoder=None if spec.encoder is None else spec.encoder.card_without_points,
         includes_encoder=includes_encoder,
-        epsilon_curve=compute_epsilon_curve(release, delta),
-        account_curve=compute_account_curve(ledger, name, release) if release.id in reservation_ids else (),
-        student_curves={} if student is None else {tag: tuple(points) for tag, points in student.curves.items()},
-        examples=select_examples(data, release),
-        baselines=baselines,
-        creation_date=datetime.date.today().isoformat(),
-        sensitivity=record["sensitivity"],
-        assets=(
-            make_pool_asset(name, record["pool_sha256"], owner),
-            *make_encoder_asset(data.spec),
-            *_parse_assets(record),
-        ),
+        assets=tuple(_list_assets(record, spec, owner)),
         owner=owner,
         provenance=data.provenance,
         chosen_by=chosen_by,
+        seconds=public_seconds,
+        creation_date=datetime.date.today().isoformat(),
     )
-
-
-def make_pool_asset(name: str, sha256: str | None, owner: OwnerFacts) -> PublicAsset:
-    """The public points of an account, by what their owner says of them."""
-    return PublicAsset(
-        role="public points",
-        name=owner.pool.get("name", f"public points of {name}"),
-        sha256=sha256,
-        licence=owner.pool.get("licence"),
-        source=owner.pool.get("source"),
+    student_metrics = compute_student_metrics(data, student if data.evaluation.public else None)
+    num_correct, num_checked = (0, 0) if release is None else count_correct_and_checkable(data, release)
+    evaluation = Evaluation(
+        **student_metrics,
+        label_accuracy=num_correct / num_checked if num_checked else None,
+        label_size=num_checked or None,
+        examples=() if release is None else select_examples(data, release),
+        baselines=baselines,
     )
+    return ReleaseReport(record=release_record, claim=claim, evaluation=evaluation)
 
 
-def make_encoder_asset(spec: DataSpec) -> tuple[PublicAsset, ...]:
-    """The frozen encoder of the data, if there is one."""
-    card = spec.encoder
-    if card is None:
-        return ()
-    facts = {"licence": card.license, "source": card.file, "trained_on": card.trained_on}
-    return (PublicAsset(role="encoder", name=card.name, sha256=card.sha256, **facts),)
-
-
-def _parse_assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
-    """What else the release's record names, such as an encoder."""
+def _list_assets(record: Mapping[str, Any], spec: DataSpec, owner: OwnerFacts) -> Iterator[PublicAsset]:
+    """Everything public that the release was made with: public points, the frozen encoder, what the record names."""
+    if "pool_sha256" in record:
+        facts = {"name": f"public points of {spec.name}", **owner.pool, "sha256": record["pool_sha256"]}
+        yield PublicAsset(role="public points", **facts)
+    if (card := spec.encoder) is not None:
+        facts = {"licence": card.license, "source": card.file, "trained_on": card.trained_on}
+        yield PublicAsset(role="encoder", name=card.name, sha256=card.sha256, **facts)
     for facts in record.get("assets", ()):
         try:
             yield PublicAsset(**facts)
@@ -153,11 +140,15 @@ def _parse_assets(record: Mapping[str, Any]) -> Iterator[PublicAsset]:
             raise checks.error("release.json", facts, f"was edited: assets cannot be read ({error})") from error
 
 
-def compute_student_metrics(data: Dataset, student: Student) -> dict[str, Any]:
-    """The student's accuracy on the test set, by the fields of a report; releasable if ``data.evaluation`` is."""
+def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str, Any]:
+    """Compute the student's figures on the test set; they are releasable if ``data.evaluation`` is public.
+
+    Returns:
+        ``student_accuracy``, ``student_size`` and ``confusion``; None and () where there is no student or no test set.
+    """
     truth_Q = data.evaluation.y
-    if not len(truth_Q):
-        return {}
+    if student is None or not len(truth_Q):
+        return {"student_accuracy": None, "student_size": None, "confusion": ()}
     prediction_Q = student.compute_probabilities(data.evaluation.x).argmax(1)
     return {
         "student_accuracy": compute_accuracy(prediction_Q, truth_Q),
@@ -185,40 +176,47 @@ def compute_confusion(truth_Q: Tensor, prediction_Q: Tensor, num_classes: int) -
     return tuple(tuple(row) for row in flat.view(num_classes, num_classes).tolist())
 
 
-def compute_claims(
-    ledger: Ledger, name: str, reservations: Sequence[str], *, current_ids: Sequence[str] = ()
-) -> dict[str, Any]:
-    """What a report may claim of a folder that holds what these reservations paid for, and of the whole account.
+def compute_claim(
+    ledger: Ledger,
+    name: str,
+    terms: Mapping[str, Any],
+    release: Release | None = None,
+    reservation_ids: Sequence[str] = (),
+) -> AccountClaim:
+    """Compute what may be claimed of a folder, and of the whole account.
 
     Args:
         ledger: The ledger that holds the account.
-        name: Name of the account.
-        reservations: The reservations for everything in the folder.
-        current_ids: Those made by the run that reports.
-
-    Returns:
-        The fields of a ``ReleaseReport`` that are claims.
+        name: The name of the account.
+        terms: A mapping with ``delta``, ``adjacency`` and ``unit``.
+        release: The labels in the folder; None if there are none.
+        reservation_ids: The reservations that the run that reports made for what lies in the folder.
     """
-    account, claim = ledger.get_account(name), ledger.make_claim(name, reservations)
-    guarantee, total, total_ex_post = claim.guarantee, account.guarantee, account.ex_post_guarantee
-    return {
-        "epsilon": None if guarantee is None else guarantee.epsilon,
-        "accountant": "none" if guarantee is None else guarantee.route,
-        "epsilon_ex_post": None if claim.ex_post_guarantee is None else claim.ex_post_guarantee.epsilon,
-        "private": claim.is_private,
-        "parts": tuple(
-            _make_part(account, identity, charge, identity in current_ids) for identity, charge in claim.charges.items()
+    own_ids = [*reservation_ids] if release is None else [release.id, *reservation_ids]
+    account, claim = ledger.get_account(name), ledger.make_claim(name, own_ids)
+    guarantee, ex_post = claim.guarantee, claim.ex_post_guarantee
+    total, total_ex_post = account.guarantee, account.ex_post_guarantee
+    return AccountClaim(
+        delta=terms["delta"],
+        adjacency=terms["adjacency"],
+        unit=terms["unit"],
+        private=claim.is_private,
+        epsilon=None if guarantee is None else guarantee.epsilon,
+        accountant="none" if guarantee is None else guarantee.route,
+        epsilon_ex_post=None if ex_post is None else ex_post.epsilon,
+        parts=tuple(_make_part(account, id_, part, id_ in reservation_ids) for id_, part in claim.charges.items()),
+        epsilon_charged=None if total is None else total.epsilon,
+        charged_accountant=None if total is None else total.route,
+        epsilon_charged_ex_post=None if total_ex_post is None else total_ex_post.epsilon,
+        budget_epsilon=account.budget_epsilon,
+        other_releases=tuple(
+            _make_part(account, id_, part, False)
+            for id_, part in ledger.get_charges(name).items()
+            if id_ not in claim.charges
         ),
-        "epsilon_charged": None if total is None else total.epsilon,
-        "charged_accountant": None if total is None else total.route,
-        "epsilon_charged_ex_post": None if total_ex_post is None else total_ex_post.epsilon,
-        "budget_epsilon": account.budget_epsilon,
-        "other_releases": tuple(
-            _make_part(account, identity, charge, False)
-            for identity, charge in ledger.get_charges(name).items()
-            if identity not in claim.charges
-        ),
-    }
+        epsilon_curve=() if release is None else compute_epsilon_curve(release, terms["delta"]),
+        ledger_head=ledger.get_head(),
+    )
 
 
 def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
@@ -257,9 +255,7 @@ def select_public_seconds(
         method: Who answered.
         student_chosen: Whether the student was chosen by private records.
     """
-    public_stages: set[str] = (
-        set() if student_chosen else {"student"}
-    )  # a public start is learnt only where no teachers are found again
+    public_stages = set() if student_chosen else {"student"}
     if method.public_time:
         public_stages.add("labels")
     return {stage: duration for stage, duration in seconds.items() if stage in public_stages}
@@ -275,56 +271,25 @@ def count_correct_and_checkable(data: Dataset, release: Release) -> tuple[int, i
 
 def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:
     """The price of the first q questions, q = 1..Q, where each costs the same; empty where it does not."""
-    query_event = _find_query_event(release)
-    if query_event is None:
-        return ()
-    num_queries = len(release.query_Q)
-    return tuple(
-        accounting.compute_guarantee([replace(query_event, count=query_event.count * q)], delta).epsilon
-        for q in range(1, num_queries + 1)
-    )
-
-
-def compute_account_curve(ledger: Ledger, name: str, release: Release) -> tuple[float, ...]:
-    """The account's total after each question of this release, composed at some of them and rounded up between.
-
-    (A composition takes up to a second.) Empty where questions cost unequally, or no epsilon is claimed.
-    """
-    query_event, num_queries, account = _find_query_event(release), len(release.query_Q), ledger.get_account(name)
-    if query_event is None or not account.is_private:
-        return ()
-    earlier_events = [
-        e
-        for release_id, charge in ledger.get_charges(name).items()
-        if release_id != release.id
-        for e in charge.reserved_events
-    ]
-    moments = np.unique(np.linspace(1, num_queries, min(num_queries, MAX_COMPOSITIONS)).round().astype(int))
-    totals = [
-        account.compute_guarantee([*earlier_events, replace(query_event, count=query_event.count * int(q))])
-        for q in moments
-    ]
-    epsilons = [total.epsilon for total in totals if total is not None]
-    if len(epsilons) < len(moments):
-        return ()
-    return tuple(epsilons[i] for i in np.searchsorted(moments, np.arange(1, num_queries + 1)))
-
-
-def _find_query_event(release: Release) -> PrivacyEvent | None:
-    """What every question cost alike, or None."""
     num_queries = len(release.query_Q)
     if not num_queries or len(release.events) != 1 or release.events[0].count % num_queries:
-        return None
-    return replace(release.events[0], count=release.events[0].count // num_queries)
+        return ()
+    event, count_per_query = release.events[0], release.events[0].count // num_queries
+    events = (replace(event, count=count_per_query * q) for q in range(1, num_queries + 1))
+    return tuple(accounting.compute_guarantee([event], delta).epsilon for event in events)
 
 
-def select_examples(data: Dataset, release: Release) -> Examples | None:
-    """A few answered public images with the label released for them."""
+def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
+    """Select a few answered public images with the label released for them; none if the points are no images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
-        return None
-    query = release.query_Q[release.answered_Q][:NUM_EXAMPLES]
-    label = release.label_Q[release.label_Q != NO_ANSWER][:NUM_EXAMPLES]
-    return Examples(image=data.pool.x[query].cpu().numpy(), label=tuple(label.tolist()), query=tuple(query.tolist()))
+        return ()
+    query_E = release.query_Q[release.answered_Q][:NUM_EXAMPLES]
+    label_E = release.label_Q[release.label_Q != NO_ANSWER][:NUM_EXAMPLES]
+    images = data.pool.x[query_E].cpu().numpy()
+    return tuple(
+        Example(picture=encode_picture(image), label=label, query=query)
+        for image, label, query in zip(images, label_E.tolist(), query_E.tolist(), strict=True)
+    )
 
 
 def _select_scalars(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.release import statement
 from pate_torch.release.report import ReleaseReport
-from pate_torch.release.statement import NOT_PRIVATE, EpsilonLine
+from pate_torch.release.statement import NOT_PRIVATE
 
 WIDTH = 80
 PRIVATE_NOTE = "private, for the owner"
@@ -41,7 +41,7 @@ def print_summary(
     console = Console(file=stream, width=None if stream is None else WIDTH)
     if not console.is_terminal or console.width > WIDTH:
         console = Console(file=stream, width=WIDTH)
-    if not report.private:
+    if not report.claim.private:
         frame = box.ROUNDED if console.is_terminal else box.ASCII
         console.print(
             Panel(
@@ -66,34 +66,27 @@ def print_summary(
 
 
 def _list_privacy_rows(report: ReleaseReport) -> Rows:
-    yield "Data set", report.dataset
-    if report.epsilon is None:
+    yield "Data set", report.record.dataset
+    if report.claim.epsilon is None:
         yield "Privacy", statement.format_headline(report)
         return
     guarantee, *other_prices = statement.list_epsilon_lines(report)
-    yield "What is private", f"{report.unit_words}, in all that this run released"
-    yield "Guarantee", f"epsilon = {format_epsilon(report.epsilon)}, delta = {format_delta(report.delta)}"
-    yield "  neighbors", report.adjacency_words
-    yield "  unit", report.unit
-    yield "  route", guarantee.route
+    yield "What is private", f"{report.claim.unit_words}, in all that this run released"
+    delta, *other_terms = statement.list_terms(report).items()
+    yield "Guarantee", f"epsilon = {format_epsilon(report.claim.epsilon)}, delta = {delta[1]}"
+    yield from ((f"  {name}", value) for name, value in other_terms)
     for price in other_prices:
-        if price.epsilon is not None or price.note:
-            yield price.name, _format_row(price, guarantee.route)
-
-
-def _format_row(price: EpsilonLine, route: str) -> str:
-    """An epsilon on the guarantee's terms; its route where that is another."""
-    if price.epsilon is None:
-        return price.note
-    route_note = f" ({price.route})" if price.route != route else ""
-    return f"epsilon = {format_epsilon(price.epsilon)}, same terms{route_note}{f'. {price.note}' if price.note else ''}"
+        route_note = f" ({price.route})" if price.route != guarantee.route else ""
+        terms = "" if price.epsilon is None else f"epsilon = {format_epsilon(price.epsilon)}, same terms{route_note}"
+        if terms or price.note:
+            yield price.name, ". ".join(filter(None, (terms, price.note)))
 
 
 def _list_accuracy_rows(report: ReleaseReport) -> Rows:
     """What a benchmark lets out is left out: it is the owner's own figures over again, which stand below, marked."""
-    benchmark_names = [baseline.name for baseline in report.baselines if baseline.disclosure_basis == "benchmark"]
-    for row in report.accuracies:
-        if row.name not in benchmark_names:
-            yield row.name, f"{row.share} correct: {row.description}"
+    own_names = [row.name for row in report.evaluation.baselines]
+    for name, accuracy, description in statement.make_accuracy_table(report).rows:
+        if name not in own_names:
+            yield name, f"{accuracy} correct: {description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning

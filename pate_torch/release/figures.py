@@ -1,4 +1,4 @@
-"""What the report's pictures show: curves, scales and images for the page, figures for TensorBoard."""
+"""What the report's pictures show: curves, scales and images for the page, as the page needs them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
-from pate_torch.release.report import Accuracy, Examples, ReleaseReport
-
-if TYPE_CHECKING:  # drawing costs a second to import, and is done once, at the end of a run
-    from matplotlib.figure import Figure
+from pate_torch.release.report import AccountClaim, Accuracy, ReleaseReport
 
 MAX_POINTS = 300  # more cannot be told apart on a page
-MAX_EXAMPLES = 40
-MAX_PICTURES = 20  # of them in TensorBoard
 MAX_CLASSES = 24  # a larger confusion matrix cannot be read, nor a longer list of classes
 
 Points = Sequence[tuple[float, float]]
@@ -30,12 +24,12 @@ class Curve:
     """A named curve.
 
     Attributes:
-        color: "a", "b" or "c" of the page's style.
+        color: "a" or "c" of the page's style.
         is_reference: Whether it is a reference level, drawn dashed.
     """
 
     name: str
-    points: list[tuple[float, float]]
+    points: Points
     color: str = "a"
     is_reference: bool = False
 
@@ -96,34 +90,22 @@ def thin_points(points: Points, max_points: int = MAX_POINTS) -> list[tuple[floa
     return [points[i] for i in index]
 
 
-def make_price_curves(report: ReleaseReport) -> list[Curve]:
-    """How this release's price and the account's total grew, below the guarantee and the cap."""
-    ends = (1, report.queries_asked)
-    curves = [Curve(name="this release", points=thin_points(number_points(report.epsilon_curve)))]
-    if report.account_curve:
-        curves.append(
-            Curve(name="all releases together", points=thin_points(number_points(report.account_curve)), color="b")
-        )
-    if report.epsilon is not None and report.epsilon > 1.001 * report.epsilon_curve[-1]:
-        curves.append(Curve(name="guarantee", points=[(q, report.epsilon) for q in ends], is_reference=True))
-    if report.budget_epsilon is not None and not is_cap_far(report):
-        curves.append(
-            Curve(name="cap", points=[(q, report.budget_epsilon) for q in ends], color="c", is_reference=True)
-        )
+def make_price_curves(claim: AccountClaim) -> list[Curve]:
+    """How this release's price grew, below the guarantee and the cap."""
+    ends = (1, len(claim.epsilon_curve))
+    curves = [Curve(name="this release", points=thin_points(number_points(claim.epsilon_curve)))]
+    if claim.epsilon is not None and claim.epsilon > 1.001 * claim.epsilon_curve[-1]:
+        curves.append(Curve(name="guarantee", points=[(q, claim.epsilon) for q in ends], is_reference=True))
+    if claim.budget_epsilon is not None and not is_cap_far(claim):
+        cap_points = [(q, claim.budget_epsilon) for q in ends]
+        curves.append(Curve(name="cap", points=cap_points, color="c", is_reference=True))
     return curves
 
 
-def is_cap_far(report: ReleaseReport) -> bool:
+def is_cap_far(claim: AccountClaim) -> bool:
     """Whether the cap is so far above the curves that it would flatten them."""
-    highest = max(*report.epsilon_curve, *report.account_curve, report.epsilon or 0.0)
-    return report.budget_epsilon is not None and report.budget_epsilon > 2.5 * highest
-
-
-def make_student_curves(report: ReleaseReport) -> list[Curve]:
-    """One curve for each tag of more than one point."""
-    return [
-        Curve(name=tag, points=thin_points(points)) for tag, points in report.student_curves.items() if len(points) > 1
-    ]
+    highest = max(*claim.epsilon_curve, claim.epsilon or 0.0)
+    return claim.budget_epsilon is not None and claim.budget_epsilon > 2.5 * highest
 
 
 def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
@@ -136,10 +118,9 @@ def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
 
 def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[int, int, int]]:
     """The commonest confusions as (count, truth, prediction)."""
-    pairs = (
-        (count, true, guess) for true, row in enumerate(report.confusion) for guess, count in enumerate(row) if count
-    )
-    return sorted((pair for pair in pairs if pair[1] != pair[2]), reverse=True)[:max_pairs]
+    rows = enumerate(report.evaluation.confusion)
+    pairs = ((count, true, guess) for true, row in rows for guess, count in enumerate(row) if count and true != guess)
+    return sorted(pairs, reverse=True)[:max_pairs]
 
 
 def encode_picture(image_CHW: np.ndarray) -> str:
@@ -152,45 +133,3 @@ def encode_picture(image_CHW: np.ndarray) -> str:
 def _to_image_array(image_CHW: np.ndarray) -> np.ndarray:
     """[H, W] of a gray image, [H, W, 3] of another."""
     return image_CHW[0] if image_CHW.shape[0] == 1 else np.ascontiguousarray(np.moveaxis(image_CHW, 0, 2))
-
-
-def plot_confusion(report: ReleaseReport) -> Figure:
-    """The student's test counts, shaded by share of the row."""
-    from matplotlib.figure import Figure
-
-    counts = np.array(report.confusion)
-    size = len(counts)
-    side = min(12.0, 1.6 + 0.36 * size)
-    figure = Figure(figsize=(side, side), layout="constrained")
-    axes = figure.subplots()
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    names = report.confusion_names
-    axes.set_xticks(range(size), names, rotation=0 if max(map(len, names)) < 3 else 60)
-    axes.set_yticks(range(size), names)
-    axes.set(xlabel="predicted", ylabel="true")
-    for true, guess in zip(*np.nonzero(counts), strict=True):
-        color = "white" if share[true, guess] > 0.5 else "black"
-        axes.text(guess, true, str(counts[true, guess]), ha="center", va="center", color=color, fontsize=10)
-    return figure
-
-
-def plot_examples(report: ReleaseReport) -> Figure:
-    """Some public points, each under the label released for it."""
-    from matplotlib.figure import Figure
-
-    examples = report.examples
-    assert isinstance(examples, Examples)
-    count = min(MAX_PICTURES, len(examples.label))
-    columns = min(5, count)
-    rows = -(-count // columns)
-    figure = Figure(figsize=(0.9 * columns, 1.2 * rows))
-    axes = figure.add_axes((0, 0, 1, 1))  # one for all of them: to lay out twenty takes half a second
-    for i in range(count):
-        row, x = divmod(i, columns)
-        y = 1.2 * (rows - 1 - row)
-        axes.imshow(_to_image_array(examples.image[i]), cmap="gray", vmin=0, vmax=255, extent=(x, x + 0.8, y, y + 0.8))
-        axes.text(x + 0.4, y + 0.85, report.get_class_name(examples.label[i]), ha="center", fontsize=12)
-    axes.set(xlim=(-0.1, columns - 0.1), ylim=(-0.1, 1.2 * rows - 0.1))
-    axes.axis("off")
-    return figure

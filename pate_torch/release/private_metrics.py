@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
@@ -23,37 +22,27 @@ from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.core import checks
-from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.privacy.partition import assign_shards
+from pate_torch.core.files import PRIVATE_FILE_MODE
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.builder import compute_accuracy, compute_student_metrics
 from pate_torch.release.intervals import Share, format_percent
 from pate_torch.release.membership import MembershipRecords, MembershipResult, attack
-from pate_torch.release.private_writer import OWNER_ONLY_FILE_MODE
 from pate_torch.release.renderer import to_strict_json
-from pate_torch.release.report import Baseline
+from pate_torch.release.report import Accuracy
 from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.students.base import Student
-from pate_torch.teachers import distributed
-from pate_torch.teachers.baseline import compute_first_logits, train_on_all
+from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes
 
-if TYPE_CHECKING:
-    from pate_torch.session import ReleaseSession, WrittenRelease
-
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-THEOREM_PRICE = "Price of these votes, theorem"
-"""A figure for the owner, as it is called where it is missing."""
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnerSummary:
-    """PRIVATE. Figures of a run; None if one was not computed.
+class PrivateMetrics:
+    """PRIVATE. The figures of a run, for the owner of the data alone; None if one was not computed.
 
     ``epsilon_pate2018`` depends on the votes: it is no guarantee and no price.
 
@@ -87,14 +76,20 @@ class OwnerSummary:
     not_computed: Mapping[str, str] = field(default_factory=dict)
     forecast: str | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("student_accuracy", "ensemble_accuracy", "teacher_accuracy_mean", "nonprivate_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
-        if self.epsilon_pate2018 is not None:
-            checks.non_negative("epsilon_pate2018", self.epsilon_pate2018)
-        for key, value in self.gap_quantiles.items():
-            checks.non_negative(f"gap_quantiles.{key}", value)
+    @classmethod
+    def from_student(
+        cls, data: Dataset, student: Student, seconds: Mapping[str, float], *, all_private: PrivateRecords | None = None
+    ) -> PrivateMetrics:
+        """PRIVATE. Count the records, and measure the student on test records whose figures may not be published.
+
+        Args:
+            data: The data of the run.
+            student: The student, or the model.
+            seconds: The time of every stage.
+            all_private: The private records with those that are held out; None if none are.
+        """
+        metrics = compute_student_metrics(data, None if data.evaluation.public else student)
+        return cls(**metrics, records=count_records(data, all_private), seconds=dict(seconds))
 
     def format_rows(self) -> dict[str, str]:
         """The owner's part of the closing table: accuracies, and what is missing (an epsilon looks like a price)."""
@@ -108,22 +103,15 @@ class OwnerSummary:
             "Model without privacy": self.nonprivate_accuracy,
         }
         lines |= {name: format_percent(value) for name, value in accuracies.items() if value is not None}
-        if self.membership is not None:
-            lines |= self.membership.format_lines()
+        lines |= {} if self.membership is None else self.membership.format_lines()
         lines |= {name: f"not computed: {reason}" for name, reason in self.not_computed.items()}
         return lines if self.forecast is None else lines | {"Forecast": self.forecast}
 
-
-def write_owner_summary(summary: OwnerSummary, path: Path) -> None:
-    """Write private/summary.json; NaN is refused."""
-    path.touch(mode=OWNER_ONLY_FILE_MODE)
-    path.chmod(OWNER_ONLY_FILE_MODE)  # before anything private is in it
-    path.write_text(to_strict_json(asdict(summary)), encoding="utf-8")
-
-
-def private_test_metrics(data: Dataset, student: Student) -> dict[str, Any]:
-    """PRIVATE. The student's figures on test records, if they may not be published."""
-    return {} if data.evaluation.public else compute_student_metrics(data, student)
+    def write(self, path: Path) -> None:
+        """Write private/summary.json; NaN is refused."""
+        path.touch(mode=PRIVATE_FILE_MODE)
+        path.chmod(PRIVATE_FILE_MODE)  # before anything private is in it
+        path.write_text(to_strict_json(asdict(self)), encoding="utf-8")
 
 
 def count_records(data: Dataset, all_private: PrivateRecords | None = None) -> dict[str, int]:
@@ -136,7 +124,7 @@ def count_records(data: Dataset, all_private: PrivateRecords | None = None) -> d
     return rows | {f"left out {reason}": count for reason, count in data.num_dropped_by_reason.items()}
 
 
-def make_owner_summary(
+def compute_vote_metrics(
     *,
     data: Dataset,
     release: Release,
@@ -147,59 +135,55 @@ def make_owner_summary(
     rounds: int,
     delta: float,
     device: torch.device,
-) -> OwnerSummary:
-    """PRIVATE. Accuracies without noise, and prices that depend on the votes.
+) -> PrivateMetrics:
+    """PRIVATE. Compute accuracies without noise, and prices that depend on the votes.
 
     Args:
-        data: The run's data.
+        data: The data of the run.
         release: The labels.
-        votes: The teachers' on the pool; None if records answered for themselves.
-        ensemble: None if the votes were brought from elsewhere: they say nothing of the test points.
-        nonprivate: A model trained on all records, if there is one.
-        model: The mechanism's law of outcomes, if it has one.
-        rounds: Data-dependent prices compose only if no question depends on an earlier answer: of several rounds there
-            is none.
+        votes: The teachers' votes on the pool; None if records answered for themselves.
+        ensemble: The teachers; None if the votes were brought from elsewhere, and tell nothing of the test points.
+        nonprivate: A model trained on all records; None if there is none.
+        model: The mechanism's law of outcomes; None if it has none.
+        rounds: The number of rounds. Data-dependent prices compose only if no question depends on an earlier answer:
+            of several rounds there is none.
         delta: The account's delta.
-        device: Device of the predictions.
+        device: The device of the predictions.
     """
-    missing_metrics: dict[str, str] = {}
-    ensemble_accuracy = mean_teacher_accuracy = nonprivate_accuracy = None
-    truth = data.evaluation.y
+    missing: dict[str, str] = {}
+    test, num_classes = data.evaluation, data.spec.num_classes
+
+    def compute_nonprivate() -> float:
+        assert nonprivate is not None
+        return compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
+
+    def compute_accuracies() -> tuple[float, float]:
+        assert ensemble is not None
+        prediction_KQ = ensemble.predict(test.x, device=device)
+        plurality = count_votes(prediction_KQ, num_classes).compute_plurality()
+        return compute_accuracy(prediction_KQ, test.y), compute_accuracy(plurality, test.y)
+
+    nonprivate_accuracy = teachers = epsilon = gaps = None
     if nonprivate is not None:
-        nonprivate_accuracy = _compute_or_none(
-            "Model without privacy",
-            lambda: compute_accuracy(nonprivate.predict(data.evaluation.x, device=device)[0], truth),
-            missing_metrics,
-        )
+        nonprivate_accuracy = _compute_or_none("Model without privacy", compute_nonprivate, missing)
     if ensemble is not None:
-
-        def compute_accuracies() -> tuple[float, float]:
-            prediction_KQ = ensemble.predict(data.evaluation.x, device=device)
-            plurality = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
-            return compute_accuracy(prediction_KQ, truth), compute_accuracy(plurality, truth)
-
-        mean_teacher_accuracy, ensemble_accuracy = _compute_or_none(
-            "Teachers' accuracies", compute_accuracies, missing_metrics
-        ) or (None, None)
-    query_votes = None if votes is None else votes.select(release.query_Q)
-    theorem_epsilon = None
-    if model is not None and rounds == 1 and query_votes is not None and len(query_votes):
-        counts, orders = query_votes.counts_QC.cpu().numpy(), rdp.ORDERS
-        theorem_epsilon = _compute_or_none(
-            THEOREM_PRICE, lambda: _compute_epsilon(compute_rdp(model, counts, orders), delta), missing_metrics
-        )
-    gaps = (
-        None
-        if query_votes is None
-        else _compute_or_none("How the votes agree", lambda: compute_gap_quantiles(query_votes), missing_metrics)
-    )
-    return OwnerSummary(
-        ensemble_accuracy=ensemble_accuracy,
-        teacher_accuracy_mean=mean_teacher_accuracy,
-        epsilon_pate2018=theorem_epsilon,
+        teachers = _compute_or_none("Teachers' accuracies", compute_accuracies, missing)
+    if votes is not None:
+        asked = votes.select(release.query_Q)
+        if model is not None and rounds == 1 and len(asked):
+            counts = asked.counts_QC.cpu().numpy()
+            curve = functools.partial(compute_rdp, model, counts, rdp.ORDERS)
+            epsilon = _compute_or_none(
+                "Price of these votes, theorem", lambda: _compute_epsilon(curve(), delta), missing
+            )
+        gaps = _compute_or_none("How the votes agree", lambda: compute_gap_quantiles(asked), missing)
+    return PrivateMetrics(
+        ensemble_accuracy=None if teachers is None else teachers[1],
+        teacher_accuracy_mean=None if teachers is None else teachers[0],
+        epsilon_pate2018=epsilon,
         gap_quantiles=gaps or {},
         nonprivate_accuracy=nonprivate_accuracy,
-        not_computed=missing_metrics,
+        not_computed=missing,
     )
 
 
@@ -273,114 +257,12 @@ def attack_student(
     )
 
 
-# ---- of one run ----------------------------------------------------------------------------------------------------
-
-
-def save_votes(run: ReleaseSession, release: WrittenRelease) -> None:
-    """PRIVATE. Write the votes behind the answers into the run's private folder.
-
-    Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
-    """
-    prepared = release.prepared
-    votes = None if prepared is None else prepared.opened_votes
-    if votes is None and prepared is not None and prepared.votes is not None:
-        votes = prepared.votes.select(release.labels.query_Q)
-    if votes is None:
-        return
-    table = {"query_Q": release.labels.query_Q, "counts_QC": votes.counts_QC.cpu()}
-    save_file(table, run.private_dir / "votes.safetensors")
-    if isinstance(votes, Votes) and run.private_writer is not None:
-        run.private_writer.log_votes(votes, release.labels.answered_Q)
-
-
-def compute_private_metrics(
-    run: ReleaseSession, release: WrittenRelease
-) -> tuple[OwnerSummary, TeacherEnsemble | None]:
-    """PRIVATE. The figures that need no student, and the model without privacy where one is wanted."""
-    config, method, prepared = run.config, run.config.method, release.prepared
-    if prepared is None or method.releases_model:
-        return OwnerSummary(), None
-    nonprivate = None
-    if config.baseline is not None:
-        distributed.broadcast_text(distributed.BASELINE)
-        nonprivate = train_on_all(run.data, config.baseline, seed=config.seed, device=config.device, stages=run.stages)
-    labeling = method if isinstance(method, LabelingMethod) else None
-    metrics = make_owner_summary(
-        data=run.data,
-        release=release.labels,
-        votes=prepared.votes,
-        ensemble=prepared.ensemble,
-        nonprivate=nonprivate,
-        model=None if labeling is None else labeling.mechanism.make_outcome_model(),
-        rounds=1 if labeling is None else labeling.num_rounds,
-        delta=config.privacy.delta,
-        device=config.device,
-    )
-    return metrics, nonprivate
-
-
-def run_membership_attack(
-    run: ReleaseSession,
-    release: WrittenRelease,
-    student: Student,
-    metrics: OwnerSummary,
-    nonprivate: TeacherEnsemble | None,
-) -> OwnerSummary:
-    """PRIVATE. The figures, with those of an attack on the student where the records behind it are here."""
-    config, data, facts = run.config, run.data, release.record
-    metrics = replace(
-        metrics,
-        **private_test_metrics(data, student),
-        records=_count_run_records(run),
-        seconds=run.clock.seconds,
-        forecast=run.forecast,
-    )
-    if config.membership is None or config.method.releases_model or facts["adjacency"] != config.partition.adjacency:
-        return metrics
-    if not run.store.was_trained_on(facts["teachers_id"], run.store.compute_fingerprint(data.private)):
-        return metrics  # labels of other records, or of votes that were brought: who taught is not known here
-    # Where records answered every one of them took part: one shard of all.
-    shards = assign_shards(config.partition, data.private, facts["num_teachers"] or 1, facts["seed"])
-    sides = config.membership.select_records(data, shards, run.splits.membership_holdout, config.seed)
-    if sides is None:
-        return metrics
-    claim = run.ledger.make_claim(data.spec.name, [release.labels.id, *run.reservation_ids])
-    membership = attack_student(
-        sides,
-        student=student,
-        nonprivate=nonprivate,
-        events=claim.reserved_events,
-        delta=facts["delta"],
-        seed=config.seed,
-        secret=claim.is_private,
-        held_out=run.splits.membership_holdout is not None,
-    )
-    if run.private_writer is not None:
-        run.private_writer.log_membership(membership)
-    return replace(metrics, membership=membership)
-
-
-def make_public_baselines(data: Dataset, metrics: OwnerSummary) -> tuple[Baseline, ...]:
+def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accuracy, ...]:
     """The owner's accuracies, where the data set is a public benchmark; else none of them."""
-    if not data.spec.benchmark:
-        return ()
-    accuracies = (
-        ("Teachers' plurality, no noise", metrics.ensemble_accuracy),
-        ("No privacy", metrics.nonprivate_accuracy),
-    )
-    size = len(data.evaluation.y)
+    shares = {"Teachers' plurality, no noise": metrics.ensemble_accuracy, "No privacy": metrics.nonprivate_accuracy}
+    description, size = "from private records, shown because this is a public benchmark", len(data.evaluation.y)
     return tuple(
-        Baseline(name=name, accuracy=value, disclosure_basis="benchmark", size=size)
-        for name, value in accuracies
-        if value is not None
+        Accuracy(name=name, share=Share(value=value, size=size), description=description)
+        for name, value in shares.items()
+        if value is not None and data.spec.benchmark
     )
-
-
-def _count_run_records(run: ReleaseSession) -> dict[str, int]:
-    """PRIVATE. How many records there were, and what became of them."""
-    config, private = run.config, run.data.private
-    counts = count_records(run.data, run.all_private)
-    if config.labels is None and config.method.ensemble_size and config.partition.max_shard_size is not None:
-        shards = assign_shards(config.partition, private, config.method.ensemble_size, config.seed)
-        counts["left out beyond partition.capacity"] = len(private) - int(shards.mask_KS.sum())
-    return counts

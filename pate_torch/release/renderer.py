@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
@@ -18,7 +19,6 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
-from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import EncoderCard
 from pate_torch.release import figures, statement
 from pate_torch.release.intervals import Share, format_percent
@@ -68,54 +68,56 @@ def compute_checksums(folder: Path, contents: Mapping[str, str]) -> str:
 
 def build_summary(report: ReleaseReport) -> dict[str, Any]:
     """The fixed keys of summary.json, unrounded. Every epsilon of a run that is not private is null."""
-    facts = {key: getattr(report, key) for key in SUMMARY_KEYS}
-    return {"schema_version": SUMMARY_SCHEMA, **facts, "seconds": dict(report.seconds)}
+    facts = {**vars(report.record), **vars(report.claim), **vars(report.evaluation)}
+    summary = {key: facts[key] for key in SUMMARY_KEYS}
+    return {"schema_version": SUMMARY_SCHEMA, **summary, "seconds": dict(report.record.seconds)}
 
 
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """The content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
+    record, claim, evaluation = report.record, report.claim, report.evaluation
     return {
         "schema_version": STATEMENT_SCHEMA,
-        "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": report.creation_date},
-        "private": report.private,
+        "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
+        "private": claim.private,
         "headline": statement.format_headline(report),
         "guarantee": {
             "definition": "(epsilon, delta)-differential privacy",
-            "epsilon": report.epsilon,
-            "delta": report.delta,
-            "adjacency": report.adjacency,
-            "unit": report.unit,
-            "records_per_unit": None if report.group else 1,
-            "route": report.accountant,
+            "epsilon": claim.epsilon,
+            "delta": claim.delta,
+            "adjacency": claim.adjacency,
+            "unit": claim.unit,
+            "records_per_unit": None if claim.group else 1,
+            "route": claim.accountant,
             "symbols": statement.format_inequality(report),
             "plain_words": list(statement.format_plain_words(report)),
         },
         "mechanism": {
-            "name": report.mechanism,
-            "parameters": dict(report.parameters),
-            "sensitivity": dict(report.sensitivity) or None,
-            "noise": report.noise,
-            "rounds": report.rounds,
-            "num_teachers": report.num_teachers,
-            "queries_asked": report.queries_asked,
-            "queries_answered": report.queries_answered,
+            "name": record.mechanism,
+            "parameters": dict(record.parameters),
+            "sensitivity": dict(record.sensitivity) or None,
+            "noise": record.noise,
+            "rounds": record.rounds,
+            "num_teachers": record.num_teachers,
+            "queries_asked": record.queries_asked,
+            "queries_answered": record.queries_answered,
         },
         "composition": {
-            "dataset": report.dataset,
-            "this_release": report.epsilon,
-            "this_release_ex_post": report.epsilon_ex_post,
-            "account_total": report.epsilon_charged,
-            "account_total_ex_post": report.epsilon_charged_ex_post,
-            "account_note": statement.NO_TOTAL_NOTE if report.epsilon_charged is None else statement.ADAPTIVE_NOTE,
-            "parts": [_part_to_dict(part) for part in report.parts],
-            "account_route": report.charged_accountant or report.accountant,
-            "account_cap": report.budget_epsilon,
-            "labels_reused": report.reuses_labels,
+            "dataset": record.dataset,
+            "this_release": claim.epsilon,
+            "this_release_ex_post": claim.epsilon_ex_post,
+            "account_total": claim.epsilon_charged,
+            "account_total_ex_post": claim.epsilon_charged_ex_post,
+            "account_note": statement.NO_TOTAL_NOTE if claim.epsilon_charged is None else statement.ADAPTIVE_NOTE,
+            "parts": [_part_to_dict(part) for part in claim.parts],
+            "account_route": claim.charged_accountant or claim.accountant,
+            "account_cap": claim.budget_epsilon,
+            "labels_reused": record.reuses_labels,
         },
-        "other_releases": [_part_to_dict(other) for other in report.other_releases],
+        "other_releases": [_part_to_dict(other) for other in claim.other_releases],
         "utility": {
-            "student": _share_to_dict(report.student_share),
-            "labels": _share_to_dict(report.label_share),
+            "student": _share_to_dict(evaluation.student_share),
+            "labels": _share_to_dict(evaluation.label_share),
             "classes": [
                 {"class": name, **(_share_to_dict(None if row is None else row.share) or {})}
                 for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
@@ -123,20 +125,23 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
             "subgroups": None,
         },
         "trust": {"model": "central", "in_words": statement.format_trust(report)},
-        "tuning": {"parameters": report.owner.tuning, "student": "charged" if report.has_private_choice else "none"},
-        "declared_values": dict(report.provenance),
-        "chosen_by": report.chosen_by,
-        "public_assets": [asdict(asset) for asset in report.assets],
-        "owner": {name: getattr(report.owner, name) for name in OWNER_KEYS},
+        "tuning": {
+            "parameters": record.owner.tuning,
+            "student": "charged" if claim.has_part("choice of a student") else "none",
+        },
+        "declared_values": dict(record.provenance),
+        "chosen_by": record.chosen_by,
+        "public_assets": [asdict(asset) for asset in record.assets],
+        "owner": {name: getattr(record.owner, name) for name in OWNER_KEYS},
         "missing": list(statement.list_unstated_facts(report)),
         "verification": {
-            "release_id": report.release_id,
-            "ledger_head": report.ledger_head,
-            "audit": {**report.audit, "faults": list(report.audit["faults"])} if report.audit else None,
+            "release_id": record.release_id,
+            "ledger_head": claim.ledger_head,
+            "audit": {**record.audit, "faults": list(record.audit["faults"])} if record.audit else None,
         },
         "assumptions": list(statement.list_assumptions(report)),
         "not_covered": list(statement.list_exclusions(report)),
-    } | ({} if report.encoder is None else {"encoder": _encoder_to_dict(report.encoder)})
+    } | ({} if record.encoder is None else {"encoder": _encoder_to_dict(record.encoder)})
 
 
 def _encoder_to_dict(card: EncoderCard) -> dict[str, Any]:
@@ -173,29 +178,25 @@ def to_strict_json(content: Mapping[str, Any]) -> str:
 
 def render_page(report: ReleaseReport) -> str:
     """The page report.html, which needs nothing else, neither a network nor a script."""
-    return _make_html_environment().get_template("report.html.jinja").render(report=report).replace(" %", "\u00a0%")
+    return _render("report.html.jinja", report).replace(" %", "\u00a0%")
 
 
 def render_model_card(report: ReleaseReport) -> str:
     """The model card README.md: the same facts for those who read text."""
-    return _make_markdown_environment().get_template("model_card.md.jinja").render(report=report)
+    return re.sub(r"\n{3,}", "\n\n", _render("model_card.md.jinja", report))
+
+
+def _render(template: str, report: ReleaseReport) -> str:
+    parts = {"record": report.record, "claim": report.claim, "evaluation": report.evaluation}
+    return _make_page_environment(template.endswith(".md.jinja")).get_template(template).render(report=report, **parts)
 
 
 @functools.cache
-def _make_html_environment() -> Environment:
-    return _add_report_helpers(statement.make_environment(autoescape=True))
-
-
-@functools.cache
-def _make_markdown_environment() -> Environment:
-    return _add_report_helpers(
-        statement.make_environment(autoescape=True, finalize=escape_markdown, keep_trailing_newline=True)
-    )
-
-
-def _add_report_helpers(environment: Environment) -> Environment:
-    """What the templates may use beside the report itself."""
-    environment.filters |= {"duration": format_duration, "percent": format_percent}
+def _make_page_environment(is_markdown: bool) -> Environment:
+    """The templates with what they may use beside the report itself."""
+    options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
+    environment = statement.make_environment(autoescape=True, **options)
+    environment.filters |= {"percent": format_percent}
     environment.globals |= {"statement": statement, "figures": figures}
     return environment
 

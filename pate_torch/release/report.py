@@ -1,6 +1,6 @@
 """The report of a release: every fact that may be published of a run, once. Files, pages and tables lay it out.
 
-Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``OwnerSummary``.
+Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``PrivateMetrics``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
@@ -32,14 +30,6 @@ ROUTES = {
     "cap": "the account's cap, kept by its filter",
 }
 
-DISCLOSURE_BASES = {
-    "public": "learnt from public data alone",
-    "released": "learnt from released labels alone",
-    "published": "a published figure",
-    "benchmark": "from private records, shown because this is a public benchmark",
-}
-"""Why a baseline may be shown outside the owner's house."""
-
 FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
@@ -55,10 +45,10 @@ FILES = {
     "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
     "README.md": "The model card.",
     "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
-    "tensorboard/": "Curves and pictures: tensorboard --logdir tensorboard",
 }
 """What may lie in a release folder: name -> what it is."""
 
+ANSWER_FILES = ("release.json", "labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
 
 TUNING_METHODS = {
     "public": "on public data, or a public stand-in",
@@ -79,27 +69,18 @@ INPUT_KINDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
-    """An accuracy to compare with.
+class Accuracy:
+    """One measured accuracy.
 
     Attributes:
-        disclosure_basis: Why it is releasable, a key of ``DISCLOSURE_BASES``.
-        size: Points it was measured on.
+        description: What was measured on what.
+        is_primary: True for results of this release, False for baselines.
     """
 
     name: str
-    accuracy: float
-    disclosure_basis: str
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.one_of("baseline.disclosure_basis", self.disclosure_basis, DISCLOSURE_BASES)
-        _ = self.share
-
-    @property
-    def share(self) -> Share:
-        """The accuracy with its interval."""
-        return Share(value=self.accuracy, size=self.size)
+    share: Share
+    description: str = ""
+    is_primary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,211 +149,197 @@ class OwnerFacts:
             checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Examples:
-    """Public points with the labels released for them.
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """A public point with the label released for it.
 
     Attributes:
-        image: uint8 [E, Ch, H, W], Ch 1 or 3.
-        label: The released labels.
-        query: Pool indices.
+        picture: The point as a PNG image, a data URI.
+        label: The released label.
+        query: The index of the point in the pool.
     """
 
-    image: np.ndarray
-    label: tuple[int, ...]
-    query: tuple[int, ...]
+    picture: str
+    label: int
+    query: int
 
     def __post_init__(self) -> None:
-        shape = np.shape(self.image)
-        if not isinstance(self.image, np.ndarray) or self.image.dtype != np.uint8:
-            raise checks.error("examples.image", type(self.image).__name__, "must be a NumPy array of uint8")
-        if len(shape) != 4 or shape[1] not in (1, 3):
-            raise checks.error("examples.image", shape, "must be [E, Ch, H, W] with 1 or 3 channels")
-        if not shape[0] == len(self.label) == len(self.query):
-            raise checks.error(
-                "examples.label", len(self.label), f"must be one per image ({shape[0]}), as examples.query"
-            )
+        if not self.picture.startswith("data:image/png;base64,"):
+            raise checks.error("example.picture", self.picture[:20], "must be a PNG image in a data URI")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """One measured accuracy.
+@dataclass(frozen=True)
+class PublicFacts:
+    """The base class of the records of a report: they hold plain finite values, and nothing that is private."""
 
-    Attributes:
-        description: What was measured on what.
-        is_primary: Whether it is the release's own, not there to compare.
-    """
-
-    name: str
-    share: Share
-    description: str = ""
-    is_primary: bool = False
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
+            _check_releasable(item.name, value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReleaseReport:
-    """Everything that may be published of a run.
-
-    If the run is not private, no epsilon is kept, whatever is passed here: none can be shown.
+class ReleaseRecord(PublicFacts):
+    """What was asked of whom, by which mechanism, and what was released.
 
     Attributes:
-        num_teachers: 0 where no teachers answered (see ``method``).
-        epsilon: The guarantee of everything in the folder, composed from what was reserved for its ``parts``. Every
-            epsilon here is at ``delta``.
-        accountant: The route that gave epsilon (and the total, unless ``charged_accountant`` names another).
-        private: Whether the noise behind everything in the folder was secret.
-        epsilon_ex_post: What had been spent when the run stopped; it depends on the answers, and is no guarantee.
-        epsilon_charged: The account's total, from what all releases reserved; None if one of them used seeded noise.
-        epsilon_charged_ex_post: What they used of it.
-        budget_epsilon: The account's cap.
-        other_releases: What else was reserved for these data.
+        parameters: The parameters of the mechanism.
+        sensitivity: How far one unit moves what the mechanism opens: l1, l2, linf in its own numbers (None: no bound,
+            or no part of the price), and ``per`` what; empty if it is not known.
         noise: "torch" (floating point) or "discrete".
-        declared_size: The publicly declared number of records, if the plan used one.
+        declared_size: The publicly declared number of records; None if the plan used none.
         public_share: The share of the owner's file that was made public, as the public points.
+        num_teachers: The number of teachers; 0 where no teachers answered (see ``method``).
+        teachers_id: The id of the teachers; None if there are none.
+        teachers_reusable: True if the trained teachers are stored and can be queried again.
+        method: Who answered; None if nobody was asked, and a model was trained on the records themselves.
+        rounds: The number of rounds of questions.
         reuses_labels: Whether the labels had been released before.
-        method: Who answered; None: nobody was asked, a model was trained on the records themselves.
-        rounds: Number of rounds of questions.
         answer_files: The files that hold the answers.
         student: What learnt from the answers; None if labels alone were released.
-        seconds: Time of each stage that may be shown.
-        student_size: How many points ``student_accuracy`` was measured on.
-        label_size: How many points ``label_accuracy`` was measured on.
-        sensitivity: How far one unit moves what the mechanism opens: l1, l2, linf in its own numbers (None: no bound,
-            or no part of the price), and ``per`` what; empty: not known.
-        assets: Everything public that it was made with: the public points, encoders.
-        owner: What only the owner can say.
-        provenance: Where values come from that are taken to be public (``types.SOURCES``), by name.
-        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None:
-            not stated.
-        teachers_reusable: Whether the teachers can be asked again by their id, or votes alone were there.
-        input_kind: What the student takes (``INPUT_KINDS``).
-        encoder: The frozen encoder whose features everything here was learnt from; None: points are as they are.
-        includes_encoder: Whether its files lie in the folder.
-        epsilon_curve: Price of the first q questions, q = 1..Q.
-        account_curve: The account's total at the same moments.
-        confusion: The student's test counts [truth, predicted].
-        student_curves: Tag -> ((step, value), ...).
+        input_kind: What the student takes, a key of ``INPUT_KINDS``.
+        encoder: The frozen encoder whose features everything here was learnt from; None if points are as they are.
+        includes_encoder: Whether the files of the encoder lie in the folder.
+        assets: Everything public that the release was made with: the public points, encoders.
+        owner: What the owner of the data states.
+        provenance: Where values come from that are taken to be public: name -> source.
+        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None
+            if it is not stated.
+        seconds: The time of each stage that may be shown.
         creation_date: A date for people to read.
     """
 
     dataset: str
     mechanism: str
+    parameters: Mapping[str, Scalar]
+    sensitivity: Mapping[str, Scalar]
+    noise: str
+    declared_size: int | None
+    public_share: float
     num_teachers: int
+    teachers_id: str | None
+    teachers_reusable: bool
+    method: MethodDescription | None
+    rounds: int
     queries_asked: int
     queries_answered: int
-    epsilon: float | None
-    delta: float
-    accountant: str
-    adjacency: str
-    unit: str
-    private: bool
-    epsilon_ex_post: float | None = None
-    epsilon_charged: float | None = None
-    epsilon_charged_ex_post: float | None = None
-    charged_accountant: str | None = None
-    parts: tuple[ChargedRelease, ...] = ()
-    budget_epsilon: float | None = None
-    other_releases: tuple[ChargedRelease, ...] = ()
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
-    noise: str = "torch"
-    declared_size: int | None = None
-    public_share: float = 0.0
-    reuses_labels: bool = False
-    method: MethodDescription | None = None
-    rounds: int = 1
-    answer_files: tuple[str, ...] = ("labels.csv",)
-    student: str | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    student_accuracy: float | None = None
-    student_size: int | None = None
-    label_accuracy: float | None = None
-    label_size: int | None = None
-    teachers_id: str | None = None
-    teachers_reusable: bool = True
-    release_id: str | None = None
-    ledger_head: str | None = None
-    class_names: tuple[str, ...] = ()
-    input_kind: str = "rows"
+    release_id: str | None
+    reuses_labels: bool
+    answer_files: tuple[str, ...]
+    student: str | None
+    class_names: tuple[str, ...]
+    input_kind: str
     encoder: EncoderCard | None
     includes_encoder: bool
-    epsilon_curve: tuple[float, ...] = ()
-    account_curve: tuple[float, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    student_curves: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    examples: Examples | None = None
-    baselines: tuple[Baseline, ...] = ()
-    creation_date: str = ""
-    sensitivity: Mapping[str, Scalar] = field(default_factory=dict)
     assets: tuple[PublicAsset, ...]
     owner: OwnerFacts
     provenance: Mapping[str, str]
     chosen_by: str | None
+    seconds: Mapping[str, float]
+    creation_date: str
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "parameters", "student_curves", "sensitivity", "provenance"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-        object.__setattr__(self, "confusion", tuple(tuple(row) for row in self.confusion))
-        for item in fields(self):
-            _check_releasable(item.name, getattr(self, item.name))
-        self._check_facts()
-        self._check_shapes()
-        if not self.private:
-            self._drop_epsilons()
-
-    def _check_facts(self) -> None:
+        super().__post_init__()
         checks.integer("num_teachers", self.num_teachers, low=0)
         checks.integer("rounds", self.rounds, low=0)
         checks.integer("queries_asked", self.queries_asked, low=0)
         checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
-        checks.delta("delta", self.delta)
-        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.one_of("noise", self.noise, ("torch", "discrete"))
         checks.one_of("input_kind", self.input_kind, INPUT_KINDS)
         if self.chosen_by is not None:
             checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
-        checks.boolean("private", self.private)
         checks.boolean("reuses_labels", self.reuses_labels)
         checks.boolean("includes_encoder", self.includes_encoder)
         checks.between("public_share", self.public_share, 0, 1)
+
+    @property
+    def audit(self) -> Mapping[str, Any]:
+        """The owner's audit if it is of this mechanism; else empty."""
+        return self.owner.audit if self.owner.audit.get("mechanism") == self.mechanism else {}
+
+    @property
+    def mechanism_words(self) -> str:
+        """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
+        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
+        return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
+
+    @property
+    def input_words(self) -> str:
+        """What the student takes, in words."""
+        return INPUT_KINDS[self.input_kind]
+
+    def get_class_name(self, label: int) -> str:
+        """The name of a class; -1 is no answer."""
+        if label < 0:
+            return "no answer"
+        return self.class_names[label] if label < len(self.class_names) else str(label)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AccountClaim(PublicFacts):
+    """What the account paid for a release, and what may be claimed of it.
+
+    A claim that is not private holds no epsilon, whatever it is built from: none can be shown.
+
+    Attributes:
+        private: Whether the noise behind everything in the folder was secret.
+        epsilon: The guarantee of everything in the folder, composed from what was reserved for its ``parts``. Every
+            epsilon of a claim is at ``delta``.
+        accountant: The route that gave epsilon.
+        epsilon_ex_post: What had been spent when the run stopped; it depends on the answers, and is no guarantee.
+        parts: What the folder was paid for.
+        epsilon_charged: The account's total, from what all releases reserved; None if one of them used seeded noise.
+        charged_accountant: The route that gave the total; None if there is no total.
+        epsilon_charged_ex_post: What all releases used of the total.
+        budget_epsilon: The account's cap.
+        other_releases: What else was reserved for these data.
+        epsilon_curve: The price of the first q questions, q = 1..Q; empty where questions cost unequally.
+        ledger_head: The hash of the newest entry of the ledger.
+    """
+
+    delta: float
+    adjacency: str
+    unit: str
+    private: bool
+    epsilon: float | None
+    accountant: str
+    epsilon_ex_post: float | None
+    parts: tuple[ChargedRelease, ...]
+    epsilon_charged: float | None
+    charged_accountant: str | None
+    epsilon_charged_ex_post: float | None
+    budget_epsilon: float | None
+    other_releases: tuple[ChargedRelease, ...]
+    epsilon_curve: tuple[float, ...]
+    ledger_head: str | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.delta("delta", self.delta)
+        checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
+        checks.boolean("private", self.private)
         is_group = self.unit.startswith("group:") and len(self.unit) > len("group:")
         if self.unit not in ("record", LABEL_UNIT) and not is_group:
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
-        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post", "budget_epsilon"):
+        epsilon_names = ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post")
+        for name in (*epsilon_names, "budget_epsilon"):
             if getattr(self, name) is not None:
                 checks.non_negative(name, getattr(self, name))
-        for name in ("student_accuracy", "label_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
         if self.private and self.epsilon is None:
-            raise checks.error(
-                "epsilon", None, "must be a number in a private run", "Without a price nothing is released."
-            )
-
-    def _check_shapes(self) -> None:
-        for name in ("epsilon_curve", "account_curve"):
-            curve = getattr(self, name)
-            if curve and len(curve) != self.queries_asked:
-                raise checks.error(name, len(curve), f"must have one value per question asked ({self.queries_asked})")
-            # Routes are computed to nine digits or more; below that a price may seem to fall.
-            if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(curve)):
-                raise checks.error(name, "decreasing", "a price never falls as questions are added")
-        size = len(self.confusion)
-        if any(len(row) != size for row in self.confusion):
-            raise checks.error("confusion", size, "must be square")
-        if size and self.class_names and len(self.class_names) != size:
-            raise checks.error("class_names", len(self.class_names), f"must have {size} entries")
-
-    def _drop_epsilons(self) -> None:
-        for name in ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post"):
-            object.__setattr__(self, name, None)
-        for name in ("epsilon_curve", "account_curve"):
-            object.__setattr__(self, name, ())
-        for name in ("parts", "other_releases"):
-            object.__setattr__(
-                self, name, tuple(replace(part, epsilon=None, events="[]") for part in getattr(self, name))
-            )
-
-    # ---- the terms of an epsilon, without which it means nothing
+            problem = "must be a number in a private run"
+            raise checks.error("epsilon", None, problem, "Without a price nothing is released.")
+        # Routes are computed to nine digits or more; below that a price may seem to fall.
+        if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(self.epsilon_curve)):
+            raise checks.error("epsilon_curve", "decreasing", "a price never falls as questions are added")
+        if not self.private:
+            for name in epsilon_names:
+                object.__setattr__(self, name, None)
+            object.__setattr__(self, "epsilon_curve", ())
+            for name in ("parts", "other_releases"):
+                parts = tuple(replace(part, epsilon=None, events="[]") for part in getattr(self, name))
+                object.__setattr__(self, name, parts)
 
     @property
     def unit_words(self) -> str:
@@ -391,11 +358,6 @@ class ReleaseReport:
         return f"{verb.format(self.unit_words)} ({self.adjacency})"
 
     @property
-    def route_words(self) -> str:
-        """The route of epsilon in words."""
-        return format_route(self.accountant)
-
-    @property
     def setting(self) -> str:
         """The terms that every epsilon of an account shares: all but the route."""
         return f"delta = {format_delta(self.delta)}; neighbors: {self.adjacency_words}; unit: {self.unit}"
@@ -403,96 +365,113 @@ class ReleaseReport:
     @property
     def terms(self) -> str:
         """The terms without which an epsilon means nothing."""
-        return f"{self.setting}; route: {self.route_words}"
+        return f"{self.setting}; route: {format_route(self.accountant)}"
 
     def format_with_terms(self, epsilon: float) -> str:
         """An epsilon, rounded up, with its terms."""
         return f"epsilon = {format_epsilon(epsilon)} ({self.terms})"
 
-    # ---- what follows from the facts
+    def has_part(self, purpose: str) -> bool:
+        """Whether something was paid for this purpose."""
+        return any(part.purpose.startswith(purpose) for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluation(PublicFacts):
+    """How good student and labels are, measured on public labels; None where there are none.
+
+    Attributes:
+        student_size: The number of points that ``student_accuracy`` was measured on.
+        label_size: The number of released labels that ``label_accuracy`` was measured on.
+        confusion: The student's test counts [truth, predicted]; empty if they were not counted.
+        examples: Some public points with the labels released for them; empty if the points are no images.
+        baselines: Accuracies of models without privacy, which are private but for a public benchmark.
+    """
+
+    student_accuracy: float | None
+    student_size: int | None
+    label_accuracy: float | None
+    label_size: int | None
+    confusion: tuple[tuple[int, ...], ...]
+    examples: tuple[Example, ...]
+    baselines: tuple[Accuracy, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("student_accuracy", "label_accuracy"):
+            if getattr(self, name) is not None:
+                checks.between(name, getattr(self, name), 0, 1)
+        size = len(self.confusion)
+        if any(len(row) != size for row in self.confusion):
+            raise checks.error("confusion", size, "must be square")
 
     @property
-    def budget_left(self) -> float | None:
-        """The cap less what all releases reserved; what votes left unused of that does not count."""
-        if self.budget_epsilon is None or self.epsilon_charged is None:
-            return None
-        return max(0.0, self.budget_epsilon - self.epsilon_charged)
+    def student_share(self) -> Share | None:
+        """The student's accuracy on the test points; None if it may not be published, or was not measured."""
+        return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=self.student_size)
+
+    @property
+    def label_share(self) -> Share | None:
+        """The accuracy of the released labels; None if nobody knows the truth."""
+        return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=self.label_size)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ReleaseReport:
+    """Everything that may be published of a run.
+
+    Attributes:
+        record: What was asked and answered.
+        claim: What the account paid.
+        evaluation: How it was evaluated.
+    """
+
+    record: ReleaseRecord
+    claim: AccountClaim
+    evaluation: Evaluation
+
+    def __post_init__(self) -> None:
+        for name, part in (("record", ReleaseRecord), ("claim", AccountClaim), ("evaluation", Evaluation)):
+            if type(getattr(self, name)) is not part:
+                raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
+        length, asked = len(self.claim.epsilon_curve), self.record.queries_asked
+        if length not in (0, asked):
+            raise checks.error("epsilon_curve", length, f"must have one value per question asked ({asked})")
+        num_classes, names = len(self.evaluation.confusion), self.record.class_names
+        if num_classes and names and len(names) != num_classes:
+            raise checks.error("class_names", len(names), f"must have {num_classes} entries")
 
     @property
     def is_free(self) -> bool:
         """Whether this run added nothing to the account."""
-        return self.reuses_labels and not any(part.is_current for part in self.parts)
-
-    @property
-    def has_private_choice(self) -> bool:
-        """Whether private records chose the student."""
-        return any(part.purpose.startswith("choice of a student") for part in self.parts)
-
-    @property
-    def audit(self) -> Mapping[str, Any]:
-        """The owner's audit, where it is of this mechanism; else nothing."""
-        return self.owner.audit if self.owner.audit.get("mechanism") == self.mechanism else {}
-
-    @property
-    def mechanism_words(self) -> str:
-        """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
-        shown_parameters = {
-            k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None
-        }
-        return self.mechanism + (
-            f" ({', '.join(f'{k} = {v}' for k, v in shown_parameters.items())})" if shown_parameters else ""
-        )
-
-    @property
-    def input_words(self) -> str:
-        """What the student takes, in words."""
-        return INPUT_KINDS[self.input_kind]
+        return self.record.reuses_labels and not any(part.is_current for part in self.claim.parts)
 
     @property
     def files(self) -> dict[str, str]:
         """The files of the release folder: name -> what it is. Answers that are used again lie where they came out."""
-        answers = ("labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
+        record = self.record
+        answer_files = () if record.reuses_labels or record.method is None else ("release.json", *record.answer_files)
         presence = {
-            "student.safetensors": self.student is not None,
-            "tensorboard/": self.student is not None and self.method is not None,
-            "encoder/": self.includes_encoder,
-            "release.json": not self.reuses_labels and self.method is not None,
-            **{
-                name: name in self.answer_files and not self.reuses_labels and self.method is not None
-                for name in answers
-            },
-            "sanitised.json": any(part.purpose == "sanitised price" for part in self.parts),
+            "student.safetensors": record.student is not None,
+            "encoder/": record.includes_encoder,
+            "sanitised.json": self.claim.has_part("sanitised price"),
+            **{name: name in answer_files for name in ANSWER_FILES},
         }
         return {name: description for name, description in FILES.items() if presence.get(name, True)}
 
     @property
-    def student_share(self) -> Share | None:
-        """The student's accuracy on the test points; None: it may not be published, or was not measured."""
-        size = self.student_size or sum(map(sum, self.confusion)) or None
-        return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=size)
-
-    @property
-    def label_share(self) -> Share | None:
-        """The accuracy of the released labels; None: nobody knows the truth."""
-        size = self.label_size or self.queries_answered or None
-        return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=size)
-
-    @property
     def accuracies(self) -> tuple[Accuracy, ...]:
         """All that were measured: the student's, the labels', those to compare with."""
-        rows = []
-        if self.student_share is not None:
-            size = self.student_share.size
-            description = f"{self.student}, on {size} test points" if size else f"{self.student}"
-            rows.append(Accuracy(name="Student", share=self.student_share, description=description, is_primary=True))
-        if self.label_share is not None:
-            description = f"{self.queries_answered} of {self.queries_asked} questions answered"
-            rows.append(Accuracy(name="Released labels", share=self.label_share, description=description))
-        rows += [
-            Accuracy(name=baseline.name, share=baseline.share, description=DISCLOSURE_BASES[baseline.disclosure_basis])
-            for baseline in self.baselines
-        ]
-        return tuple(rows)
+        rows, record, evaluation = [], self.record, self.evaluation
+        if evaluation.student_share is not None:
+            size = evaluation.student_size
+            description = f"{record.student}, on {size} test points" if size else f"{record.student}"
+            share = evaluation.student_share
+            rows.append(Accuracy(name="Student", share=share, description=description, is_primary=True))
+        if evaluation.label_share is not None:
+            description = f"{record.queries_answered} of {record.queries_asked} questions answered"
+            rows.append(Accuracy(name="Released labels", share=evaluation.label_share, description=description))
+        return (*rows, *evaluation.baselines)
 
     @property
     def class_accuracies(self) -> tuple[Accuracy | None, ...]:
@@ -501,37 +480,35 @@ class ReleaseReport:
             Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
             if sum(row)
             else None
-            for true, (name, row) in enumerate(zip(self.confusion_names, self.confusion, strict=True))
+            for true, (name, row) in enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
         )
 
     @property
     def majority_warning(self) -> str | None:
         """A sentence where the student is right less often than the commonest class of the test points; else None."""
-        counts = [sum(row) for row in self.confusion]
-        hits = sum(row[true] for true, row in enumerate(self.confusion))
+        confusion = self.evaluation.confusion
+        counts, hits = [sum(row) for row in confusion], sum(row[true] for true, row in enumerate(confusion))
         max_count = max(counts, default=0)
-        if self.student_accuracy is None or hits >= max_count:
+        if self.evaluation.student_accuracy is None or hits >= max_count:
             return None
+        name, share = self.record.get_class_name(counts.index(max_count)), max_count / sum(counts)
         return (
-            f"Below the majority class: always saying {self.get_class_name(counts.index(max_count))} would be right "
-            f"for {format_percent(max_count / sum(counts))} of the test points."
+            f"Below the majority class: always saying {name} would be right for {format_percent(share)} of the test "
+            "points."
         )
 
     @property
     def confusion_names(self) -> list[str]:
-        """The classes by row (and column) of ``confusion``."""
-        return [self.get_class_name(label) for label in range(len(self.confusion))]
-
-    def get_class_name(self, label: int) -> str:
-        """The name of a class; -1 is no answer."""
-        if label < 0:
-            return "no answer"
-        return self.class_names[label] if label < len(self.class_names) else str(label)
+        """The classes by row (and column) of the confusion matrix."""
+        return [self.record.get_class_name(label) for label in range(len(self.evaluation.confusion))]
 
 
 def format_route(accountant: str) -> str:
     """A route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
+
+
+_RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
 
 
 def _check_releasable(name: str, value: Any) -> None:
@@ -546,12 +523,8 @@ def _check_releasable(name: str, value: Any) -> None:
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _check_releasable(f"{name}.{key}", item)
-    elif isinstance(
-        value, Baseline | Examples | ChargedRelease | MethodDescription | PublicAsset | OwnerFacts | EncoderCard
-    ):
-        for item in fields(value):
-            inner = getattr(value, item.name)
-            if not isinstance(inner, np.ndarray):  # checked by Examples
-                _check_releasable(f"{name}.{item.name}", inner)
+    elif isinstance(value, _RECORDS):
+        for field_ in fields(value):
+            _check_releasable(f"{name}.{field_.name}", getattr(value, field_.name))
     else:
         raise TypeError(f"{name}: {type(value).__name__} may not enter a released report (plain values only)")

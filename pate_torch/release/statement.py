@@ -1,7 +1,8 @@
 """The privacy statement: who is protected, from what, by how much, on what assumptions, and what it leaves out.
 
-Its sentences are in ``templates/statement.jinja``. An epsilon is never shown without its delta, adjacency, unit and
-route; shown epsilons are rounded up, stored ones not at all.
+Its sentences are in ``templates/statement.jinja``, its facts in the tables below: page, model card and console lay out
+the same ones. An epsilon is never shown without its delta, adjacency, unit and route; shown epsilons are rounded up,
+stored ones not at all.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
+from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT
-from pate_torch.release.report import TUNING_METHODS, UNSTATED_CHOICE, ReleaseReport, format_route
+from pate_torch.release import figures
+from pate_torch.release.report import (
+    TUNING_METHODS,
+    UNSTATED_CHOICE,
+    AccountClaim,
+    ReleaseRecord,
+    ReleaseReport,
+    format_route,
+)
 
 NOT_PRIVATE = "NOT PRIVATE"
 NOT_PRIVATE_REASON = (
@@ -41,40 +51,36 @@ def make_environment(**options: Any) -> Environment:
         lstrip_blocks=True,
         **options,
     )
-    result.filters |= {"epsilon": format_epsilon, "delta": format_delta, "route": format_route}
+    result.filters |= {"epsilon": format_epsilon, "delta": format_delta}
     return result
 
 
 @functools.cache
-def _load_macros() -> Any:
+def _load_sentences() -> Any:
     """The sentences: plain text, escaped by whoever lays it out."""
-    macro_globals = {
-        "LABEL_UNIT": LABEL_UNIT,
-        "UNSTATED_CHOICE": UNSTATED_CHOICE,
-        "fill_placeholders": _fill_placeholders,
-    }
-    return make_environment(autoescape=False).get_template("statement.jinja", globals=macro_globals).module
+    names = {"LABEL_UNIT": LABEL_UNIT, "UNSTATED_CHOICE": UNSTATED_CHOICE, "fill_placeholders": _fill_placeholders}
+    return make_environment(autoescape=False).get_template("statement.jinja", globals=names).module
 
 
-def _render_paragraphs(name: str, *arguments: Any) -> tuple[str, ...]:
+def _render_paragraphs(name: str, report: ReleaseReport, *arguments: Any) -> tuple[str, ...]:
     """What a macro says, by paragraphs."""
-    paragraphs = re.split(r"\n\s*\n", getattr(_load_macros(), name)(*arguments))
-    return tuple(" ".join(words) for words in map(str.split, paragraphs) if words)
-
-
-def _fill_placeholders(text: str, report: ReleaseReport) -> str:
-    """A sentence of the method's own, with what is known once it has answered."""
-    value_by_placeholder = {
-        "asked": str(report.queries_asked),
-        "answered": str(report.queries_answered),
-        "mechanism": report.mechanism_words,
-        "each_round": f" in each of {report.rounds} rounds" if report.rounds > 1 else "",
-    }
-    return re.sub(r"\{(\w+)\}", lambda placeholder: value_by_placeholder.get(placeholder[1], placeholder[0]), text)
+    text = getattr(_load_sentences(), name)(report, report.record, report.claim, *arguments)
+    return tuple(" ".join(words) for words in map(str.split, re.split(r"\n\s*\n", text)) if words)
 
 
 def _render_sentence(name: str, report: ReleaseReport) -> str:
     return " ".join(_render_paragraphs(name, report))
+
+
+def _fill_placeholders(text: str, record: ReleaseRecord) -> str:
+    """A sentence of the method's own, with what is known once it has answered."""
+    value_by_placeholder = {
+        "asked": str(record.queries_asked),
+        "answered": str(record.queries_answered),
+        "mechanism": record.mechanism_words,
+        "each_round": f" in each of {record.rounds} rounds" if record.rounds > 1 else "",
+    }
+    return re.sub(r"\{(\w+)\}", lambda placeholder: value_by_placeholder.get(placeholder[1], placeholder[0]), text)
 
 
 def format_title(report: ReleaseReport) -> str:
@@ -84,7 +90,8 @@ def format_title(report: ReleaseReport) -> str:
 
 def format_headline(report: ReleaseReport) -> str:
     """One line: the guarantee with its terms, or that there is none."""
-    return f"{NOT_PRIVATE}: no guarantee" if report.epsilon is None else report.format_with_terms(report.epsilon)
+    claim = report.claim
+    return f"{NOT_PRIVATE}: no guarantee" if claim.epsilon is None else claim.format_with_terms(claim.epsilon)
 
 
 def format_inequality(report: ReleaseReport) -> str:
@@ -94,15 +101,10 @@ def format_inequality(report: ReleaseReport) -> str:
 
 def format_plain_words(report: ReleaseReport) -> tuple[str, ...]:
     """The guarantee for someone who has never seen one, in a few paragraphs."""
-    if report.epsilon is None:
+    if report.claim.epsilon is None:
         return (NOT_PRIVATE_WARNING,)
-    power = compute_attack_bound(report.epsilon, report.delta, 0.01)
+    power = compute_attack_bound(report.claim.epsilon, report.claim.delta, 0.01)
     return _render_paragraphs("plain_words", report, f"{math.ceil(power * 1000) / 10:.1f} %")
-
-
-def format_queries(report: ReleaseReport) -> str:
-    """How many questions were put to whom; empty where nobody was asked."""
-    return _render_sentence("questions", report)
 
 
 def format_examples_caption(report: ReleaseReport) -> str:
@@ -125,33 +127,27 @@ def format_trust(report: ReleaseReport) -> str:
     return _render_sentence("trust", report)
 
 
-NOT_STATED = "not stated"
+# ---- the facts, each once: label -> value --------------------------------------------------------------------------
+
+Rows = tuple[tuple[str, ...], ...]
 
 
-def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
-    """What a reader of a release asks of its owner: name -> what was said, or NOT_STATED."""
-    owner = report.owner
-    statements = {
-        name.capitalize(): getattr(owner, name) for name in ("contact", "collection", "consent", "access", "retention")
-    }
-    statements |= {"Period of the cap": owner.period, "Renewal of the cap": owner.renewal}
-    statements["Choice of parameters"] = owner.tuning and TUNING_METHODS[owner.tuning]
-    for asset in report.assets:
-        facts = (("licence", asset.licence), ("source", asset.source), ("SHA-256", asset.sha256))
-        training_facts = (("trained on", asset.trained_on),) if asset.role == "encoder" else ()
-        words = "; ".join(f"{name}: {value or NOT_STATED}" for name, value in (*facts, *training_facts))
-        statements[asset.role.capitalize()] = f"{asset.name}; {words}"
-    audit = report.audit
-    statements["Audit"] = audit and (
-        f"of {audit['audited']} in {audit['runs']} runs, by pate_torch {audit['version']}: "
-        + ("no fault found" if audit["sound"] else "REFUTED")
-    )
-    return {name: value or NOT_STATED for name, value in statements.items()}
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of facts, as page and model card lay it out.
 
+    Attributes:
+        columns: The headings; empty if the rows are pairs of a label and its value.
+        caption: What holds of all rows.
+        shows_epsilon: Whether epsilons stand in it; the caption then names their terms.
+        has_code: Whether the first column holds names of files or ids.
+    """
 
-def list_unstated_facts(report: ReleaseReport) -> tuple[str, ...]:
-    """The names of what nobody stated."""
-    return tuple(name for name, value in list_owner_statements(report).items() if NOT_STATED in value)
+    rows: Rows
+    columns: tuple[str, ...] = ()
+    caption: str = ""
+    shows_epsilon: bool = False
+    has_code: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,77 +167,174 @@ class EpsilonLine:
     scope: str
     note: str = ""
 
-    @property
-    def description(self) -> str:
-        """The line in words."""
-        return f"{self.scope} {self.note}".strip()
+
+def list_terms(report: ReleaseReport) -> dict[str, str]:
+    """The terms without which an epsilon means nothing: name -> value."""
+    claim = report.claim
+    return {
+        "delta": format_delta(claim.delta),
+        "neighbors": claim.adjacency_words,
+        "privacy unit": claim.unit,
+        "accounting route": format_route(claim.accountant),
+    }
 
 
 def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     """The prices of this release with its parts, the account's total and its cap; empty if not private."""
-    if report.epsilon is None:
+    claim = report.claim
+    if claim.epsilon is None:
         return ()
-    release_scope = "The guarantee: of everything in this folder, and of nothing outside it."
-    rows = [EpsilonLine("This release alone", report.epsilon, report.route_words, release_scope)]
-    if len(report.parts) > 1:
-        for part in report.parts:
-            part_scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
-            rows.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), part_scope))
-    if report.epsilon_ex_post not in (None, report.epsilon):
-        used_scope = "What had been used when the run stopped."
-        rows.append(
-            EpsilonLine("Spent (ex post)", report.epsilon_ex_post, report.route_words, used_scope, EX_POST_NOTE)
-        )
-    has_total = report.epsilon_charged is not None
-    route = format_route(report.charged_accountant or report.accountant)
-    total_scope = "Everything reserved for these data in the ledger, composed." if has_total else ""
+    route = format_route(claim.accountant)
+    scope = "The guarantee: of everything in this folder, and of nothing outside it."
+    lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
+    for part in claim.parts if len(claim.parts) > 1 else ():
+        scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
+        lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
+    if claim.epsilon_ex_post not in (None, claim.epsilon):
+        scope = "What had been used when the run stopped."
+        lines.append(EpsilonLine("Spent (ex post)", claim.epsilon_ex_post, route, scope, EX_POST_NOTE))
+    total = claim.epsilon_charged
     notes = (
-        NO_TOTAL_NOTE if not has_total else ADAPTIVE_NOTE if report.other_releases else "",
+        NO_TOTAL_NOTE if total is None else ADAPTIVE_NOTE if claim.other_releases else "",
         FREE_NOTE if report.is_free else "",
     )
-    rows.append(
-        EpsilonLine("All releases together", report.epsilon_charged, route, total_scope, " ".join(filter(None, notes)))
-    )
-    if report.epsilon_charged_ex_post not in (None, report.epsilon_charged):
-        used_scope = "What all of them used of it."
-        rows.append(
-            EpsilonLine("All of it (ex post)", report.epsilon_charged_ex_post, "composed", used_scope, EX_POST_NOTE)
-        )
-    cap_scope = "What all releases together may reach. A release that would pass it is refused."
-    return (
-        *rows,
-        EpsilonLine("Cap", report.budget_epsilon, "set by the owner", cap_scope, _format_budget_left(report)),
-    )
+    scope = "" if total is None else "Everything reserved for these data in the ledger, composed."
+    total_route = format_route(claim.charged_accountant or claim.accountant)
+    lines.append(EpsilonLine("All releases together", total, total_route, scope, " ".join(filter(None, notes))))
+    if claim.epsilon_charged_ex_post not in (None, total):
+        scope = "What all of them used of it."
+        lines.append(EpsilonLine("All of it (ex post)", claim.epsilon_charged_ex_post, "composed", scope, EX_POST_NOTE))
+    scope = "What all releases together may reach. A release that would pass it is refused."
+    lines.append(EpsilonLine("Cap", claim.budget_epsilon, "set by the owner", scope, _format_budget_left(claim)))
+    return tuple(lines)
 
 
-def _format_budget_left(report: ReleaseReport) -> str:
+def _format_budget_left(claim: AccountClaim) -> str:
     """How much of the cap is left, rounded down."""
-    if report.budget_epsilon is None or report.epsilon_charged is None:
+    if claim.budget_epsilon is None or claim.epsilon_charged is None:
         return ""
-    cap, charged_epsilon = (Decimal(repr(float(value))) for value in (report.budget_epsilon, report.epsilon_charged))
-    budget_left = max(Decimal(0), cap - charged_epsilon).quantize(Decimal("0.001"), rounding=ROUND_FLOOR)
-    return f"{budget_left} of it is left."
+    cap, charged = (Decimal(repr(float(value))) for value in (claim.budget_epsilon, claim.epsilon_charged))
+    return f"{max(Decimal(0), cap - charged).quantize(Decimal('0.001'), rounding=ROUND_FLOOR)} of it is left."
+
+
+def make_price_table(report: ReleaseReport) -> Table:
+    """What this release and all others cost."""
+    return Table(
+        columns=("What", "epsilon", "Route", "Covers"),
+        rows=tuple(
+            (line.name, *_format_price(line.epsilon, line.route, "not known"), f"{line.scope} {line.note}".strip())
+            for line in list_epsilon_lines(report)
+        ),
+        caption=f"Every epsilon at {report.claim.setting}. Shown rounded up; unrounded in summary.json.",
+        shows_epsilon=True,
+    )
+
+
+def make_growth_table(report: ReleaseReport) -> Table:
+    """What the first questions cost."""
+    points = figures.thin_points(figures.number_points(report.claim.epsilon_curve), 10)
+    rows = tuple((f"{q}", format_epsilon(epsilon)) for q, epsilon in points)
+    caption = f"This release; {report.claim.terms}."
+    return Table(columns=("questions", "epsilon"), rows=rows, caption=caption, shows_epsilon=True)
+
+
+def make_other_releases_table(report: ReleaseReport) -> Table:
+    """What else was released from these data."""
+    return Table(
+        columns=("Release", "epsilon", "Route", "What"),
+        rows=tuple(
+            (other.release_id, *_format_price(other.epsilon, format_route(other.accountant), "none"), other.purpose)
+            for other in report.claim.other_releases
+        ),
+        caption=f"Each by itself, at {report.claim.setting}. Together: see the account." * report.claim.private,
+        shows_epsilon=report.claim.private,
+        has_code=True,
+    )
+
+
+def _format_price(epsilon: float | None, route: str, missing: str) -> tuple[str, str]:
+    return (missing, "") if epsilon is None else (format_epsilon(epsilon), route)
+
+
+def make_accuracy_table(report: ReleaseReport) -> Table:
+    """The accuracies with their intervals."""
+    rows = tuple((row.name, str(row.share), row.description) for row in report.accuracies)
+    return Table(columns=("What", "Accuracy (95 % interval)", "Of"), rows=rows)
 
 
 def list_run_facts(report: ReleaseReport) -> dict[str, str]:
     """What was done, and what of it can be used again: name -> value; empty values left out."""
-    reuse_note = "use again: free" if report.private else NOT_PRIVATE
+    record = report.record
+    reuse_note = "use again: free" if report.claim.private else NOT_PRIVATE
     facts = {
-        "Mechanism": report.mechanism_words,
-        "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[report.noise],
-        "Questions": format_queries(report),
-        "Kind of student": report.student,
-        "Release": report.release_id and f"labels={report.release_id} ({reuse_note})",
+        "Mechanism": record.mechanism_words,
+        "Noise": {"torch": "continuous, in floating point", "discrete": "exact and discrete"}[record.noise],
+        "Questions": _render_sentence("questions", report),
+        "Kind of student": record.student,
+        "Release": record.release_id and f"labels={record.release_id} ({reuse_note})",
     }
-    if report.encoder is not None:
-        card = report.encoder
+    if (card := record.encoder) is not None:
         digest_words = f"SHA-256 {card.sha256[:12]}..., " if card.sha256 else ""
         facts["Encoder"] = f"{card.name} ({digest_words}license: {card.license or 'not declared'})"
-    if report.teachers_id and report.teachers_reusable:
-        facts["Teachers"] = f"teachers={report.teachers_id} (use again: charged)"
-    elif report.teachers_id:
-        facts["Voters"] = f"{report.teachers_id} (bring them again: charged)"
+    if record.teachers_id and record.teachers_reusable:
+        facts["Teachers"] = f"teachers={record.teachers_id} (use again: charged)"
+    elif record.teachers_id:
+        facts["Voters"] = f"{record.teachers_id} (bring them again: charged)"
     return {name: value for name, value in facts.items() if value}
+
+
+def make_run_table(report: ReleaseReport) -> Table:
+    """What was done, how long it took, and where the ledger stood."""
+    seconds = report.record.seconds
+    facts = {
+        **list_run_facts(report),
+        "Newest ledger entry": report.claim.ledger_head,
+        "Time": ", ".join(f"{stage} {format_duration(duration)}" for stage, duration in seconds.items()),
+    }
+    return Table(rows=tuple((name, value) for name, value in facts.items() if value))
+
+
+NOT_STATED = "not stated"
+
+
+def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
+    """What a reader of a release asks of its owner: name -> what was said, or NOT_STATED."""
+    owner, audit = report.record.owner, report.record.audit
+    statements: dict[str, Any] = {
+        "Contact": owner.contact,
+        "Collection": owner.collection,
+        "Consent": owner.consent,
+        "Access": owner.access,
+        "Retention": owner.retention,
+        "Period of the cap": owner.period,
+        "Renewal of the cap": owner.renewal,
+        "Choice of parameters": owner.tuning and TUNING_METHODS[owner.tuning],
+    }
+    for asset in report.record.assets:
+        facts = {"licence": asset.licence, "source": asset.source, "SHA-256": asset.sha256}
+        facts |= {"trained on": asset.trained_on} if asset.role == "encoder" else {}
+        words = "; ".join(f"{name}: {value or NOT_STATED}" for name, value in facts.items())
+        statements[asset.role.capitalize()] = f"{asset.name}; {words}"
+    statements["Audit"] = audit and (
+        f"of {audit['audited']} in {audit['runs']} runs, by pate_torch {audit['version']}: "
+        + ("no fault found" if audit["sound"] else "REFUTED")
+    )
+    return {name: value or NOT_STATED for name, value in statements.items()}
+
+
+def make_owner_table(report: ReleaseReport) -> Table:
+    """What the owner of the data states."""
+    return Table(columns=("What", "Stated"), rows=tuple(list_owner_statements(report).items()))
+
+
+def list_unstated_facts(report: ReleaseReport) -> tuple[str, ...]:
+    """The names of what nobody stated."""
+    return tuple(name for name, value in list_owner_statements(report).items() if NOT_STATED in value)
+
+
+def make_file_table(report: ReleaseReport) -> Table:
+    """The files of the release folder."""
+    return Table(columns=("File", "What it is"), rows=tuple(report.files.items()), has_code=True)
 
 
 def compute_attack_bound(epsilon: float, delta: float, false_alarms: float) -> float:

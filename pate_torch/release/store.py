@@ -15,6 +15,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
+from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
@@ -43,6 +45,27 @@ _ANSWER_FILES = {
 
 They are nothing without their release.json, which is written last.
 """
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WrittenRelease:
+    """A release that lies in its folder, bought in this session or found from an earlier one.
+
+    Attributes:
+        release: Releasable: the questions and their answers, or a model.
+        record: Releasable: ``release.json``.
+        guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
+    """
+
+    release: Release | ModelRelease
+    record: dict[str, Any]
+    guide: Student | None = None
+
+    @property
+    def labels(self) -> Release:
+        """Releasable: the questions and their answers."""
+        assert isinstance(self.release, Release)
+        return self.release
 
 
 def check_unused_folder(run: Path, reused_id: str | None = None) -> None:

@@ -23,7 +23,6 @@ ANSWER_FILES = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "sco
            "guide_sha256": "guide.safetensors"}  # fmt: skip
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
-CURVE_FILE_PATTERN = re.compile(r"tensorboard/events\.out\.tfevents\.\d{4,}")
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
@@ -150,8 +149,7 @@ def _belongs(folder: ReleaseFolder, name: str) -> bool:
     price_files = ["sanitised.json"] if any(part["what"] == "sanitised price" for part in folder.parts) else []
     card = folder.statement.get("encoder") or {}
     encoder_files = [f"encoder/{file}" for file in (card.get("file"), card and "tokenizer.json") if file]
-    names = (*RELEASE_FILES, *answer_files, *price_files, *encoder_files)
-    return name in names or CURVE_FILE_PATTERN.fullmatch(name) is not None
+    return name in (*RELEASE_FILES, *answer_files, *price_files, *encoder_files)
 
 
 def _check_record(folder: ReleaseFolder) -> Check:

@@ -26,7 +26,7 @@ from pate_torch.release.membership import (
     compute_margins,
 )
 from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
-from pate_torch.session import DataSplits
+from pate_torch.splits import DataSplits
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
@@ -288,7 +288,10 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
     assert student["members"] == alone["members"] == 150 and student["others"] == 100
     assert student["advantage_interval"][0] < 0.3  # near seven deviations: the noise is new in every run
     assert (
-        student["advantage"] < found["bound_by_plan"] <= found["bound"] == compute_advantage_bound(report.epsilon, 1e-4)
+        student["advantage"]
+        < found["bound_by_plan"]
+        <= found["bound"]
+        == compute_advantage_bound(report.claim.epsilon, 1e-4)
     )
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from sklearn.datasets import dump_svmlight_file
 
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.data import image_folder, libsvm, roles, tabular
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset

@@ -387,14 +387,14 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 
 def test_every_field_of_the_statement_is_explained():
-    from pate_torch.release.private_metrics import OwnerSummary
+    from pate_torch.release.private_metrics import PrivateMetrics
     from pate_torch.release.renderer import build_statement, build_summary
     from tests.reporting.reporting_demo import demo
 
     page = ROOT / "docs" / "privacy-statement.md"
     assert keys_in(page, "keys of summary.json") == set(build_summary(demo()))
     assert keys_in(page, "keys of privacy.json") == leaves(build_statement(demo()))
-    owner = {field.name for field in dataclasses.fields(OwnerSummary)}
+    owner = {field.name for field in dataclasses.fields(PrivateMetrics)}
     assert keys_in(page, "keys of private/summary.json") == owner
 
 

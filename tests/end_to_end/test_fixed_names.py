@@ -32,7 +32,7 @@ COMMANDS = [
     *("pate ledger verify", "pate ledger show", "pate ledger export"),
 ]
 RUN = """
-    release/student.safetensors release/labels.csv release/summary.json release/report.html release/tensorboard
+    release/student.safetensors release/labels.csv release/summary.json release/report.html
     private/summary.json private/tensorboard .hydra/config.yaml
 """
 SUMMARY = """

@@ -76,8 +76,10 @@ def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsy
     report = pipeline.run(config)
     shown, errors = capsys.readouterr()
     assert len(shown.splitlines()) < 60 and not errors
-    assert min(report.label_accuracy, report.student_accuracy) > 10 / CLASSES, "no better than chance"
-    assert len(report.confusion) == CLASSES
+    assert min(report.evaluation.label_accuracy, report.evaluation.student_accuracy) > 10 / CLASSES, (
+        "no better than chance"
+    )
+    assert len(report.evaluation.confusion) == CLASSES
     page = (config.folder / "release" / "report.html").read_text()
     assert "The 24 least known of 1000 classes" in page and len(page) < 150_000
     card = (config.folder / "release" / "README.md").read_text()

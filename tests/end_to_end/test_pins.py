@@ -314,7 +314,7 @@ def test_the_estimator_leaves_what_is_pinned(tmp_path, entropy, pinned, pate):
     pate.label(pool, num_queries=8)
     pate.fit_student("supervised", steps=3)
     report = pate.report(*clouds(200, 2), pool_y=pool_y)
-    assert report.epsilon == pate.epsilon
+    assert report.claim.epsilon == pate.epsilon
     pinned("estimator", left(tmp_path, pate.folder.parent))
 
 

@@ -20,8 +20,6 @@ from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.release import release_writer
-from pate_torch.release.release_writer import ReleaseWriter
 from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
 from pate_torch.teachers.launch import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
@@ -61,14 +59,6 @@ def config(home, **chosen: str):
     return dataclasses.replace(base, dataset=squares, device=torch.device("cuda"), baseline=False, **made)
 
 
-@pytest.fixture
-def plain_board(monkeypatch):
-    """No figures, which are drawn from the report."""
-    monkeypatch.setattr(ReleaseWriter, "_write_figure", lambda *_: None)
-    for name in ("plot_confusion", "plot_examples"):
-        monkeypatch.setattr(release_writer, name, lambda _: None)
-
-
 def run_on_gpu(home, gpu: SimulatedGpu, **chosen: str) -> bool:
     """Return whether the run is allowed (a combination may be refused); a run computes on the GPU."""
     gpu.reset_counts()
@@ -83,7 +73,7 @@ def run_on_gpu(home, gpu: SimulatedGpu, **chosen: str) -> bool:
     return True
 
 
-def test_every_option_of_a_run_works_on_the_gpu(tmp_path, simulated_gpu, plain_board):
+def test_every_option_of_a_run_works_on_the_gpu(tmp_path, simulated_gpu):
     """Several options at once; where these are refused together, each by itself. Two rounds are left to the slow."""
     every = {field: [name for name in options(field) if "rounds" not in name] for field in FIELDS}
     ran = set()
@@ -97,7 +87,7 @@ def test_every_option_of_a_run_works_on_the_gpu(tmp_path, simulated_gpu, plain_b
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field,name", [(field, name) for field in FIELDS for name in options(field)])
-def test_every_option_works_by_itself_on_the_gpu(tmp_path, simulated_gpu, plain_board, field, name):
+def test_every_option_works_by_itself_on_the_gpu(tmp_path, simulated_gpu, field, name):
     assert run_on_gpu(tmp_path, simulated_gpu, **{field: name})
 
 

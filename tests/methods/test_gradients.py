@@ -448,31 +448,31 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
     )
     assert drawn == [3.0, 3.0, 1.5, 1.5]
     paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
-    assert report.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
+    assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
 
 
 def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, report = run
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
     assert release.score_RPC.shape == (2, len(data.pool), 10) and release.num_pool_rounds == 2
     for turn, asked in enumerate(release.query_Q.split(40)):
         labels = release.label_Q[40 * turn : 40 * turn + 40]
         assert torch.equal(release.score_RPC[turn][asked].argmax(1), labels)
     right = (release.score_RPC[1].argmax(1) == data.evaluation.pool_y).double().mean()
     assert float(right) > 0.5  # a tenth by chance
-    again = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={report.release_id}"))
-    assert again.reuses_labels and again.epsilon_charged == report.epsilon_charged
-    assert again.student_accuracy == report.student_accuracy
+    again = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={report.record.release_id}"))
+    assert again.record.reuses_labels and again.claim.epsilon_charged == report.claim.epsilon_charged
+    assert again.evaluation.student_accuracy == report.evaluation.student_accuracy
 
 
 def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_not(run):
     home, _, first = run
     same = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert same.reuses_labels and same.release_id == first.release_id
+    assert same.record.reuses_labels and same.record.release_id == first.record.release_id
     other = pipeline.run(configured(home, *TWO_ROUNDS, "method.ridge=0.2", "privacy.budget_epsilon=null"))
-    assert not other.reuses_labels and other.epsilon_charged > first.epsilon_charged
+    assert not other.record.reuses_labels and other.claim.epsilon_charged > first.claim.epsilon_charged
 
 
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
@@ -543,11 +543,11 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
         assert float((centered(ours) - centered(said)).abs().max()) < 0.05 * float(centered(said).std())
     exact = student.compute_logits(data.pool.x).double()
     assert float((exact - score_PC).abs().max()) < 1e-3 * float(score_PC.std())
-    assert report.student_accuracy == pytest.approx(
+    assert report.evaluation.student_accuracy == pytest.approx(
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
     )
     again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings))
-    assert again.reuses_labels and again.student_accuracy == report.student_accuracy
+    assert again.record.reuses_labels and again.evaluation.student_accuracy == report.evaluation.student_accuracy
     assert export(student, tmp_path / "model.pt2").is_file()
 
 
@@ -615,7 +615,7 @@ def test_edited_scores_are_refused(run, edit):
         else:
             save_file({"score_RPC": (score.flip(0) if edit == "swap" else score[:, :-1]).contiguous()}, file)
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, report.release_id, data.pool, data.spec, ledger)
+            release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
     finally:
         file.write_bytes(whole)
 
@@ -667,7 +667,7 @@ def test_gradients_in_python(tmp_path):
     student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).method.subject == "gradients"
+    assert pate.report(test_x, test_y).record.method.subject == "gradients"
 
 
 CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "method.ridge=.3", "method.neighbors=16")

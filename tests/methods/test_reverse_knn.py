@@ -438,7 +438,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
-    assert report.rounds == 2 and format_title(report) == "digits: a student of private reverse k-NN counts"
+    assert report.record.rounds == 2 and format_title(report) == "digits: a student of private reverse k-NN counts"
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
@@ -463,8 +463,8 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     for turn in (0, 1):  # an asked point lies in its own cell
         assert torch.equal(release.query_Q[release.cell_RP[turn]][asked[turn]], asked[turn])
     report = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={release_id}"))
-    assert report.reuses_labels and report.epsilon_charged == before
-    assert report.student_accuracy == run[2].student_accuracy  # the same student again
+    assert report.record.reuses_labels and report.claim.epsilon_charged == before
+    assert report.evaluation.student_accuracy == run[2].evaluation.student_accuracy  # the same student again
 
 
 def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
@@ -472,7 +472,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     home, plan, report = run
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         data = plan.dataset.load()
-        release, *_ = release_store.read(home, report.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
     exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
     squares = float((release.noisy_counts.counts_QC - exact_QC).double().square().sum())
@@ -490,9 +490,9 @@ def test_the_same_histogram_is_answered_from_the_first_release(run):
     home, _, first = run
     report = pipeline.run(configured(home, *TWO_ROUNDS))
     assert (
-        report.reuses_labels
-        and report.release_id == first.release_id
-        and report.epsilon_charged == first.epsilon_charged
+        report.record.reuses_labels
+        and report.record.release_id == first.record.release_id
+        and report.claim.epsilon_charged == first.claim.epsilon_charged
     )
 
 
@@ -554,9 +554,13 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
         "student.keep_fraction=0.5",
     )
     report = pipeline.run(plan)
-    assert report.adjacency == "replace_one" and report.epsilon == pytest.approx(2, rel=1e-3) and report.epsilon <= 2
-    mu = math.sqrt(2) * math.sqrt(2) / report.parameters["sigma"]
-    assert report.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
+    assert (
+        report.claim.adjacency == "replace_one"
+        and report.claim.epsilon == pytest.approx(2, rel=1e-3)
+        and report.claim.epsilon <= 2
+    )
+    mu = math.sqrt(2) * math.sqrt(2) / report.record.parameters["sigma"]
+    assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
 
 
 def test_reverse_knn_in_python(tmp_path):
@@ -573,7 +577,7 @@ def test_reverse_knn_in_python(tmp_path):
     test_x, test_y = clouds(300, 2)
     assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
     report = pate.report(test_x, test_y)
-    assert report.rounds == 1 and report.num_teachers == 0
+    assert report.record.rounds == 1 and report.record.num_teachers == 0
     assert "counted once:" in (pate.folder / "README.md").read_text()
     with pytest.raises(ValueError, match="at once"):
         pate.labeler(5)

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from torch import Tensor
 
 from pate_torch import pipeline
@@ -34,15 +33,13 @@ from pate_torch.api import classifier, pate
 from pate_torch.core import progress
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.methods import dpsgd
 from pate_torch.methods.dpsgd import NoiseSourceOptimizer
 from pate_torch.pac import exponential
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.sensitive import UNIT_NORM, GradientSums, Sensitivity, SoftVotes
-from pate_torch.release import builder, release_writer
-from pate_torch.release.release_writer import ReleaseWriter
+from pate_torch.release import builder
 from pate_torch.students import selection
 
 FLOAT = 1e-5  # relative: a sum of floats (DP-SGD) rounds
@@ -182,16 +179,10 @@ def watched(watch: Watch) -> Iterator[None]:
             patch.setattr(NoiseSource, name, none)
         patch.setattr("secrets.token_hex", lambda size=8: f"{next(ids):0{2 * size}x}")
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
-        for module in (builder, dpsgd):
-            patch.setattr(module, "datetime", SimpleNamespace(date=OneDay))
+        patch.setattr(builder, "datetime", SimpleNamespace(date=OneDay))
         calls = itertools.count(1)
         for module in (pate, classifier):
             patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
-        patch.setattr(
-            ReleaseWriter, "_write_figure", lambda *_: None
-        )  # drawn from the report, which the page shows as well
-        patch.setattr(release_writer, "plot_confusion", lambda _: None)
-        patch.setattr(release_writer, "plot_examples", lambda _: None)
         yield
 
 
@@ -266,7 +257,7 @@ def underpriced(seen: list[Seen], queries: int, turns: int) -> list[str]:
 def released(home: Path) -> dict[str, Any]:
     """Every releasable file of a home, by name, and what was charged.
 
-    Bytes, but for the ledger's head, hashes and TensorBoard's times.
+    Bytes, but for the ledger's head and hashes.
     """
     heads, totals = set(), []
     for path in home.rglob("ledger.sqlite"):
@@ -277,11 +268,6 @@ def released(home: Path) -> dict[str, Any]:
     for file in sorted(path for path in home.rglob("*") if path.is_file()):
         name = file.relative_to(home)
         if not {"release", "answers"} & set(name.parts):
-            continue
-        if "tfevents" in file.name:  # several writers, whose files are numbered by the second in which they began
-            events = [(event.step, str(event.summary)) for event in EventFileLoader(str(file)).Load()]
-            found.setdefault(str(name.parent), []).append(events)
-            found[str(name.parent)].sort()
             continue
         content = file.read_bytes()
         if file.name == "SHA256SUMS":  # of files that are compared themselves, and hold the head

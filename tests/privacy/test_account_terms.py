@@ -536,10 +536,14 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     base = blobs()
     without = dataclasses.replace(base, x=base.x[1:], y=base.y[1:])
     after = pipeline.run(plan(tmp_path, "after", dataset=without))
-    assert released(first) in {part.release_id for part in after.other_releases}
-    assert after.epsilon_charged > after.epsilon and not teachers.exists()
+    assert released(first) in {part.release_id for part in after.claim.other_releases}
+    assert after.claim.epsilon_charged > after.claim.epsilon and not teachers.exists()
     again = pipeline.run(plan(tmp_path, "again", dataset=without, labels=released(first)))
-    assert again.reuses_labels and not again.teachers_reusable and again.epsilon_charged == after.epsilon_charged
+    assert (
+        again.record.reuses_labels
+        and not again.record.teachers_reusable
+        and again.claim.epsilon_charged == after.claim.epsilon_charged
+    )
 
 
 def test_groups_must_have_names(tmp_path):

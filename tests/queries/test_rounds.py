@@ -92,7 +92,7 @@ def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
     record = json.loads((plan.folder / "release/release.json").read_text())
     assert record["queries_by_round"] == [10, 20] and record["rounds"] == 2
     again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
-    assert pipeline.run(again).epsilon == report.epsilon
+    assert pipeline.run(again).claim.epsilon == report.claim.epsilon
     students = [(p.folder / "release/student.safetensors").read_bytes() for p in (plan, again)]
     assert students[0] == students[1]
     file = plan.folder / "release/release.json"

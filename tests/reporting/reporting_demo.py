@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,18 @@ from sklearn.datasets import load_digits
 
 from pate_torch.methods.teacher_votes import describe
 from pate_torch.privacy.records import PublicAsset
-from pate_torch.release.report import Baseline, ChargedRelease, Examples, OwnerFacts, ReleaseReport
+from pate_torch.release.figures import encode_picture
+from pate_torch.release.intervals import Share
+from pate_torch.release.report import (
+    AccountClaim,
+    Accuracy,
+    ChargedRelease,
+    Evaluation,
+    Example,
+    OwnerFacts,
+    ReleaseRecord,
+    ReleaseReport,
+)
 
 QUERIES = 286
 EPSILON = 2.4353597494239
@@ -21,11 +33,12 @@ AUDIT = {
 }
 
 
-def examples(count: int = 24) -> Examples:
+def examples(count: int = 24) -> tuple[Example, ...]:
     digits = load_digits()
-    image = (digits.images[:count] / 16 * 255).astype(np.uint8)[:, None]
-    return Examples(
-        image=image, label=tuple(int(y) for y in digits.target[:count]), query=tuple(range(11, 11 + 7 * count, 7))
+    images = (digits.images[:count] / 16 * 255).astype(np.uint8)[:, None]
+    return tuple(
+        Example(picture=encode_picture(image), label=int(y), query=11 + 7 * i)
+        for i, (image, y) in enumerate(zip(images, digits.target, strict=False))
     )
 
 
@@ -40,64 +53,84 @@ def confusion(classes: int = 10, each: int = 100) -> tuple[tuple[int, ...], ...]
     return tuple(rows)
 
 
+def baseline(name: str, accuracy: float, size: int | None = 1000) -> Accuracy:
+    return Accuracy(name=name, share=Share(value=accuracy, size=size), description="to compare with")
+
+
 def demo(**changes: Any) -> ReleaseReport:
-    """A plausible private run; ``changes`` replace fields."""
+    """A plausible private run; ``changes`` replace fields, of whichever record they are."""
     counts = confusion()
     hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
-    growth = tuple(EPSILON * (q / QUERIES) ** 0.55 for q in range(1, QUERIES + 1))
-    fields: dict[str, Any] = dict(
+    values: dict[str, Any] = dict(
+        # what was asked and answered
         dataset="digits",
         mechanism="gaussian",
         parameters={"sigma": 40.0},
+        sensitivity={"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
+        noise="torch",
+        declared_size=None,
+        public_share=0.0,
         num_teachers=250,
+        teachers_id="00000000000000aa",
+        teachers_reusable=True,
         method=describe(250, changes.get("unit", "record")),
+        rounds=1,
         queries_asked=QUERIES,
         queries_answered=QUERIES,
-        epsilon=EPSILON,
+        release_id="00000000000000bb",
+        reuses_labels=False,
+        answer_files=("labels.csv",),
+        student="fixmatch",
+        class_names=tuple("0123456789"),
+        input_kind="rows",
+        encoder=None,
+        includes_encoder=False,
+        assets=(
+            PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
+            PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
+        ),
+        owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
+        provenance={"classes": "declared by the owner", "normalization_constants": "read off public points"},
+        chosen_by=None,
+        seconds={"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},
+        creation_date="made-up figures, for tests",
+        # what the account paid
         delta=1e-5,
-        accountant="gdp",
         adjacency="add_remove",
         unit="record",
         private=True,
+        epsilon=EPSILON,
+        accountant="gdp",
+        epsilon_ex_post=None,
+        parts=(),
         epsilon_charged=(1.6**2 + EPSILON**2) ** 0.5,
+        charged_accountant=None,
         epsilon_charged_ex_post=(1.6**2 + EPSILON**2) ** 0.5,
         budget_epsilon=4.0,
-        student="fixmatch",
-        seconds={"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},
-        student_accuracy=hits,
-        label_accuracy=0.951,
-        teachers_id="00000000000000aa",
-        release_id="00000000000000bb",
-        ledger_head="c" * 64,
-        class_names=tuple("0123456789"),
-        epsilon_curve=growth,
-        account_curve=tuple((1.6**2 + e * e) ** 0.5 for e in growth),
-        confusion=counts,
-        student_curves={
-            "student/loss": tuple((s, 2.3 * 0.985**s + 0.05 * (s % 3)) for s in range(0, 300, 5)),
-            "student/confident_share": tuple((s, 1 - 0.9 * 0.98**s) for s in range(0, 300, 5)),
-        },
-        examples=examples(),
-        baselines=(
-            Baseline(name="Published PATE", accuracy=0.98, disclosure_basis="published"),
-            Baseline(name="Ensemble without noise", accuracy=0.981, disclosure_basis="benchmark", size=1000),
-            Baseline(name="Clusters of the public points", accuracy=0.81, disclosure_basis="public", size=1000),
-        ),
         other_releases=(
             ChargedRelease(
                 release_id="00000000000000cc", purpose="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
             ),
         ),
-        creation_date="made-up figures, for tests",
-        sensitivity={"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
-        assets=(
-            PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
-            PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
+        epsilon_curve=tuple(EPSILON * (q / QUERIES) ** 0.55 for q in range(1, QUERIES + 1)),
+        ledger_head="c" * 64,
+        # how it was evaluated
+        student_accuracy=hits,
+        student_size=1000,
+        label_accuracy=0.951,
+        label_size=QUERIES,
+        confusion=counts,
+        examples=examples(),
+        baselines=(
+            baseline("Published PATE", 0.98, None),
+            baseline("Ensemble without noise", 0.981),
+            baseline("Clusters of the public points", 0.81),
         ),
-        encoder=None,
-        includes_encoder=False,
-        owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
-        provenance={"classes": "declared by the owner", "normalization_constants": "read off public points"},
-        chosen_by=None,
     )
-    return ReleaseReport(**(fields | changes))
+    assert values.keys() >= changes.keys(), changes.keys() - values.keys()
+    values |= changes
+
+    def make(record: Any) -> Any:
+        return record(**{field.name: values[field.name] for field in fields(record)})
+
+    return ReleaseReport(record=make(ReleaseRecord), claim=make(AccountClaim), evaluation=make(Evaluation))

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import OwnerSummary
+from pate_torch.release.private_metrics import PrivateMetrics
 from pate_torch.release.renderer import render_model_card, render_page
-from pate_torch.release.report import Baseline
 from pate_torch.release.statement import list_epsilon_lines
-from tests.reporting.reporting_demo import demo
+from tests.reporting.reporting_demo import baseline, demo
 
-OWNER = OwnerSummary(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
+OWNER = PrivateMetrics(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
 
 
 class Terminal(io.StringIO):
@@ -55,7 +54,7 @@ def test_the_table_fits_80_columns(stream, private, monkeypatch):
         dataset="a data set with a name that goes on for much longer than a line of any terminal should have to bear",
         student="x" * 120,
         parameters={f"parameter_{i}": i for i in range(12)},
-        baselines=(Baseline(name="y" * 90, accuracy=0.5, disclosure_basis="public"),),
+        baselines=(baseline("y" * 90, 0.5, None),),
         unit="group:" + "z" * 70,
     )
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(report, stream(), owner=OWNER)).splitlines()
@@ -81,8 +80,8 @@ def test_a_run_that_is_not_private_begins_with_it_and_shows_no_epsilon():
 
 def test_what_can_be_used_again_is_offered_and_nothing_else():
     kept, brought = shown(demo()), shown(demo(teachers_reusable=False))
-    assert f"teachers={demo().teachers_id} (use again: charged)" in kept
-    assert "teachers=" not in brought and f"{demo().teachers_id} (bring them again: charged)" in brought
+    assert f"teachers={demo().record.teachers_id} (use again: charged)" in kept
+    assert "teachers=" not in brought and f"{demo().record.teachers_id} (bring them again: charged)" in brought
 
 
 def test_calculated_parameters_are_shown_to_six_digits():
@@ -98,7 +97,7 @@ def test_paths_are_not_folded():
 @pytest.mark.parametrize("hits,said", [(70, True), (89, True), (90, False)])
 def test_a_result_below_the_majority_class_is_said_in_words_everywhere(hits, said):
     lost = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100,
-                examples=None)  # fmt: skip
+                examples=())  # fmt: skip
     words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
     assert lost.majority_warning == (words if said else None)
     texts = shown(lost), render_model_card(lost).replace("\\", ""), render_page(lost).replace("\u00a0", " ")

@@ -13,17 +13,17 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
+from pate_torch.core.files import create_private_folder
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release import private_metrics
 from pate_torch.release.membership import AttackResult, MembershipResult
 from pate_torch.release.private_metrics import (
-    OwnerSummary,
+    PrivateMetrics,
     compute_gap_quantiles,
-    make_owner_summary,
-    write_owner_summary,
+    compute_vote_metrics,
 )
-from pate_torch.release.private_writer import PrivateWriter, make_private_folder
+from pate_torch.release.private_writer import PrivateWriter
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
@@ -41,13 +41,13 @@ def mode(path):
 def test_private_folders_are_closed_whatever_the_umask(tmp_path):
     old = os.umask(0)
     try:
-        assert mode(make_private_folder(tmp_path / "a")) == 0o700
+        assert mode(create_private_folder(tmp_path / "a")) == 0o700
         (tmp_path / "b").mkdir(mode=0o777)
-        assert mode(make_private_folder(tmp_path / "b", "teachers")) == 0o700
+        assert mode(create_private_folder(tmp_path / "b")) == 0o700
     finally:
         os.umask(old)
-    assert "PRIVATE" in (tmp_path / "a" / "README.txt").read_text()
-    assert "ensemble" in (tmp_path / "b" / "README.txt").read_text()
+    assert "PRIVATE" in (tmp_path / "a" / "README").read_text()
+    assert "no privacy guarantee" in (tmp_path / "b" / "README").read_text()
 
 
 def test_gap_quantiles_agree_with_numpy():
@@ -58,8 +58,8 @@ def test_gap_quantiles_agree_with_numpy():
 
 
 def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
-    summary = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=compute_gap_quantiles(VOTES))
-    write_owner_summary(summary, tmp_path / "summary.json")
+    summary = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=compute_gap_quantiles(VOTES))
+    summary.write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert set(read) >= {
         "ensemble_accuracy",
@@ -67,15 +67,13 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
         "epsilon_pate2018",
         "gap_quantiles",
     }
-    for field in ("ensemble_accuracy", "epsilon_pate2018"):
-        with pytest.raises(ValueError, match=field):
-            OwnerSummary(**{field: math.nan})
-    with pytest.raises(ValueError, match="gap_quantiles"):
-        OwnerSummary(gap_quantiles={"0.5": math.nan})
+    for broken in ({"ensemble_accuracy": math.nan}, {"epsilon_pate2018": math.inf}, {"gap_quantiles": {"0": math.nan}}):
+        with pytest.raises(ValueError, match="JSON"):
+            PrivateMetrics(**broken).write(tmp_path / "summary.json")
 
 
 def test_owner_lines_show_no_price():
-    lines = OwnerSummary(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).format_rows()
+    lines = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).format_rows()
     assert list(lines.values()) == ["98.0 %", "99.0 %"]
 
 
@@ -90,7 +88,7 @@ def looked_at(counts, model, **changes):
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
     release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
     arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}
-    return make_owner_summary(data=data, release=release, votes=votes, model=model, **(arguments | changes))
+    return compute_vote_metrics(data=data, release=release, votes=votes, model=model, **(arguments | changes))
 
 
 def thousand(teachers, questions=5):
@@ -138,7 +136,7 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     assert summary.gap_quantiles == compute_gap_quantiles(VOTES)
     assert len(summary.not_computed) == len(summary.format_rows()) == 3
     assert all(error.__name__ in value and "secret" not in value for value in summary.format_rows().values())
-    write_owner_summary(summary, tmp_path / "summary.json")
+    summary.write(tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["not_computed"] == summary.not_computed
 
 
@@ -150,7 +148,7 @@ def test_a_figure_that_is_no_number_is_missing(monkeypatch):
 
 
 def said(found):
-    return list(OwnerSummary(membership=found).format_rows().values())
+    return list(PrivateMetrics(membership=found).format_rows().values())
 
 
 def test_owner_lines_show_an_attack_beside_its_bound():
@@ -166,31 +164,27 @@ def test_owner_lines_show_an_attack_beside_its_bound():
 
 
 def test_an_attack_is_written_into_the_owners_summary(tmp_path):
-    write_owner_summary(OwnerSummary(membership=MEMBERSHIP), tmp_path / "summary.json")
+    PrivateMetrics(membership=MEMBERSHIP).write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text())["membership"]
     assert read["student"]["auc_interval"] == [0.463, 0.551] and read["bound_by_plan"] == 0.3
     assert mode(tmp_path / "summary.json") == 0o600
 
 
-def test_the_private_board_shows_teachers_and_votes(tmp_path):
+def test_the_private_board_shows_training_and_votes(tmp_path):
     board = PrivateWriter(tmp_path / "tensorboard")
     board.log("teachers/loss_mean", 1.5, 3)
-    board.log("teachers/loss_mean", 1.0, 4)
-    board.log("teachers/accuracy_mean", 0.5, 4)
+    board.log("student/loss", 0.5, 4)
     board.log_losses(3, torch.tensor([1.0, 2.0, math.nan]))
-    board.log_accuracies(torch.tensor([0.5, 0.75]))
     board.log_votes(VOTES, torch.tensor([True, False, True, True]))
-    board.log_membership(MEMBERSHIP)
+    board.log_metrics(PrivateMetrics(ensemble_accuracy=0.98, membership=MEMBERSHIP))
     board.close()
     assert mode(tmp_path / "tensorboard") == 0o700
+    assert all(mode(file) == 0o600 for file in tmp_path.rglob("*tfevents*"))
     read = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0}).Reload()
-    assert set(read.Tags()["scalars"]) == {"teachers/loss_mean", "votes/answered_share"}
+    expected = {"teachers/loss_mean", "student/loss", "votes/answered_share", "owner/ensemble_accuracy"}
+    assert set(read.Tags()["scalars"]) == expected
     shown = {tag: read.Tensors(tag)[0].tensor_proto.string_val[0] for tag in read.Tags()["tensors"]}
-    assert (
-        b"advantage 1.2 %" in shown["membership/text_summary"]
-        and b"teachers/loss_max" in shown["custom_scalars__config__"]
-    )
-    assert shown["teachers/accuracy_mean/text_summary"] == b"0.5", "one point is a number, not a curve"
-    assert set(read.Tags()["histograms"]) == {"teachers/loss", "teachers/accuracy", "votes/gap", "votes/top"}
+    assert b"advantage 1.2 %" in shown["owner/text_summary"] and b"do not publish" in shown["PRIVATE/text_summary"]
+    assert set(read.Tags()["histograms"]) == {"teachers/loss", "votes/gap", "votes/top"}
     assert [e.value for e in read.Scalars("votes/answered_share")] == pytest.approx([1, 1 / 2, 2 / 3, 3 / 4])
     assert read.Histograms("teachers/loss")[0].histogram_value.num == 2

@@ -25,9 +25,9 @@ from pate_torch.release.renderer import (
     to_strict_json,
     write_release,
 )
-from pate_torch.release.report import Baseline, Examples
+from pate_torch.release.report import Example
 from tests.reporting.json_schema import faults, privacy_schema
-from tests.reporting.reporting_demo import EPSILON, demo, examples
+from tests.reporting.reporting_demo import EPSILON, demo
 
 FIXED_KEYS = [
     "schema_version",
@@ -81,8 +81,8 @@ DATA = PrivateRecords(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.a
         lambda x: {"parameters": {"sigma": x}},
         lambda x: {"baselines": (x,)},
         lambda x: {"confusion": ((x,),)},
-        lambda x: {"student_curves": {"student/loss": ((0, x),)}},
-        lambda x: {"examples": x},
+        lambda x: {"epsilon_curve": (x,)},
+        lambda x: {"examples": (x,)},
         lambda x: {"teachers_id": x},
     ],
 )
@@ -105,7 +105,6 @@ def test_the_refusal_of_votes_names_field_and_type():
         {"seconds": {"teachers": math.nan}},
         {"epsilon_charged": math.nan},
         {"epsilon_curve": (1.0, math.nan)},
-        {"student_curves": {"student/loss": ((0, math.nan),)}},
     ],
 )
 def test_nan_and_infinity_are_refused(changes):
@@ -122,27 +121,22 @@ def test_curves_must_fit_and_never_fall():
     with pytest.raises(ValueError, match="one value per question"):
         demo(epsilon_curve=(1.0, 2.0))
     with pytest.raises(ValueError, match="never falls"):
-        demo(queries_asked=2, queries_answered=2, epsilon_curve=(2.0, 1.0), account_curve=())
+        demo(queries_asked=2, queries_answered=2, epsilon_curve=(2.0, 1.0))
 
 
 def test_a_report_cannot_be_changed():
     report = demo()
     with pytest.raises(AttributeError):
-        report.epsilon = 1.0
+        report.claim.epsilon = 1.0
+    with pytest.raises(AttributeError):
+        report.claim = None
     with pytest.raises(TypeError):
-        report.parameters["sigma"] = 1.0
+        report.record.parameters["sigma"] = 1.0
 
 
-def test_a_baseline_must_say_why_it_may_be_shown():
-    with pytest.raises(ValueError, match="disclosure_basis"):
-        Baseline(name="ensemble", accuracy=0.9, disclosure_basis="it is nice")
-
-
-def test_examples_are_bytes_of_images():
-    with pytest.raises(ValueError, match="uint8"):
-        Examples(image=np.zeros((1, 1, 8, 8)), label=(1,), query=(1,))
-    with pytest.raises(ValueError, match="one per image"):
-        Examples(image=examples(2).image, label=(1,), query=(1, 2))
+def test_examples_are_pictures_that_the_page_carries_itself():
+    with pytest.raises(ValueError, match=r"example\.picture"):
+        Example(picture="https://example.org/1.png", label=1, query=1)
 
 
 def test_class_accuracies_are_the_diagonal_over_the_rows():
@@ -162,13 +156,19 @@ def test_every_file_of_a_run_that_is_not_private_says_so_and_names_no_price(tmp_
 
 
 def test_a_report_that_is_not_private_holds_no_epsilon():
-    report = demo(private=False, epsilon_ex_post=2.1, parts=demo().other_releases)
-    assert report.epsilon is report.epsilon_ex_post is report.epsilon_charged is report.epsilon_charged_ex_post is None
-    assert report.epsilon_curve == report.account_curve == ()
-    assert all(part.epsilon is None for part in (*report.parts, *report.other_releases))
+    report = demo(private=False, epsilon_ex_post=2.1, parts=demo().claim.other_releases)
+    assert (
+        report.claim.epsilon
+        is report.claim.epsilon_ex_post
+        is report.claim.epsilon_charged
+        is report.claim.epsilon_charged_ex_post
+        is None
+    )
+    assert report.claim.epsilon_curve == ()
+    assert all(part.epsilon is None for part in (*report.claim.parts, *report.claim.other_releases))
 
 
-# --- privacy.json against its schema, by a checker of our own
+# --- privacy.json against its schema
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,10 @@ def _broken():
         yield broken
 
 
-def test_the_schema_refuses_broken_statements_and_a_library_agrees():
-    jsonschema = pytest.importorskip("jsonschema")
-    library = jsonschema.Draft202012Validator(privacy_schema())
-    assert library.is_valid(build_statement(demo()))
+def test_the_schema_refuses_broken_statements():
+    assert faults(build_statement(demo()), privacy_schema()) == []
     for broken in _broken():
         assert faults(broken, privacy_schema())
-        assert not library.is_valid(broken)
 
 
 def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
@@ -225,6 +222,8 @@ def test_privacy_json_of_a_run_that_is_not_private_holds_no_price():
 # --- the templates
 
 KNOWN = {"report": demo(), "statement": statement, "figures": figures}
+KNOWN |= {part: getattr(demo(), part) for part in ("record", "claim", "evaluation")}
+WITH_FACTS = {"statement.jinja", "sections.jinja", "report.html.jinja", "model_card.md.jinja", "charts.html.jinja"}
 TEMPLATES = statement.make_environment(autoescape=False)
 
 
@@ -234,7 +233,8 @@ def test_templates_name_nothing_that_is_not_there(name):
     tree = TEMPLATES.parse(TEMPLATES.loader.get_source(TEMPLATES, name)[0])
     used = [(node.node.name, node.attr) for node in tree.find_all(nodes.Getattr) if isinstance(node.node, nodes.Name)]
     used = [(thing, attribute) for thing, attribute in used if thing in KNOWN]
-    assert used and [name for name in used if not hasattr(KNOWN[name[0]], name[1])] == []
+    assert bool(used) == (name in WITH_FACTS)
+    assert [name for name in used if not hasattr(KNOWN[name[0]], name[1])] == []
 
 
 VOTERS = {
@@ -270,6 +270,11 @@ def test_the_card_states_privacy_accuracy_and_files():
     text = render_model_card(demo())
     for part in ("epsilon = 2.436", "delta = 1e-5", "add\\_remove", "unit: record", "(gdp)", "97.8 %", "labels.csv"):
         assert part in text
+    tables = re.findall(r"\n\n(\|.*\|)\n(\|[ -|]*\|)\n((?:\|.*\|\n)+)", text)
+    assert len(tables) == text.count("\n| --- |") == 6
+    for head, rule, rows in tables:
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in (head, rule, *rows.splitlines())}
+        assert len(widths) == 1, "every row has as many cells as the head"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_the_headline_names_every_term():
 def test_plain_words_quote_the_attack_bound_rounded_up():
     words = " ".join(statement.format_plain_words(demo()))
     percent = float(re.search(r"at most ([\d.]+) % of those that did", words)[1])
-    assert 0 <= percent / 100 - compute_attack_bound(demo().epsilon, 1e-5, 0.01) < 1e-3
+    assert 0 <= percent / 100 - compute_attack_bound(demo().claim.epsilon, 1e-5, 0.01) < 1e-3
 
 
 def test_symbols_state_the_inequality():
@@ -110,7 +110,6 @@ def test_without_teachers_the_statement_does_not_speak_of_them():
         queries_asked=0,
         queries_answered=0,
         epsilon_curve=(),
-        account_curve=(),
     )
     text = " ".join(statement.format_plain_words(report) + statement.list_assumptions(report))
     assert "teacher" not in text and "dpsgd" in text
@@ -156,7 +155,7 @@ def test_noise_is_shown_so_that_typing_it_costs_no_more():
 
 
 def test_a_release_that_costs_only_delta_says_so_everywhere(capsys):
-    report = demo(epsilon=0.0, accountant="delta", epsilon_curve=(), account_curve=())
+    report = demo(epsilon=0.0, accountant="delta", epsilon_curve=())
     print_summary(report)
     files = (
         render_page(report),

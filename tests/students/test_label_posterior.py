@@ -189,16 +189,16 @@ def test_a_run_releases_keeps_and_reads_them_back(plan, monkeypatch):
     monkeypatch.setattr(Supervised, "fit", remembered)
     report = pipeline.run(plan)
     expected = accounting.compute_guarantee(GNMax(sigma=4.0).privacy_events(9), 1e-5).epsilon
-    assert report.epsilon == pytest.approx(expected)
+    assert report.claim.epsilon == pytest.approx(expected)
     folder = plan.folder / "release"
     header, *rows = (folder / "labels.csv").read_text().splitlines()
     assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
     data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(plan.root, report.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(plan.root, report.record.release_id, data.pool, data.spec, ledger)
     assert release.noisy_counts.sigma == 4.0
     assert torch.equal(release.noisy_counts.counts_QC.argmax(1), release.label_Q)
-    again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    again = changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again")
     pipeline.run(again)
     believed_QC = torch.cat([compute_label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
     assert len(tasks) == 2 and all(torch.equal(task.posterior_QC, believed_QC) for task in tasks)
@@ -218,6 +218,6 @@ def test_an_edited_count_is_refused(plan):
     lines = file.read_text().splitlines()
     lines[1] = ",".join([*lines[1].split(",")[:-1], "999"])
     file.write_text("\n".join(lines) + "\n")
-    again = changed(plan, labels=report.release_id, folder=plan.folder.parent / "again")
+    again = changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again")
     with pytest.raises(ValueError, match="edited"):
         pipeline.run(again)

@@ -1,17 +1,29 @@
-"""Opening the account of a data set, or meeting the terms that its first charge fixed."""
+"""What comes before a release: the run's folder, a call that was interrupted, and the account with its terms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
-from pate_torch.core import checks
+from pate_torch.core import checks, run_folders
+from pate_torch.core.files import compute_tensor_digest, create_private_folder
+from pate_torch.core.progress import Stages
+from pate_torch.methods.base import ModelRelease
 from pate_torch.privacy.budget import Budget
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.release import store as release_store
+from pate_torch.release.store import WrittenRelease
+from pate_torch.release.unfinished_calls import UnfinishedCall
+from pate_torch.students.store import load as load_student
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
 
@@ -124,3 +136,106 @@ def _check_duplicate_account(records: AccountRecords, fingerprint: str, ledger: 
         fix = f"Use account {duplicate!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
         fix += "and add both epsilons yourself."
         raise checks.error("account", records.account, problem, fix)
+
+
+@contextlib.contextmanager
+def run_folder_lock(config: RunConfig) -> Iterator[None]:
+    """Lock the run's folder for this process, and clear the store of what killed runs left half written.
+
+    Raises:
+        ValueError: Another run writes into the folder, or has finished there.
+    """
+    create_private_folder(config.root, "store")
+    store = TeacherStore(config.root)
+    with contextlib.ExitStack() as exit_stack:
+        with store.lock():  # so that a run that begins is not taken for one that was killed
+            exit_stack.enter_context(run_folders.hold(config.folder))
+            run_folders.remove_killed_run_files(config.root)
+        if (config.folder / "release" / "summary.json").exists():
+            release_store.check_unused_folder(config.folder)
+        store.sweep()
+        release_store.discard_incomplete(config.folder)
+        yield
+
+
+@contextlib.contextmanager
+def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
+    """The ledger, where there is one: a refusal leaves none behind."""
+    if not path.exists():
+        yield None
+        return
+    with Ledger(path) as ledger:
+        yield ledger
+
+
+def read_release(config: RunConfig, facts: DatasetFacts, ledger: Ledger) -> WrittenRelease:
+    """The release that ``labels`` names."""
+    assert config.labels is not None
+    labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
+    return WrittenRelease(release=labels, record=record, guide=guide)
+
+
+def make_unfinished_call(
+    config: RunConfig, facts: DatasetFacts, store: TeacherStore, all_private: PrivateRecords
+) -> UnfinishedCall | None:
+    """PRIVATE. This call, by all that decides its release; None where seeded noise is no release, or it buys more."""
+    privacy = config.privacy
+    if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
+        return None
+    choices = {
+        "method": repr(config.method),
+        "partition": repr(config.partition),
+        "seed": config.seed,
+        "pool": compute_tensor_digest(facts.pool.x),
+        "delta": privacy.delta,
+    }
+
+    def compute_fingerprint() -> str:
+        return config.method.compute_fingerprint(store, all_private) + store.compute_fingerprint(all_private)
+
+    return UnfinishedCall(store, facts.spec.name, choices, compute_fingerprint)
+
+
+def resume_call(
+    config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
+) -> tuple[RunConfig, WrittenRelease | None]:
+    """PRIVATE. The configuration in the folder of the same call that was interrupted, and what it released."""
+    if unfinished_call is None:
+        return config, None
+    if config.method.releases_model:
+        found_model = unfinished_call.find_model(config.ledger_path)
+        if found_model is None:
+            return config, None
+        folder, release_id = found_model
+        student = load_student(folder / "release" / "student.safetensors")
+        written = WrittenRelease(release=ModelRelease(release_id, student), record=make_record(config, facts))
+    else:
+        interruption = unfinished_call.find(config.ledger_path)
+        if interruption is None:
+            return config, None
+        folder, committed_ids = interruption
+        with Ledger(config.ledger_path, create=False) as ledger:
+            labels, record, guide = release_store.read_folder(folder / "release", facts.pool, facts.spec, ledger)
+        if labels.id not in committed_ids:
+            return config, None
+        written = WrittenRelease(release=labels, record=record, guide=guide)
+    message = f"Finishing the interrupted release {written.release.id}. It is paid for, and costs nothing more."
+    stages.print_message(message)
+    return replace(config, folder=folder), written
+
+
+def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
+    """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
+    spec = facts.spec
+    return {
+        "dataset": spec.name,
+        **({"pool_sha256": compute_tensor_digest(facts.pool.x)} if config.method.uses_public_points else {}),
+        "noise": config.method.noise,
+        "private": config.privacy.insecure_noise_seed is None,
+        "seed": config.seed,
+        "delta": config.privacy.delta,
+        "adjacency": facts.adjacency,
+        "unit": facts.unit,
+        **({} if spec.encoder is None else {"encoder": spec.encoder.card_without_points.to_dict()}),
+        **config.method.to_record(facts),
+    }
