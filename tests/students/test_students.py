@@ -16,7 +16,7 @@ from sklearn.ensemble import AdaBoostClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from pate_torch import networks, protocols
+from pate_torch import networks
 from pate_torch.cli import train as command
 from pate_torch.core.rng import derive_seed
 from pate_torch.privacy.records import DataSpec
@@ -167,7 +167,7 @@ def test_a_student_cannot_be_handed_evaluation_labels():
         "guide",
         "model",
     }
-    parameters = set(inspect.signature(protocols.StudentAlgorithm.fit).parameters)
+    parameters = set(inspect.signature(StudentAlgorithm.fit).parameters)
     assert parameters == {"self", "task", "seed", "device", "progress", "log"}
 
 
