@@ -152,10 +152,10 @@ class RunConfig:
                 "mechanism.noise", mechanism_noise, f"must be the run's, {self.privacy.noise}", "Set noise alone."
             )
         self.method.check(self)
-        if getattr(self.guide_student, "publish", None) == "released_model":
+        if self.guide_student is not None and self.guide_student.returns_released_model:
             problem = "is the released model, which learns nothing that could guide a round"
-            raise checks.error("guide_student", cast(Any, self.guide_student).name, problem, "Name another student.")
-        if getattr(self.student, "publish", None) == "released_model" and self.labels is None:
+            raise checks.error("guide_student", self.guide_student.name, problem, "Name another student.")
+        if self.student is not None and self.student.returns_released_model and self.labels is None:
             self._check_released_model()
 
     def _check_released_model(self) -> None:
@@ -168,7 +168,7 @@ class RunConfig:
         if self.num_rounds > 1 and self.guide_student is not None:
             fix = "Use student@guide_student=same."
             raise checks.error("student.publish", "released_model", "lies in the features of its own guide", fix)
-        student_features: Any = getattr(self.student, "features", None)
+        student_features = None if self.student is None else self.student.feature_recipe
         if not self.is_guided and student_features != self.features:
             features_name = "none" if self.features is None else self.features.name
             problem = f"must be those in which the model is fitted to the records: features={features_name}"
@@ -202,14 +202,16 @@ class RunConfig:
     @property
     def guide(self) -> StudentAlgorithm | None:
         """The student that guides rounds of questions: one of its own, or the one that is published."""
-        return getattr(self.student, "guide", self.student) if self.guide_student is None else self.guide_student
+        if self.guide_student is None:
+            return None if self.student is None else self.student.guide
+        return self.guide_student
 
     @property
     def is_guided(self) -> bool:
         """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
         uses_guide = (
-            getattr(self.query, "uses_guide", True),
-            getattr(self.mechanism, "uses_guide", False),
+            self.query.uses_guide,
+            self.mechanism.uses_guide,
             self.method.uses_guide,
         )
         return self.num_rounds > 1 and any(uses_guide)
