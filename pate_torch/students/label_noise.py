@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 from sklearn.neighbors import KNeighborsClassifier
 
-if TYPE_CHECKING:  # training imports this module
-    from pate_torch.students.training import StudentProblem
+from pate_torch.students.base import StudentProblem
 
 _RIDGES = tuple(10.0**k for k in range(4, -3, -1))
 """Weights of half the squared norm against the summed loss, of features whose mean square is 1; strongest first."""
