@@ -45,6 +45,13 @@ class StudentTask:
     guide: Student | None = None
     model: LinearModel | None = None
 
+    def select(self, index_S: Tensor) -> StudentTask:
+        """The task with these of its answers alone, on the CPU."""
+        posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[index_S]
+        round_S = None if self.round_Q is None else self.round_Q.cpu()[index_S]
+        query_S, label_S = self.query_Q.cpu()[index_S], self.label_Q.cpu()[index_S]
+        return replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=round_S)
+
 
 @dataclass(frozen=True, eq=False)
 class StudentProblem:
