@@ -30,14 +30,8 @@ Runtime = Callable[[Points], Tensor]
 """From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
 
 
-def make_torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
-    """A module in evaluation mode, with the weights of a safetensors file.
-
-    Raises:
-        ValueError: The weights do not fit.
-    """
-    if weights is not None:
-        load_weights(module, weights)
+def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | str) -> Runtime:
+    """A module in evaluation mode."""
     module = module.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -65,9 +59,8 @@ def load_weights(module: nn.Module, weights: Path) -> None:
         raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
     tensors, expected = read_tensors(weights), module.state_dict()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    mismatched = sorted(
-        name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape
-    )
+    common = expected.keys() & tensors.keys()
+    mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
     fix = f"They must be those of {type(module).__name__}."
     for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
         if names:
@@ -84,8 +77,8 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
 
 
-def make_static_runtime(weights: Path) -> tuple[Runtime, int]:
-    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone; and D.
+def make_static_runtime(weights: Path) -> Runtime:
+    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone.
 
     Raises:
         ValueError: The file holds something else.
@@ -100,7 +93,7 @@ def make_static_runtime(weights: Path) -> tuple[Runtime, int]:
         assert isinstance(points, Tokens)
         return pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
 
-    return run, table_VD.shape[1]
+    return run
 
 
 def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
