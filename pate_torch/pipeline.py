@@ -26,7 +26,7 @@ from pate_torch.core.run_folders import create_protected_folder
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.features.contrastive import learn_features
 from pate_torch.methods.base import PreparedMethod
-from pate_torch.privacy.records import PublicAsset, Release
+from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.release import private_metrics
 from pate_torch.release import store as release_store
@@ -148,7 +148,7 @@ def _build_record(run: RunContext, method: PreparedMethod) -> dict[str, Any]:
     assert run.budget is not None
     parameters = {f.name: getattr(config.mechanism, f.name) for f in dataclasses.fields(config.mechanism)}  # type: ignore[arg-type]
     nominal_size = config.method.get_nominal_size(data)
-    asset: PublicAsset | None = getattr(config.features, "asset", None)
+    asset = None if config.features is None else config.features.asset
     # How far one unit moves what the mechanism opens; null: not bounded, or no part of the price.
     norms = {norm: getattr(config.mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
     finite_norms = {norm: value if math.isfinite(value) else None for norm, value in norms.items()}

@@ -109,8 +109,8 @@ class SelfTraining(StudentAlgorithm):
         rounds = _split_rounds(task)
         tasks = rounds[:1] * self.num_generations + rounds[1:]
         first_generation = 0 if task.guide is None else len(tasks) - 1
-        if self.returns_released_model and len(rounds) > 1:  # the last round's answers are the model's own
-            tasks = tasks[:-1]
+        if self.returns_released_model:  # the answers of the last round are the model's own
+            tasks = tasks[:-1] if len(rounds) > 1 else []
         student = task.guide
         curves = {} if student is None else dict(student.curves)
         for generation in range(first_generation, len(tasks)):
