@@ -54,7 +54,7 @@ COLORS = {"ASQ": "#1f4e79", "random": "#7f7f7f", "settled": "#c55a11"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
+class Settled(QueryStrategy):
     """The most doubtful of the surer half: medoids first, then by a ridge regression on the answers.
 
     A question refused counts as half an answer for either class.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -183,11 +183,10 @@ def widen_affine(augment: Affine | None, factor: float = 1.5) -> Affine | None:
     """The same distortion with larger ranges; flips and padding as they are."""
     if augment is None:
         return None
-    return Affine(
+    return replace(
+        augment,
         rotate=min(augment.rotate * factor, 180.0),
         scale=min(augment.scale * factor, 0.5),
         shift=augment.shift * factor,
         shear=min(augment.shear * factor, 45.0),
-        flip=augment.flip,
-        padding=augment.padding,
     )

@@ -103,21 +103,19 @@ class ContrastiveFeatures(FeatureRecipe):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> nn.Module:
-        """Learn the encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
+        """The encoder: normalized floats [B, ...] -> features [B, D].
 
         A recipe is learnt once in a process for the same points, seed and device (queries and students ask for the same
         one), and handed out as a copy.
-
-        Args:
-            x_P: Raw public points [P, ...].
-            spec: Public facts of the data.
-            seed: Seeds initialization, batches and distortions.
-            device: Device of the training.
-            progress: Called with (done, total) steps.
         """
         if self.encoders > 1:
-            return self._learn_several(x_P, spec, seed, torch.device(device), progress)
-        key = self._make_cache_key(x_P, spec, seed, device)
+            learn = functools.partial(self.single_encoder.learn, x_P, spec, device=device)
+            parts = [
+                lambda progress, k=k: learn(seed=rng.derive_member_seed(seed, k), progress=progress)
+                for k in range(self.encoders)
+            ]
+            return ConcatFeatures(run_in_parallel(parts, torch.device(device), progress))
+        key = (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
         encoder = _ENCODER_CACHE.get(key)
         if encoder is None:
             encoder = _ENCODER_CACHE[key] = self._train(x_P.to(device), spec, seed, progress)
@@ -130,29 +128,9 @@ class ContrastiveFeatures(FeatureRecipe):
         """The recipe of one encoder, from which a network can start. Student k of several starts from encoder k."""
         return replace(self, encoders=1)
 
-    def _learn_several(
-        self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device, progress: Progress
-    ) -> ConcatFeatures:
-        def learn(k: int, progress: Progress) -> nn.Module:
-            return self.single_encoder.learn(
-                x_P, spec, seed=rng.derive_member_seed(seed, k), device=device, progress=progress
-            )
-
-        return ConcatFeatures(
-            run_in_parallel([functools.partial(learn, k) for k in range(self.encoders)], device, progress)
-        )
-
-    def compute_features(
-        self,
-        x_P: Tensor,
-        spec: DataSpec,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
-    ) -> Tensor:
+    def compute_features(self, x_P: Tensor, spec: DataSpec, *, seed: int, progress: Progress = do_nothing) -> Tensor:
         """Unit-length features of the public points, float32 [P, D], on the CPU."""
-        return encode(self.learn(x_P, spec, seed=seed, device=device, progress=progress), x_P, spec)
+        return encode(self.learn(x_P, spec, seed=seed, progress=progress), x_P, spec)
 
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
@@ -160,7 +138,12 @@ class ContrastiveFeatures(FeatureRecipe):
         encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
-        _initialize_orthogonal(head, rng.make_torch_generator(seed, "representation", "projection"))
+        projection_generator = rng.make_torch_generator(seed, "representation", "projection")
+        for parameter in head.parameters():  # networks.initialize would start the last layer, here the output, at zero
+            if parameter.dim() > 1:
+                nn.init.orthogonal_(parameter, generator=projection_generator)
+            else:
+                nn.init.zeros_(parameter)
         head.to(x_P.device)
         generator = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
         view = make_strong_view(spec, parse_affine(self.augment))
@@ -181,9 +164,6 @@ class ContrastiveFeatures(FeatureRecipe):
             progress(step + 1, self.steps)
         return encoder.eval().to(memory_format=torch.contiguous_format)
 
-    def _make_cache_key(self, x_P: Tensor, spec: DataSpec, seed: int, device: torch.device | str) -> tuple[str, ...]:
-        return (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
-
 
 def learn_encoder(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
@@ -201,15 +181,6 @@ def learn_features(
     """Unit-length features of the public points, float32 [P, D], where they are compared; None without a recipe."""
     encoder = learn_encoder(recipe, pool, spec, seed, device, stages)
     return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
-
-
-def _initialize_orthogonal(head: nn.Module, generator: torch.Generator) -> None:
-    """Orthogonal weights, zero biases. ``networks.initialize`` would start the last layer, here the output, at zero."""
-    for parameter in head.parameters():
-        if parameter.dim() > 1:
-            nn.init.orthogonal_(parameter, generator=generator)
-        else:
-            nn.init.zeros_(parameter)
 
 
 def autocast(precision: str, device: torch.device) -> Any:
@@ -238,9 +209,8 @@ def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
     head = get_last_linear(network)
     trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
     encoder_state = encoder.state_dict()
-    if {name: value.shape for name, value in trunk.items()} != {
-        name: value.shape for name, value in encoder_state.items()
-    }:
+    shapes, encoder_shapes = ({n: v.shape for n, v in state.items()} for state in (trunk, encoder_state))
+    if shapes != encoder_shapes:
         raise ValueError("features.network: must be the student's network with the same network_options")
     network.load_state_dict(encoder_state, strict=False)
 

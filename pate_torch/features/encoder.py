@@ -96,21 +96,16 @@ class Encoder(PointEncoder):
     cache_gb: float = 4.0
 
     def __post_init__(self) -> None:
-        EncoderCard(
-            name=self.name,
-            kind="given",
-            license=self.license,
-            trained_on=self.trained_on,
-            disjoint=self.disjoint,
-        )
+        facts = {"license": self.license, "trained_on": self.trained_on, "disjoint": self.disjoint}
+        EncoderCard(name=self.name, kind="given", **facts)  # type: ignore[arg-type]
         checks.integer("features.max_length", self.max_length, low=2)
         checks.integer("features.batch_size", self.batch_size, low=1)
         if self.special_tokens is not None:
             checks.boolean("features.special_tokens", self.special_tokens)
         checks.one_of("features.pooling", self.pooling, POOLINGS)
         checks.non_negative("features.cache_gb", self.cache_gb)
-        for key in ("headless", "publish"):
-            checks.boolean(f"features.{key}", getattr(self, key))
+        checks.boolean("features.headless", self.headless)
+        checks.boolean("features.publish", self.publish)
         if self.size is not None:
             checks.integer("features.size", self.size, low=1)
         if (self.mean is None) != (self.std is None):
@@ -118,8 +113,6 @@ class Encoder(PointEncoder):
         if self.module is not None and not isinstance(self.module, nn.Module):
             fix = "Give it a _target_ that makes one."
             raise checks.error("features.module", type(self.module).__name__, "must be a torch module", fix)
-
-    # ---- what it is ------------------------------------------------------------------------------------------------
 
     @property
     def kind(self) -> str:
@@ -140,35 +133,25 @@ class Encoder(PointEncoder):
     @functools.cached_property
     def files(self) -> dict[str, Path]:
         """Where the weights and the tokenizer lie, of those that are files."""
-        location_by_key = {"weights": self.weights, "tokenizer": self.tokenizer}
-        return {
-            key: resolve_file(f"features.{key}", value) for key, value in location_by_key.items() if value is not None
-        }
+        locations = {"weights": self.weights, "tokenizer": self.tokenizer}
+        return {key: resolve_file(f"features.{key}", value) for key, value in locations.items() if value is not None}
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of each; of a module that brings its own weights, of its tensors."""
-        digest_by_key = {key: compute_file_digest(path) for key, path in self.files.items()}
-        if "weights" not in digest_by_key:
-            assert self.module is not None
-            digest_by_key["weights"] = _compute_digest(self.module)
-        return digest_by_key
+        digests = {key: compute_file_digest(path) for key, path in self.files.items()}
+        if "weights" not in digests and self.module is not None:
+            digests["weights"] = _compute_digest(self.module)
+        return digests
 
     def get_published_files(self) -> dict[str, Path]:
-        """The files that are put beside the student, by the names that they get there."""
-        names = {"weights": self.files["weights"].name if "weights" in self.files else "", "tokenizer": TOKENIZER_FILE}
-        return {names[key]: path for key, path in self.files.items()} if self.publish else {}
+        files = self.files.items() if self.publish else ()
+        return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
 
     def make_card(self, points: DataSpec) -> EncoderCard:
-        """What the release says of it; ``points`` says what it takes.
-
-        Raises:
-            ValueError: It cannot take them, or a file is missing.
-        """
         if points.kind == "text" and self.tokenizer is None:
-            raise checks.error(
-                "features.tokenizer", None, "must be given: points are texts", "Set it to a tokenizer.json."
-            )
+            fix = "Set it to a tokenizer.json."
+            raise checks.error("features.tokenizer", None, "must be given: points are texts", fix)
         if points.kind != "text" and self.tokenizer is not None:
             fix = "Leave it out, or use dataset=text."
             raise checks.error("features.tokenizer", self.tokenizer, f"is for texts, and points are {points.kind}", fix)
@@ -182,14 +165,13 @@ class Encoder(PointEncoder):
             options |= {"size": self.size, "mean": mean, "std": std}
         if self.headless:
             options |= {"headless": True}
-        module = None if self.module is None else f"{type(self.module).__module__}.{type(self.module).__qualname__}"
         return EncoderCard(
             name=self.name,
             kind=kind,
             sha256=self.digests["weights"],
             file=self.files["weights"].name if "weights" in self.files else None,
             tokenizer_sha256=self.digests.get("tokenizer"),
-            module=module,
+            module=None if self.module is None else f"{type(self.module).__module__}.{type(self.module).__qualname__}",
             options=options,
             license=self.license,
             trained_on=self.trained_on,
@@ -219,19 +201,15 @@ class Encoder(PointEncoder):
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
         """The files of a published encoder."""
         if card.file is not None and card.file != Path(card.file).name:
-            raise checks.error(
-                "encoder.file", card.file, "must be the plain name of a file in the folder of the encoder"
-            )
+            problem = "must be the plain name of a file in the folder of the encoder"
+            raise checks.error("encoder.file", card.file, problem)
         names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
     @property
     def architecture(self) -> str:
-        """What decides the features besides files and options: for the cache's key alone."""
         versions = f"torch {torch.__version__}"
         return versions if self.module is None else f"{versions} {self.module!r}"
-
-    # ---- what it gives ---------------------------------------------------------------------------------------------
 
     def encode(
         self,
@@ -241,19 +219,7 @@ class Encoder(PointEncoder):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """Features of points, float32 [N, D] on the CPU, each by itself.
-
-        Args:
-            x: A list of texts, or a tensor of points as ``points`` describes them.
-            points: What they are; None: texts.
-            device: Where a torch module runs.
-            progress: Told per cent.
-
-        Raises:
-            ValueError: It cannot take them.
-        """
-        if points is None:
-            points = TEXT_SPEC
+        points = TEXT_SPEC if points is None else points
         x = self.to_tensor(x, points)
         runner = self.make_runner(points, device)
 
@@ -263,11 +229,6 @@ class Encoder(PointEncoder):
         return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
-        """Points as a tensor: texts as a list or a column of a table, tables by their schema, others as they are.
-
-        Raises:
-            ValueError: They are none of these, or of another shape.
-        """
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         if points.kind == "text" and not isinstance(x, Tensor):
             if is_table:
@@ -304,11 +265,8 @@ class Encoder(PointEncoder):
         return lambda x_B: run(preprocess(x_B))
 
     def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
-        """Raise ValueError where a public point is not encoded the same twice, or not the same in company.
-
-        Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it; a
-        module with a state lets it see those before it. A sample is tried in two orders, and alone.
-        """
+        # Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it; a
+        # module with a state lets it see those before it. A sample is tried in two orders, and alone.
         run, size = self.make_runner(points, device), self.batch_size
         count = size * math.ceil(_NUM_CHECKED_POINTS / size)
         x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a sample, some of it twice where there are few
@@ -331,21 +289,16 @@ class Encoder(PointEncoder):
             if not torch.equal(run(single_x)[slot].cpu(), feature_SD[slot]):
                 raise dependence_error
 
-    # ---- parts -----------------------------------------------------------------------------------------------------
-
     def _make_runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
-        weights = self.files.get("weights")
         if card.kind == "static":
-            assert weights is not None
-            return make_static_runtime(weights)[0]
+            return make_static_runtime(self.files["weights"])
         if card.kind == "onnx":
-            assert weights is not None
-            return make_onnx_runtime(weights, self.pooling)
+            return make_onnx_runtime(self.files["weights"], self.pooling)
         module = copy.deepcopy(self.module)
         assert module is not None
-        if weights is not None:
-            load_weights(module, weights)
-        return make_torch_runtime(remove_head(module) if self.headless else module, None, self.pooling, device)
+        if "weights" in self.files:
+            load_weights(module, self.files["weights"])
+        return make_torch_runtime(remove_head(module) if self.headless else module, self.pooling, device)
 
     def _normalize(self, points: DataSpec, x_B: Tensor) -> Tensor:
         if not points.is_image:
@@ -364,9 +317,8 @@ class Encoder(PointEncoder):
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the package has no errors of its own
-            raise checks.error(
-                "features.tokenizer", str(path), f"is not a readable tokenizer.json ({error})"
-            ) from error
+            problem = f"is not a readable tokenizer.json ({error})"
+            raise checks.error("features.tokenizer", str(path), problem) from error
         pad_id = (tokenizer.padding or {}).get("pad_id", 0)
         tokenizer.no_padding()
         tokenizer.enable_truncation(self.max_length)
@@ -374,10 +326,8 @@ class Encoder(PointEncoder):
 
         def tokenize(x_B: Tensor) -> Tokens:
             try:
-                token_ids = [
-                    tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-                    for text in texts.decode_texts(x_B)
-                ]
+                decoded_texts = texts.decode_texts(x_B)
+                token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
             except Exception as error:  # such as a tokenizer without the mark for unknown characters; not the text
                 message = "cannot read every text: it has no token for what it does not know"
                 raise checks.error("features.tokenizer", str(path), message) from error

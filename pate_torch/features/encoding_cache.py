@@ -54,11 +54,7 @@ class EncodingCache:
     ) -> Tensor:
         """PRIVATE. The features of these points: those that are here, or else what ``encode`` makes.
 
-        Args:
-            name: Beginning of the file's name.
-            key_facts: What decides the features beside the points: plain data.
-            x_N: The points.
-            encode: Makes them.
+        ``name`` begins the file's name; ``key_facts`` is plain data that decides the features beside the points.
         """
         if not self.max_bytes:
             return encode()
@@ -94,9 +90,8 @@ class EncodingCache:
             return
         cached_files = sorted(self.folder.glob("*.safetensors"), key=lambda cached_file: cached_file.stat().st_mtime)
         total = size + sum(cached_file.stat().st_size for cached_file in cached_files)
-        for oldest in cached_files:
-            if total <= self.max_bytes:
-                break
+        while total > self.max_bytes:
+            oldest = cached_files.pop(0)
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)
         with atomic_replacement(file) as temporary:

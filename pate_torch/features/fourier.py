@@ -59,22 +59,13 @@ class FourierFeatures(FeatureRecipe):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> nn.Module:
-        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D + F].
-
-        Args:
-            x_P: Raw public points [P, ...].
-            spec: Public facts of the data.
-            seed: Seed of W and b.
-            device: Device of the encoder.
-            progress: Called with (done, total).
-        """
+        """The encoder: normalized floats [B, ...] -> features [B, D + F]."""
         generator = make_torch_generator(seed, "representation", "fourier")
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)
-        distance = self.width * _compute_median_distance(
-            z_PD[torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]]
-        )
+        compared = torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]
+        distance = self.width * _compute_median_distance(z_PD[compared])
         module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / distance)
         module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=generator) * 2 * math.pi)
         progress(1, 1)

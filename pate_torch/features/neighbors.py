@@ -166,10 +166,8 @@ def compute_eigenvectors(
     """The largest eigenvalues and their vectors by subspace iteration.
 
     The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions. ARPACK is
-    slower, the more so the more vectors are wanted (docs/experiments/speed.md).
-
-    Returns:
-        Values [W], increasing, and vectors [P, W], W = min(width, P).
+    slower, the more so the more vectors are wanted (docs/experiments/speed.md). Gives values [W], increasing, and
+    vectors [P, W], W = min(width, P).
     """
     size = min(width + 8, len(graph))
     basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator).to(graph.device)).Q
@@ -189,11 +187,8 @@ def compute_spectral_embedding(graph: Graph, width: int, generator: torch.Genera
 def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
     """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
 
-    Args:
-        graph: The weights W.
-        seeds_PC: Non-negative label mass of the labeled points, zero elsewhere.
-        alpha: The share of a point's label that comes from its neighbors.
-        iterations: Number of updates.
+    ``seeds_PC`` is the non-negative label mass of the labeled points, zero elsewhere; ``alpha`` is the share of a
+    point's label that comes from its neighbors.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
     mass_PC = seeds_PC

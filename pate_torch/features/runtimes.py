@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,14 +30,8 @@ Runtime = Callable[[Points], Tensor]
 """From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
 
 
-def make_torch_runtime(module: nn.Module, weights: Path | None, pooling: str, device: torch.device | str) -> Runtime:
-    """A module in evaluation mode, with the weights of a safetensors file.
-
-    Raises:
-        ValueError: The weights do not fit.
-    """
-    if weights is not None:
-        load_weights(module, weights)
+def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | str) -> Runtime:
+    """A module in evaluation mode."""
     module = module.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
@@ -65,9 +59,8 @@ def load_weights(module: nn.Module, weights: Path) -> None:
         raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
     tensors, expected = read_tensors(weights), module.state_dict()
     missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
-    mismatched = sorted(
-        name for name in expected.keys() & tensors.keys() if expected[name].shape != tensors[name].shape
-    )
+    common = expected.keys() & tensors.keys()
+    mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
     fix = f"They must be those of {type(module).__name__}."
     for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
         if names:
@@ -84,8 +77,8 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, temporary)
 
 
-def make_static_runtime(weights: Path) -> tuple[Runtime, int]:
-    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone; and D.
+def make_static_runtime(weights: Path) -> Runtime:
+    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone.
 
     Raises:
         ValueError: The file holds something else.
@@ -100,7 +93,7 @@ def make_static_runtime(weights: Path) -> tuple[Runtime, int]:
         assert isinstance(points, Tokens)
         return pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
 
-    return run, table_VD.shape[1]
+    return run
 
 
 def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
@@ -136,55 +129,30 @@ _TENSOR_FIELDS: dict[str, dict[int, str]] = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-"""Of an ONNX file the parts that hold tensors, by the numbers of their fields. Source: onnx.proto."""
+"""The fields of each message of an ONNX file that hold tensors, by number. Source: onnx.proto."""
 _EXTERNAL_DATA_FIELD, _DATA_LOCATION_FIELD = 13, 14
 
 
 def check_no_external_data(weights: Path) -> None:
-    """Raise ValueError where an ONNX file names tensors outside of it, which no hash would cover, or is damaged."""
-    pending = [("model", memoryview(weights.read_bytes()))]
+    """Raise ValueError if an ONNX file names tensors outside of it, which no hash would cover, or is damaged."""
+    # onnxruntime requires protobuf, but not the classes of ONNX: an empty message keeps every field as unknown.
+    protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
+    empty = importlib.import_module("google.protobuf.empty_pb2").Empty
+    make_fields = importlib.import_module("google.protobuf.unknown_fields").UnknownFieldSet
+    pending = [("model", weights.read_bytes())]
     try:
         while pending:
-            kind, message = pending.pop()
-            for number, value in _iterate_fields(message):
-                if kind == "tensor" and (
-                    number == _EXTERNAL_DATA_FIELD or (number == _DATA_LOCATION_FIELD and value != 0)
-                ):
+            kind, content = pending.pop()
+            for field in make_fields(empty.FromString(content)):
+                number, value = field.field_number, field.data
+                is_external = number == _EXTERNAL_DATA_FIELD or (number == _DATA_LOCATION_FIELD and value != 0)
+                if kind == "tensor" and is_external:
                     fix = "Export it with its tensors inside the file."
                     raise checks.error("features.weights", str(weights), "keeps tensors in another file", fix)
-                if number in _TENSOR_FIELDS[kind] and isinstance(value, memoryview):
+                if number in _TENSOR_FIELDS[kind] and isinstance(value, bytes):
                     pending.append((_TENSOR_FIELDS[kind][number], value))
-    except IndexError as error:
+    except protobuf.DecodeError as error:
         raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
-
-
-def _iterate_fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a protocol buffer: number, and value. Raises IndexError where it is cut off."""
-    offset = 0
-    while offset < len(message):
-        tag, offset = _read_varint(message, offset)
-        if tag & 7 == 0:
-            value, offset = _read_varint(message, offset)
-            yield tag >> 3, value
-        elif tag & 7 in (1, 2, 5):
-            size, offset = _read_varint(message, offset) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, offset)
-            if offset + size > len(message):
-                raise IndexError("cut off")
-            yield tag >> 3, message[offset : offset + size]
-            offset += size
-        else:
-            raise IndexError("no such type of field")
-
-
-def _read_varint(message: memoryview, offset: int) -> tuple[int, int]:
-    """A number of seven bits a byte, and the offset behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (message[offset] & 127) << shift
-        offset += 1
-        if message[offset - 1] < 128:
-            return value, offset
-    raise IndexError("no number is that long")
 
 
 def _make_input(onnx_input: Any, points: Points) -> np.ndarray:

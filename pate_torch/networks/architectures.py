@@ -33,16 +33,14 @@ from pate_torch.networks.modules import (
 )
 
 Description = dict[str, Any]
+Design = Mapping[str, Any] | None
+"""Name and options of a network; None: logistic regression."""
 
 
 def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
     if len(input_shape) != 3 or min(input_shape[1:]) < min_size:
-        raise checks.error(
-            "network",
-            name,
-            f"needs images of at least {min_size}x{min_size}, the data have shape {input_shape}",
-            "Feature rows go with network=logistic or network=mlp.",
-        )
+        problem = f"needs images of at least {min_size}x{min_size}, the data have shape {input_shape}"
+        raise checks.error("network", name, problem, "Feature rows go with network=logistic or network=mlp.")
     return input_shape[0], input_shape[1], input_shape[2]
 
 
@@ -50,14 +48,9 @@ def _make_conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias)
 
 
-def _halve(size: int) -> int:
-    return (size + 1) // 2
-
-
 def _make_norm(kind: str, channels: int) -> nn.Module:
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(math.gcd(8, channels), channels)
+    checks.one_of("network.norm", kind, ("group", "batch"))
+    return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
 
 
 def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
@@ -84,15 +77,11 @@ def lean_cnn(
     """Two 3x3 convolutions of stride 2, then dense: strides do the work of pooling at a quarter of the arithmetic."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
-    size = second * _halve(_halve(height)) * _halve(_halve(width))
-    return nn.Sequential(
-        _make_conv(depth, first, stride=2),
-        nn.ReLU(),
-        _make_conv(first, second, stride=2),
-        nn.ReLU(),
-        nn.Flatten(),
-        *_make_dense([size, hidden], num_classes),
-    )
+    size = second * math.ceil(height / 4) * math.ceil(width / 4)
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((depth, first), (first, second)):
+        layers += [_make_conv(inputs, outputs, stride=2), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, hidden], num_classes))
 
 
 def convnet(
@@ -109,16 +98,10 @@ def convnet(
     depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
     size = second * (height // 4) * (width // 4)
-    return nn.Sequential(
-        _make_conv(depth, first, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        _make_conv(first, second, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        *_make_dense([size, *hidden], num_classes),
-    )
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((depth, first), (first, second)):
+        layers += [_make_conv(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, *hidden], num_classes))
 
 
 def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
@@ -152,7 +135,6 @@ def resnet(
 ) -> nn.Module:
     """Small residual network with group normalization, fit for teachers."""
     depth, _, _ = _check_image_shape("resnet", input_shape, 8)
-    checks.one_of("network.norm", norm, ("group", "batch"))
     return _make_residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
 
 
@@ -161,7 +143,6 @@ def wide_resnet(
 ) -> nn.Module:
     """WRN-depth-widen (Zagoruyko and Komodakis 2016): 16-2 has 0.7 M parameters, 28-2 has 1.5 M."""
     channels, _, _ = _check_image_shape("wide_resnet", input_shape, 8)
-    checks.one_of("network.norm", norm, ("group", "batch"))
     if depth < 10 or (depth - 4) % 6:
         raise checks.error("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
     widths = [16, 16 * widen, 32 * widen, 64 * widen]
@@ -178,20 +159,12 @@ def small_cnn(
 ) -> nn.Module:
     """Student for images of about 8x8: two convolutions, one pooling, dense."""
     depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
-    checks.one_of("network.norm", norm, ("group", "batch"))
     first, second = channels
     size = second * (height // 2) * (width // 2)
-    return nn.Sequential(
-        _make_conv(depth, first, bias=False),
-        _make_norm(norm, first),
-        nn.ReLU(),
-        _make_conv(first, second, bias=False),
-        _make_norm(norm, second),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        Flatten(),
-        *_make_dense([size, hidden], num_classes),
-    )
+    layers: list[nn.Module] = []
+    for inputs, outputs in ((depth, first), (first, second)):
+        layers += [_make_conv(inputs, outputs, bias=False), _make_norm(norm, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), Flatten(), *_make_dense([size, hidden], num_classes))
 
 
 def cnn(
@@ -202,14 +175,13 @@ def cnn(
     1.1 M parameters on 28x28 at the default width; nine tenths of them dense, where they cost least time.
     """
     depth, height, image_width = _check_image_shape("cnn", input_shape, 8)
-    checks.one_of("network.norm", norm, ("group", "batch"))
     plan = [(width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
     layers: list[nn.Module] = []
     inputs = depth
     for outputs, stride in plan:
         layers += [_make_conv(inputs, outputs, stride=stride, bias=False), _make_norm(norm, outputs), nn.ReLU()]
         inputs = outputs
-    size = inputs * _halve(_halve(height)) * _halve(_halve(image_width))
+    size = inputs * math.ceil(height / 4) * math.ceil(image_width / 4)
     return nn.Sequential(*layers, Flatten(), *_make_dense([size, hidden], num_classes))
 
 
@@ -218,40 +190,24 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def voting(
-    input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """A vote of networks of one design; a student only: it is not stacked.
+def voting(input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Design = None) -> nn.Module:
+    """A vote of networks of one design (``of``: name and options); a student only: it is not stacked."""
+    return Voting([_build_design(of, input_shape, num_classes) for _ in range(members)])
 
-    Args:
-        input_shape: Shape of a point.
-        num_classes: Number C of classes.
-        members: Number of networks.
-        of: Their name and options; None: logistic regression.
-    """
+
+def _build_design(of: Design, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     design = {"name": "logistic", "options": {}, **(of or {})}
-    return Voting([build(design["name"], input_shape, num_classes, **design["options"]) for _ in range(members)])
+    return build(design["name"], input_shape, num_classes, **design["options"])
 
 
 def probe(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    of: Mapping[str, Any] | None = None,
-    points: int = 0,
-    neighbors: int = 0,
+    input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0
 ) -> nn.Module:
-    """A linear map of the unit-length features beneath another network's last layer; a student only.
+    """A linear map of the unit-length features beneath the last layer of another network (``of``); a student only.
 
-    Args:
-        input_shape: Shape of a point.
-        num_classes: Number C of classes.
-        of: The other network's name and options.
-        points: Public points among which features are moved.
-        neighbors: How many of them, the nearest, move a feature (``MeanShift``); 0: features stay as they are.
+    With ``neighbors``, the nearest so many of the public ``points`` move a feature (``MeanShift``).
     """
-    design = {"name": "logistic", "options": {}, **(of or {})}
-    trunk = make_feature_extractor(build(design["name"], input_shape, num_classes, **design["options"])).eval()
+    trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
     with torch.no_grad():
         width = L2Normalize()(trunk(torch.zeros(1, *input_shape))).shape[1]
     if neighbors:
@@ -287,14 +243,12 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    allowed_options = [
-        p.name for p in inspect.signature(BUILDERS[name]).parameters.values() if p.kind is p.KEYWORD_ONLY
-    ]
+    parameters = inspect.signature(BUILDERS[name]).parameters.values()
+    allowed_options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed_options:
-            raise checks.error(
-                "network option", option, f"network {name!r} takes {', '.join(allowed_options) or 'no options'}"
-            )
+            problem = f"network {name!r} takes {', '.join(allowed_options) or 'no options'}"
+            raise checks.error("network option", option, problem)
         if option in ("norm", "of"):
             continue
         for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
@@ -317,8 +271,8 @@ def describe(name: str, input_shape: Sequence[int], num_classes: int, **options:
     """Plain data (JSON) from which ``rebuild`` makes the same network."""
     checks.one_of("network", name, BUILDERS)
     _check_options(name, options)
-    plain = {key: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-             for key, value in options.items()}  # fmt: skip
+    is_list = {key: isinstance(value, Sequence) and not isinstance(value, str) for key, value in options.items()}
+    plain = {key: list(value) if is_list[key] else value for key, value in options.items()}
     shape = [int(size) for size in input_shape]
     return {"name": name, "input_shape": shape, "num_classes": int(num_classes), "options": plain}
 
@@ -326,9 +280,9 @@ def describe(name: str, input_shape: Sequence[int], num_classes: int, **options:
 def rebuild(description: Mapping[str, Any]) -> nn.Module:
     """The network of a ``describe`` result."""
     try:
-        name, shape = description["name"], description["input_shape"]
-        num_classes = description["num_classes"]
-        options = description["options"]
+        name, shape, num_classes, options = (
+            description[key] for key in ("name", "input_shape", "num_classes", "options")
+        )
     except (KeyError, TypeError):
         raise checks.error("network", description, "must hold name, input_shape, num_classes and options") from None
     return build(name, shape, num_classes, **options)
@@ -344,12 +298,9 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
     zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    for layer in layers:
-        if layer is layers[-1]:
-            layer.weight.zero_()
-            if layer.bias is not None:
-                layer.bias.zero_()
-            continue
+    for parameter in layers[-1].parameters():
+        parameter.zero_()
+    for layer in layers[:-1]:
         fan_in = layer.weight[0].numel()
         values = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
         layer.weight.copy_(values)

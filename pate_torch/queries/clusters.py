@@ -41,7 +41,6 @@ class Coreset(QueryStrategy):
         checks.integer("query.rounds", self.rounds, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices in greedy order, int64 [at most state.num_remaining]."""
         x_PD = get_features(state)
         norm_P = x_PD.square().sum(1)
         nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)
@@ -82,7 +81,6 @@ class Medoids(QueryStrategy):
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.num_remaining]: the open point of each cluster nearest to its center."""
         count = compute_round_size(state)
         points = get_open_points(state)
         if count == 0:
@@ -93,10 +91,9 @@ class Medoids(QueryStrategy):
         distance_R = compute_center_distances(x_RD, cluster_R, center_KD).cpu()
         cluster_R = cluster_R.cpu()
         query_indices = []
-        for cluster in range(count):
+        for cluster in cluster_R.unique().tolist():
             members = (cluster_R == cluster).nonzero().squeeze(1)
-            if len(members):
-                query_indices.append(int(points[members[distance_R[members].argmin()]]))
+            query_indices.append(int(points[members[distance_R[members].argmin()]]))
         # Coinciding points leave fewer clusters than questions.
         medoid_Q = torch.tensor(query_indices, dtype=torch.int64)
         other_points = shuffle(points[~torch.isin(points, medoid_Q)], state, self.name)
@@ -133,7 +130,6 @@ class Prototypes(QueryStrategy):
         checks.integer("query.restarts", self.restarts, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, one for each cluster that holds no asked point yet, int64 [at most state.num_remaining]."""
         count = compute_round_size(state)
         if count == 0 or len(state.pool_x) == 1:
             return get_open_points(state)[:count]
@@ -150,25 +146,17 @@ class Prototypes(QueryStrategy):
         first_K = torch.full_like(size_K, len(cluster_P))  # clusters are numbered as rounding has it, points are not
         first_K = first_K.scatter_reduce(0, cluster_P, torch.arange(len(cluster_P)), "amin")
         clusters_by_size = sorted(zip((-size_K).tolist(), first_K.tolist(), range(len(size_K)), strict=True))
-        query_indices = [
-            self._select_typical((cluster_P == cluster).nonzero().squeeze(1), spacing_P, distance_P)
-            for negative_size, _, cluster in clusters_by_size
-            if negative_size < 0
-        ][:count]
-        return self._top_up(torch.tensor(query_indices, dtype=torch.int64), state, count, spacing_P)
-
-    @staticmethod
-    def _select_typical(members: Tensor, spacing_P: Tensor, distance_P: Tensor) -> int:
-        dense_members = members[spacing_P[members] <= spacing_P[members].median()]
-        return int(dense_members[distance_P[dense_members].argmin()])
-
-    @staticmethod
-    def _top_up(points: Tensor, state: QueryState, count: int, spacing_P: Tensor) -> Tensor:
-        """Top up with the densest open points: coinciding points leave fewer clusters than questions."""
+        query_indices = []
+        for cluster in [cluster for negative_size, _, cluster in clusters_by_size if negative_size < 0][:count]:
+            members = (cluster_P == cluster).nonzero().squeeze(1)
+            dense_members = members[spacing_P[members] <= spacing_P[members].median()]
+            query_indices.append(int(dense_members[distance_P[dense_members].argmin()]))
+        # Coinciding points leave fewer clusters than questions: the densest open points follow.
+        prototype_Q = torch.tensor(query_indices, dtype=torch.int64)
         extra = get_open_points(state)
-        extra = extra[~torch.isin(extra, points)]
+        extra = extra[~torch.isin(extra, prototype_Q)]
         extra = extra[spacing_P[extra].argsort(stable=True)]
-        return torch.cat([points, extra[: count - len(points)]])
+        return torch.cat([prototype_Q, extra[: count - len(prototype_Q)]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +179,9 @@ class PrototypesThenMargin(Prototypes):
         checks.integer("query.num_prototypes", self.num_prototypes, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.num_remaining]."""
         if len(state.query_Q) == 0:
-            state = dataclasses.replace(
-                state, num_remaining=min(self.num_prototypes, state.num_remaining), num_rounds_left=1
-            )
+            num_remaining = min(self.num_prototypes, state.num_remaining)
+            state = dataclasses.replace(state, num_remaining=num_remaining, num_rounds_left=1)
         if state.student_PC is None:
             return super().select(state)
         return Margin(name=self.name, rounds=self.rounds).select(state)
@@ -209,19 +195,17 @@ def compute_squared_distances(x_PD: Tensor, y_KD: Tensor) -> Tensor:
 
 def compute_center_distances(x_PD: Tensor, cluster_P: Tensor, center_KD: Tensor) -> Tensor:
     """Squared distance [P] of each point to its cluster's center, by blocks of all distances."""
-    parts = []
-    for rows in split_blocks(x_PD, len(center_KD)):
-        parts.append(compute_squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]).squeeze(1))
-    return torch.cat(parts)
+    blocks = split_blocks(x_PD, len(center_KD))
+    parts = [compute_squared_distances(x_PD[rows], center_KD).gather(1, cluster_P[rows, None]) for rows in blocks]
+    return torch.cat(parts).squeeze(1)
 
 
 def fit_kmeans(
     x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 4, steps: int = 50
 ) -> tuple[Tensor, Tensor]:
-    """The best of a few runs of Lloyd's algorithm from k-means++ starts (Arthur and Vassilvitskii 2007).
+    """The cluster of each point [P] and the centers [K, D] by the best of a few runs of Lloyd's algorithm.
 
-    Returns:
-        The cluster of each point [P], and the centers [K, D], on the points' device.
+    Runs start from k-means++ (Arthur and Vassilvitskii 2007).
     """
     starts = [_draw_plus_plus_centers(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
     # Of several threads each would add up a part of a cluster, in another order on another machine.

@@ -40,7 +40,6 @@ class Committee(QueryStrategy):
         checks.positive("query.ridge", self.ridge)
 
     def select(self, state: QueryState) -> Tensor:
-        """Open points by falling vote entropy, random before the first answer, int64 [at most state.num_remaining]."""
         points = shuffle(get_open_points(state), state, self.name)
         if bool((state.label_Q != NO_ANSWER).any()):
             entropy_R = torch.special.entr(self._count_votes(state)[points] / self.members).sum(1)

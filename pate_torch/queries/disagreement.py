@@ -20,6 +20,7 @@ from pate_torch.privacy.records import NO_ANSWER
 from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import get_features
 
+_MIN_GAIN = 1e-6  # of the loss in nats, by a step of Newton's method that is followed by another
 _CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
 
 
@@ -65,10 +66,11 @@ class Disagreement(QueryStrategy):
         checks.integer("query.width", self.width, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """The points of the next stretch that are disagreed about, in stream order; empty when the stream has ended."""
         count = len(state.pool_x)
         stream_P = torch.randperm(count, generator=rng.make_torch_generator(state.seed, "query", self.name))
-        start = self._find_start(stream_P, state.query_Q)
+        # The next stretch begins at the power of two at or after the last point asked.
+        last_place = int(torch.isin(stream_P, state.query_Q.cpu()).nonzero().max()) if len(state.query_Q) else 0
+        start = 1 << last_place.bit_length() if len(state.query_Q) else 0
         x_PD = None
         while start < count:
             stop = max(1, 2 * start)
@@ -80,16 +82,6 @@ class Disagreement(QueryStrategy):
                 return stretch[: state.num_remaining]
             start = stop
         return torch.zeros(0, dtype=torch.int64)
-
-    @staticmethod
-    def _find_start(stream_P: Tensor, asked_Q: Tensor) -> int:
-        """Where the next stretch begins: the power of two at or after the last point asked."""
-        if len(asked_Q) == 0:
-            return 0
-        place_P = torch.empty_like(stream_P)
-        place_P[stream_P] = torch.arange(len(stream_P))
-        end = int(place_P[asked_Q.cpu()].max()) + 1
-        return 1 << (end - 1).bit_length()
 
     def compute_allowed_excess(self, time: int, errors: int) -> float:
         """The excess U(j) j at stream time j."""
@@ -150,13 +142,7 @@ def fit_through_point(x_ND: Tensor, sign_N: Tensor, point_BD: Tensor, start_D: T
 
 
 def _minimize_newton(
-    x_ND: Tensor,
-    sign_N: Tensor,
-    point_BD: Tensor | None,
-    w_BD: Tensor,
-    ridge: float,
-    steps: int,
-    tolerance: float = 1e-6,
+    x_ND: Tensor, sign_N: Tensor, point_BD: Tensor | None, w_BD: Tensor, ridge: float, steps: int
 ) -> Tensor:
     penalty_D = _make_penalty(x_ND, ridge)
     products_NE = (x_ND[:, :, None] * x_ND[:, None, :]).flatten(1)
@@ -184,7 +170,7 @@ def _minimize_newton(
         gain = float(torch.where(improved_B, cost_B - trial_B, 0.0).max())
         w_BD = torch.where(improved_B[:, None], trial_BD, w_BD)
         cost_B = torch.where(improved_B, trial_B, cost_B)
-        if gain < tolerance:
+        if gain < _MIN_GAIN:
             break
     return w_BD
 

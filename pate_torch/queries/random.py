@@ -56,6 +56,5 @@ class Random(QueryStrategy):
         checks.boolean("query.shuffle", self.shuffle)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, int64 [at most state.num_remaining]."""
         points = get_open_points(state)
         return (shuffle(points, state, self.name) if self.shuffle else points)[: compute_round_size(state)]

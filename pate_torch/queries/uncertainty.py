@@ -25,7 +25,6 @@ class Margin(QueryStrategy):
         checks.integer("query.rounds", self.rounds, low=1)
 
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices, most doubtful first, int64 [at most state.num_remaining]."""
         points = shuffle(get_open_points(state), state, self.name)
         if state.student_PC is not None:
             best = state.student_PC.cpu()[points].topk(2, dim=1).values

@@ -7,6 +7,7 @@ it. (``student=ensemble`` is bagging: students fitted side by side.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -65,43 +66,39 @@ class AdaBoost(StudentAlgorithm):
             model = AdaBoostClassifier(
                 n_estimators=self.iterations, learning_rate=self.learning_rate, random_state=random_state
             ).fit(x_SD, label_S, share_S)
-            total = float(model.estimator_weights_[: len(model.estimators_)].sum())
-            for stump, weight in zip(model.estimators_, model.estimator_weights_, strict=False):
-                stumps.append(_compute_stump_votes(stump, float(weight) / total, present_classes, spec.num_classes))
-        description = networks.describe(
-            "boosted_stumps", spec.input_shape, spec.num_classes, iterations=max(1, len(stumps))
-        )
+            weights = model.estimator_weights_[: len(model.estimators_)]
+            for stump, weight in zip(model.estimators_, weights / weights.sum(), strict=True):
+                stumps.append(_compute_stump_votes(stump, float(weight), present_classes, spec.num_classes))
+        iterations = max(1, len(stumps))
+        description = networks.describe("boosted_stumps", spec.input_shape, spec.num_classes, iterations=iterations)
         module = networks.rebuild(description)
         bias_C = np.full(spec.num_classes, _MISSING_CLASS_LOGIT)
         bias_C[present_classes] = 0.0
+        state = {"bias_C": bias_C}
         if stumps:
-            feature_K, cut_K, low_KC, high_KC = map(np.array, zip(*stumps, strict=True))
-            state = {"feature_K": feature_K, "cut_K": cut_K, "low_KC": low_KC, "high_KC": high_KC}
-            module.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()}, strict=False)
-        module.get_buffer("bias_C").copy_(torch.as_tensor(bias_C))
+            columns = map(np.array, zip(*stumps, strict=True))
+            state |= dict(zip(("feature_K", "cut_K", "low_KC", "high_KC"), columns, strict=True))
+        module.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()}, strict=False)
         progress(1, 1)
-        student = Student(description, module.eval().to(device), spec)
+        module = module.eval().to(device)
         with torch.no_grad():
             prediction_Q = module(torch.from_numpy(x_QD).to(device)).argmax(1).cpu().numpy()
         error = float(np.mean(prediction_Q != label_Q))
         log("student/training_error", error, 0)
-        student.curves["student/training_error"] = [(0, error)]
-        return student
+        return Student(description, module, spec, {"student/training_error": [(0, error)]})
 
 
 def _compute_stump_votes(
-    stump: object, weight: float, present_classes: np.ndarray, num_classes: int
+    stump: Any, weight: float, present_classes: np.ndarray, num_classes: int
 ) -> tuple[int, float, np.ndarray, np.ndarray]:
     """(feature, cut, votes at or below it, votes above it) of a fitted stump, in all classes."""
-    tree = stump.tree_  # type: ignore[attr-defined]
-    if tree.node_count == 1:
-        vote_C = _compute_leaf_votes(tree.value[0, 0], weight, present_classes, num_classes)
-        return 0, 0.0, vote_C, vote_C
-    side_votes = [
+    tree = stump.tree_
+    is_leaf = tree.node_count == 1
+    low_C, high_C = (
         _compute_leaf_votes(tree.value[node, 0], weight, present_classes, num_classes)
-        for node in (1, tree.children_right[0])
-    ]
-    return int(tree.feature[0]), float(tree.threshold[0]), side_votes[0], side_votes[1]
+        for node in ((0, 0) if is_leaf else (1, tree.children_right[0]))
+    )
+    return (0, 0.0, low_C, high_C) if is_leaf else (int(tree.feature[0]), float(tree.threshold[0]), low_C, high_C)
 
 
 def _compute_leaf_votes(value: np.ndarray, weight: float, present_classes: np.ndarray, num_classes: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -65,26 +65,20 @@ class BaggingStudent(StudentAlgorithm):
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:
-            def log_member(tag: str, value: float, step: int) -> None:
-                member_logs[k].append((f"{tag}/{k}", value, step))
-
             # The first is the student alone: it starts from the features that chose the questions.
-            member_task = self._resample(task, seed, k)
             return self.member.fit(
-                member_task, seed=rng.derive_member_seed(seed, k), device=device, progress=progress, log=log_member
+                self._resample(task, seed, k),
+                seed=rng.derive_member_seed(seed, k),
+                device=device,
+                progress=progress,
+                log=lambda tag, value, step: member_logs[k].append((f"{tag}/{k}", value, step)),
             )
 
         students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
         for tag, value, step in itertools.chain(*member_logs):  # one after the other: threads come in any order
             log(tag, value, step)
-        spec, design = task.spec, students[0].network
-        description = networks.describe(
-            "voting",
-            spec.input_shape,
-            spec.num_classes,
-            members=self.members,
-            of={"name": design["name"], "options": design["options"]},
-        )
+        spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
+        description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
         module = networks.Voting([student.module for student in students]).eval()
         curves = {f"{tag}/{k}": curve for k, student in enumerate(students) for tag, curve in student.curves.items()}
         return Student(description, module, spec, curves)
@@ -93,8 +87,5 @@ class BaggingStudent(StudentAlgorithm):
         count = len(task.query_Q)
         if k == 0 or not self.bootstrap or count == 0:
             return task
-        index_Q = torch.randint(count, (count,), generator=rng.make_torch_generator(seed, "student", "bootstrap", k))
-        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[index_Q]
-        round_Q = None if task.round_Q is None else task.round_Q.cpu()[index_Q]
-        query_Q, label_Q = task.query_Q.cpu()[index_Q], task.label_Q.cpu()[index_Q]
-        return replace(task, query_Q=query_Q, label_Q=label_Q, posterior_QC=posterior_QC, round_Q=round_Q)
+        generator = rng.make_torch_generator(seed, "student", "bootstrap", k)
+        return task.select(torch.randint(count, (count,), generator=generator))

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pate_torch.core import checks
+from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe, PointEncoder
 from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel
@@ -42,6 +44,60 @@ class StudentTask:
     round_Q: Tensor | None = None
     guide: Student | None = None
     model: LinearModel | None = None
+
+    def select(self, index_S: Tensor) -> StudentTask:
+        """The task with these of its answers alone, on the CPU."""
+        posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[index_S]
+        round_S = None if self.round_Q is None else self.round_Q.cpu()[index_S]
+        query_S, label_S = self.query_Q.cpu()[index_S], self.label_Q.cpu()[index_S]
+        return replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=round_S)
+
+
+@dataclass(frozen=True, eq=False)
+class StudentProblem:
+    """A student's task, checked, on the device it is trained on (``training.build_problem``).
+
+    Attributes:
+        spec: Public facts about the data.
+        x_P: Raw public points.
+        query_Q: Indices of the answered points.
+        label_Q: Their labels.
+        flip_rate: Label error to correct for.
+        seed: Seed of every random choice of the training.
+        posterior_QC: Label posteriors, float32, positive; None where only labels were released.
+        soft: Whether the posteriors are released scores.
+    """
+
+    spec: DataSpec
+    x_P: Tensor
+    query_Q: Tensor
+    label_Q: Tensor
+    flip_rate: float
+    seed: int
+    posterior_QC: Tensor | None = None
+    soft: bool = False
+
+    @property
+    def target_QC(self) -> Tensor:
+        """Target probabilities: the label posteriors, or the labels as they are."""
+        if self.posterior_QC is not None:
+            return self.posterior_QC
+        return F.one_hot(self.label_Q, self.spec.num_classes).float()
+
+    def to_weighted_rows(self, x_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Rows, labels and weights (None if all are one) for learners that know no soft labels.
+
+        Of soft labels every class of every point is a row, weighted by its share: the same cross-entropy.
+        """
+        if not self.soft:
+            return x_QD, self.label_Q.cpu().numpy(), None
+        classes = self.spec.num_classes
+        label_S = np.tile(np.arange(classes), len(x_QD))
+        return np.repeat(x_QD, classes, 0), label_S, self.target_QC.double().cpu().numpy().ravel()
+
+    def make_generator(self, *names: str | int) -> torch.Generator:
+        """The generator of one named use of randomness, on the points' device."""
+        return rng.make_torch_generator(self.seed, "student", *names, device=self.x_P.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,20 +167,17 @@ class Student:
 
     def _is_encoded(self, points: Any) -> bool:
         """Whether points are features already: float rows of the right width."""
-        shape = tuple(getattr(points, "shape", ()))
-        is_float = "float" in str(getattr(points, "dtype", ""))
-        return is_float and len(shape) == 2 and shape[1:] == tuple(self.spec.input_shape)
+        is_array = hasattr(points, "shape") and hasattr(points, "dtype")
+        return is_array and "float" in str(points.dtype) and tuple(points.shape[1:]) == tuple(self.spec.input_shape)
 
     def _encode_features(self, points: Any, card: EncoderCard) -> Tensor:
         if card.points is None:
-            expected_input = f"features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
-            raise checks.error(
-                "points", type(points).__name__, f"must be {expected_input}", "Encode them as the data were."
-            )
+            problem = f"must be features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
+            raise checks.error("points", type(points).__name__, problem, "Encode them as the data were.")
         if self.encoder is None:
-            message = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
+            problem = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
-            raise checks.error("student", self.spec.name, message, fix)
+            raise checks.error("student", self.spec.name, problem, fix)
         device = next(self.module.parameters()).device
         return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
 
@@ -141,9 +194,7 @@ class Student:
         """Class probabilities on the CPU, float32 [Q, C], of raw points."""
         return self.compute_logits(x, batch).softmax(1).cpu()
 
-    def predict_proba(self, x: Any, batch: int = 1024) -> Tensor:
-        """The same as ``compute_probabilities``, by the name that scikit-learn gives it."""
-        return self.compute_probabilities(x, batch)
+    predict_proba = compute_probabilities  # by the name that scikit-learn gives it
 
     def predict(self, x: Any, batch: int = 1024) -> Tensor:
         """The likeliest class of each raw point, int64 [Q]."""

@@ -15,11 +15,11 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
 from pate_torch.features.base import PointEncoder
@@ -66,11 +66,13 @@ def load_student(
     file = resolve_path(location)
     student = store.load(file, device)
     card, folder = student.spec.encoder, file.parent / ENCODER_FOLDER
-    if isinstance(encoder, Mapping) and card is not None:
+    if isinstance(encoder, Mapping):
+        if card is None:
+            raise checks.error("encoder", sorted(encoder), "is not needed: the student takes points as they are")
         encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
     elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
         encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
-    return student if encoder is None else student.with_encoder(cast(PointEncoder, encoder))
+    return student if encoder is None else student.with_encoder(encoder)
 
 
 class ExportedModel(nn.Module):
@@ -107,7 +109,7 @@ def export(student: Student, path: Path | str, format: str = "torch_export") -> 
     path = Path(path)
     example = _make_example(student.spec, 4)
     # A copy on the CPU: exporting must not move the student.
-    network = store.networks.rebuild(student.network)
+    network = networks.rebuild(student.network)
     network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
     batch = torch.export.Dim("batch")
     program = torch.export.export(ExportedModel(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))

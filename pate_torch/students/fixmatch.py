@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import make_strong_view, make_weak_view
+from pate_torch.students.base import StudentProblem
 from pate_torch.students.label_spreading import (
     compute_expected_shares,
     compute_propagated_loss,
@@ -28,21 +28,18 @@ from pate_torch.students.label_spreading import (
 )
 from pate_torch.students.training import (
     AveragedModel,
-    GradientStudent,
     Objective,
-    StudentProblem,
+    SemiSupervisedStudent,
     TensorLog,
     compute_released_loss,
-    iterate_batches,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixMatch(GradientStudent):
+class FixMatch(SemiSupervisedStudent):
     """Consistency under strong distortion, with guesses of the averaged model as targets.
 
     Attributes:
-        unlabeled_batch: Public points a step.
         threshold: Confidence from which a guess counts.
         weight: Weight of the unlabeled loss.
         alignment: Share of the guesses that each class should get: ``uniform`` over the classes that have labels
@@ -54,8 +51,6 @@ class FixMatch(GradientStudent):
     include_unqueried: ClassVar[bool] = False
     name: str = "fixmatch"
     steps: int = 600
-    ema: float = 0.99
-    unlabeled_batch: int = 128
     threshold: float = 0.95
     weight: float = 1.0
     alignment: str = "uniform"
@@ -64,7 +59,6 @@ class FixMatch(GradientStudent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.between("student.threshold", self.threshold, 0, 1)
         checks.non_negative("student.weight", self.weight)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels", "none"))
@@ -72,42 +66,27 @@ class FixMatch(GradientStudent):
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """Corrected cross-entropy on labels, plus masked cross-entropy on confident guesses."""
-        spec = problem.spec
-        weak, strong = make_weak_view(spec, self.affine), make_strong_view(spec, self.affine)
-        generator = problem.make_generator("views")
-        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
-        unlabeled_batches = iterate_batches(
-            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
-        )
+        sampler = self.make_sampler(problem)
         align = Alignment(problem, self.alignment)
         fade_steps = max(1, round(self.propagation * self.steps))
-        propagated_P = (
-            select_most_confident(propagate(problem, self.features, align.target_C), self.keep_fraction)
-            if self.propagation
-            else None
-        )
+        propagated_P = None
+        if self.propagation:
+            share_PC = propagate(problem, self.features, align.target_C)
+            propagated_P = select_most_confident(share_PC, self.keep_fraction)
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
-            index_B = next(labeled_batches)
-            index_U = next(unlabeled_batches)
-            x = problem.x_P[index_U]
-            guess_BC = align(predict_proba(average.module, weak(x, spec, generator)))
-            confidence_B, class_B = guess_BC.max(1)
+            index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
+            confidence_B, class_B = align(predict_proba(average.module, sampler.weak(index_U))).max(1)
             mask_B = (confidence_B >= self.threshold).float()
             # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
-            views = torch.cat(
-                [weak(problem.x_P[problem.query_Q[index_B]], spec, generator), strong(x, spec, generator)]
-            )
-            logits = model(views).float()
+            logits = model(torch.cat([sampler.weak_labeled(index_B), sampler.strong(index_U)])).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
             supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
             consistency_loss = (F.cross_entropy(unlabeled_logits, class_B, reduction="none") * mask_B).mean()
             if propagated_P is not None and step < fade_steps:
-                consistency_loss = consistency_loss + (1 - step / fade_steps) * compute_propagated_loss(
-                    unlabeled_logits, propagated_P[index_U]
-                )
-            if step % max(1, self.steps // 50) == 0:
+                propagated_loss = compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
+                consistency_loss = consistency_loss + (1 - step / fade_steps) * propagated_loss
+            if self.is_logged(step):
                 note("student/confident", mask_B.mean(), step)
             return supervised_loss + self.weight * consistency_loss
 

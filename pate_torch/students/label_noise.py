@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GroupKFold
 from sklearn.neighbors import KNeighborsClassifier
 
-if TYPE_CHECKING:  # training imports this module
-    from pate_torch.students.training import StudentProblem
+from pate_torch.students.base import StudentProblem
 
 _RIDGES = tuple(10.0**k for k in range(4, -3, -1))
 """Weights of half the squared norm against the summed loss, of features whose mean square is 1; strongest first."""
@@ -44,19 +43,9 @@ _MIN_PROBABILITY = 1e-3
 def select_by_cross_validation(
     x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, models: Sequence[Any] = _MODELS
 ) -> tuple[Any, np.ndarray]:
-    """The model with the best cross-validated predictions, and those predictions.
+    """The model with the best cross-validated predictions, and those predictions: class probabilities [Q, C].
 
-    Ties go to the greater likelihood, then to the first.
-
-    Args:
-        x_QD: Features of the labeled points.
-        label_Q: Their labels.
-        point_Q: Which point each is; labels of one point are in one fold.
-        num_classes: C.
-        models: The candidates.
-
-    Returns:
-        The model, and the probabilities [Q, C] of each point by a fit that has not seen it.
+    Ties go to the greater likelihood, then to the first. All labels of one point (``point_Q``) are in one fold.
     """
     num_folds = min(_NUM_FOLDS, len(np.unique(point_Q)))
     if num_folds < 2:
@@ -85,11 +74,12 @@ def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.n
     if len(present_classes) == 1:
         proba_PC[:, present_classes] += 1.0
     else:
-        params = {"n_neighbors": len(x_QD)} if getattr(model, "n_neighbors", 0) > len(x_QD) else {}
+        model = clone(model)
+        if isinstance(model, KNeighborsClassifier):
+            model.set_params(n_neighbors=min(model.n_neighbors, len(x_QD)))
         with suppress_class_warnings():
-            proba_PC[:, present_classes] += clone(model).set_params(**params).fit(x_QD, label_Q).predict_proba(x_PD)
-    share_PC: np.ndarray = proba_PC / proba_PC.sum(1, keepdims=True)
-    return share_PC
+            proba_PC[:, present_classes] += model.fit(x_QD, label_Q).predict_proba(x_PD)
+    return np.asarray(proba_PC / proba_PC.sum(1, keepdims=True))
 
 
 @contextmanager
@@ -113,9 +103,7 @@ def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
 def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
     """The problem with label posteriors in the place of labels, or as it is where there is no estimate.
 
-    Args:
-        problem: The released labels.
-        include_unqueried: Whether for all public points, asked or not.
+    With ``include_unqueried`` all public points have one, asked or not.
     """
     if len(problem.query_Q) < _MIN_LABELS_FOR_NOISE_ESTIMATE:
         return problem
@@ -123,33 +111,28 @@ def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -
     query_Q, label_Q = problem.query_Q.cpu().numpy(), problem.label_Q.cpu().numpy()
     num_classes, x_PD = problem.spec.num_classes, x_PD / compute_rms(x_PD)
     model, proba_QC = select_by_cross_validation(x_PD[query_Q], label_Q, query_Q, num_classes)
+    is_predicted_Q, confidence_Q = proba_QC.argmax(1) == label_Q, proba_QC.max(1)
     max_label_count = np.bincount(label_Q).max()
-    if (proba_QC.argmax(1) == label_Q).sum() <= max_label_count + np.sqrt(
-        max_label_count * (1 - max_label_count / len(label_Q))
-    ):
+    standard_error = np.sqrt(max_label_count * (1 - max_label_count / len(label_Q)))
+    if is_predicted_Q.sum() <= max_label_count + standard_error:
         return problem
-    confident_Q = proba_QC.max(1) >= np.quantile(proba_QC.max(1), 1 - _CONFIDENT_FRACTION)
-    noise_rate = float((proba_QC.argmax(1) != label_Q)[confident_Q].mean())
-    noise_rate = clip_noise_rate(noise_rate, num_classes)
+    confident_Q = confidence_Q >= np.quantile(confidence_Q, 1 - _CONFIDENT_FRACTION)
+    noise_rate = clip_noise_rate(float((~is_predicted_Q)[confident_Q].mean()), num_classes)
     rate_per_wrong_class = noise_rate / (num_classes - 1)
     likelihood_QC = np.full(proba_QC.shape, rate_per_wrong_class)
     likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - noise_rate
     posterior_QC = _normalize_rows(proba_QC * likelihood_QC)
     if not include_unqueried:
         return replace(problem, posterior_QC=torch.from_numpy(posterior_QC).float().to(problem.x_P.device))
-    # What it says is said of labels, flips and all: without these, of classes.
+    # The model predicts noisy labels: the label-noise matrix is inverted to obtain class probabilities.
     proba_PC = _predict_proba(model, x_PD[query_Q], label_Q, x_PD, num_classes)
     belief_PC = _normalize_rows((proba_PC - rate_per_wrong_class) / (1 - noise_rate - rate_per_wrong_class))
     belief_PC[query_Q] = posterior_QC
-    return replace(
-        problem,
-        query_Q=torch.arange(len(x_PD), device=problem.x_P.device),
-        label_Q=torch.from_numpy(belief_PC.argmax(1)).to(problem.x_P.device),
-        posterior_QC=torch.from_numpy(belief_PC).float().to(problem.x_P.device),
-    )
+    label_P, posterior_PC = torch.from_numpy(belief_PC.argmax(1)), torch.from_numpy(belief_PC).float()
+    query_P, device = torch.arange(len(x_PD), device=problem.x_P.device), problem.x_P.device
+    return replace(problem, query_Q=query_P, label_Q=label_P.to(device), posterior_QC=posterior_PC.to(device))
 
 
 def _normalize_rows(weight_PC: np.ndarray) -> np.ndarray:
     weight_PC = weight_PC.clip(min=_MIN_PROBABILITY)
-    share_PC: np.ndarray = weight_PC / weight_PC.sum(1, keepdims=True)
-    return share_PC
+    return np.asarray(weight_PC / weight_PC.sum(1, keepdims=True))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import make_weak_view
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import (
@@ -25,32 +24,27 @@ from pate_torch.features.neighbors import (
     to_graph_device,
 )
 from pate_torch.networks import make_feature_extractor
-from pate_torch.students.base import Student
+from pate_torch.students.base import Student, StudentProblem
 from pate_torch.students.training import (
     AveragedModel,
-    GradientStudent,
     Objective,
-    StudentProblem,
+    SemiSupervisedStudent,
     TensorLog,
     compute_label_loss,
     compute_released_loss,
-    iterate_batches,
 )
 
-_PROPAGATED_ERROR_RATE = (
-    0.1  # of a propagated label that is kept: 1-6 % measured on printed glyphs; more is safer than less
-)
+_PROPAGATED_ERROR_RATE = 0.1  # of kept propagated labels: 1-6 % measured on printed glyphs; more is safer than less
 _NUM_NEIGHBORS = 10
 ALPHA = 0.99
 """For a few answers, or those of cells that lie in other features (``neighbors.propagate_labels``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelSpreading(GradientStudent):
+class LabelSpreading(SemiSupervisedStudent):
     """Spreads over the learnt features where there is a recipe (``features``), else over the points' principal axes.
 
     Attributes:
-        unlabeled_batch: Public points a step.
         keep_fraction: Share of each class's propagated labels that is learnt from: those with the widest lead.
         alignment: Expected share of each class, ``uniform`` or ``labels``.
     """
@@ -58,31 +52,23 @@ class LabelSpreading(GradientStudent):
     include_unqueried: ClassVar[bool] = False
     name: str = "label_spreading"
     steps: int = 400
-    unlabeled_batch: int = 128
     keep_fraction: float = 0.9
     alignment: str = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """Corrected cross-entropy on released and on propagated labels."""
-        spec = problem.spec
         target_C = compute_expected_shares(problem, self.alignment)
         propagated_P = select_most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
-        view, generator = make_weak_view(spec, self.affine), problem.make_generator("views")
-        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
-        unlabeled_batches = iterate_batches(
-            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
-        )
+        sampler = self.make_sampler(problem)
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
-            index_B, index_U = next(labeled_batches), next(unlabeled_batches)
-            labeled_logits = model(view(problem.x_P[problem.query_Q[index_B]], spec, generator)).float()
-            unlabeled_logits = model(view(problem.x_P[index_U], spec, generator)).float()
+            index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
+            labeled_logits = model(sampler.weak_labeled(index_B)).float()
+            unlabeled_logits = model(sampler.weak(index_U)).float()
             supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
             return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
 
@@ -110,8 +96,7 @@ def propagate(
     if previous_student is not None:
         feature_PD = encode(make_feature_extractor(previous_student.module), x_P, spec)
     elif recipe is not None:
-        encoder = recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device)
-        feature_PD = encode(encoder, x_P, spec)
+        feature_PD = encode(recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device), x_P, spec)
     else:
         feature_PD = compute_coordinates(x_P, spec)
     graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)

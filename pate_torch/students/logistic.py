@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
-from torch import nn
 
 from pate_torch import networks
 from pate_torch.core import checks
@@ -67,20 +66,15 @@ class Logistic(StudentAlgorithm):
         x_QD = spec.normalize(problem.x_P[problem.query_Q], torch.float64).flatten(1).numpy()
         ridge, rms = self.ridge, 1.0
         if ridge is None:
-            rms = compute_rms(x_QD)
-            best_model, _ = select_by_cross_validation(
-                x_QD / rms, label_Q, problem.query_Q.numpy(), spec.num_classes, LINEAR_MODELS
-            )
+            rms, point_Q = compute_rms(x_QD), problem.query_Q.numpy()
+            best_model, _ = select_by_cross_validation(x_QD / rms, label_Q, point_Q, spec.num_classes, LINEAR_MODELS)
             ridge = 1 / best_model.C
         x_SD, label_S, share_S = problem.to_weighted_rows(x_QD / rms)
         weight_CD, bias_C = self._solve(x_SD, label_S, spec.num_classes, ridge, share_S)
         weight_CD /= rms
         description = networks.describe("logistic", spec.input_shape, spec.num_classes)
         module = networks.rebuild(description)
-        linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
-        with torch.no_grad():
-            linear.weight.copy_(torch.from_numpy(weight_CD))
-            linear.bias.copy_(torch.from_numpy(bias_C))
+        module.load_state_dict({"1.weight": torch.from_numpy(weight_CD), "1.bias": torch.from_numpy(bias_C)})
         progress(1, 1)
         error = float(np.mean((x_QD @ weight_CD.T + bias_C).argmax(1) != label_Q))
         log("student/training_error", error, 0)
@@ -95,12 +89,8 @@ class Logistic(StudentAlgorithm):
         if len(present_classes) == 1:
             bias_C[present_classes] = 0.0
             return weight_CD, bias_C
-        model = LogisticRegression(
-            C=1 / ridge,
-            max_iter=self.max_iterations,
-            tol=1e-7,
-            class_weight="balanced" if self.balanced else None,
-        )
+        class_weight = "balanced" if self.balanced else None
+        model = LogisticRegression(C=1 / ridge, max_iter=self.max_iterations, tol=1e-7, class_weight=class_weight)
         with suppress_class_warnings():
             model.fit(x_QD, label_Q, share_Q)
         coefficients, intercepts = model.coef_, model.intercept_

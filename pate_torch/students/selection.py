@@ -64,23 +64,15 @@ class Selection:
         """
         private = data.private
         if private.unit != "record":
-            raise checks.error(
-                "selection",
-                self.name,
-                f"cannot protect {private.unit}: one group may own many errors",
-                "Use selection=none.",
-            )
+            problem = f"cannot protect {private.unit}: one group may own many errors"
+            raise checks.error("selection", self.name, problem, "Use selection=none.")
         training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
         if not (len(training) and len(validation)):
             raise checks.error("selection.validation", self.validation, "leaves one side without records")
         return replace(data, private=training), validation
 
     def choose(
-        self,
-        fit: Callable[[str, StudentAlgorithm], Student],
-        *,
-        validation: PrivateRecords,
-        budget: Budget,
+        self, fit: Callable[[str, StudentAlgorithm], Student], *, validation: PrivateRecords, budget: Budget
     ) -> tuple[str, Student, str]:
         """Train every candidate and choose one.
 
@@ -103,9 +95,8 @@ class Selection:
             int((student.compute_probabilities(validation.x).argmax(1) != validation.y).sum())
             for student in students.values()
         ]
-        with budget.spend(
-            self.privacy_events(), mechanism=f"selection:{self.name}", purpose=PURPOSE_STUDENT_CHOICE
-        ) as spending:
+        mechanism = f"selection:{self.name}"
+        with budget.spend(self.privacy_events(), mechanism=mechanism, purpose=PURPOSE_STUDENT_CHOICE) as spending:
             winner = draw_model_index(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
         winner_name = list(students)[winner]
         return winner_name, students[winner_name], spending.id

@@ -8,7 +8,6 @@ of the propagated ones 99.0 to 99.4 %; docs/experiments/reverse-nearest-neighbor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,11 +58,9 @@ class SelfTraining(StudentAlgorithm):
     publish: str = "student"
 
     def __post_init__(self) -> None:
-        for key in ("first_student", "later_students"):
-            if not isinstance(getattr(self, key), StudentAlgorithm):
-                raise checks.error(
-                    f"student.{key}", getattr(self, key), "must be a student algorithm", "Give it a _target_."
-                )
+        for key, student in (("first_student", self.first_student), ("later_students", self.later_students)):
+            if not isinstance(student, StudentAlgorithm):
+                raise checks.error(f"student.{key}", student, "must be a student algorithm", "Give it a _target_.")
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.between("student.keep_fraction_later", self.keep_fraction_later, 0, 1)
         checks.between("student.alpha", self.alpha, 0, 1, exclusive=True)
@@ -110,23 +107,23 @@ class SelfTraining(StudentAlgorithm):
             ValueError: There are no labels, or (``publish``) no model was released.
         """
         rounds = _split_rounds(task)
-        generation_tasks = rounds[:1] * self.num_generations + rounds[1:]
-        student_tasks = (
-            generation_tasks if self.publish == "student" else generation_tasks[: -1 if len(rounds) > 1 else 0]
-        )
-        student, first_generation = task.guide, 0 if task.guide is None else len(generation_tasks) - 1
+        tasks = rounds[:1] * self.num_generations + rounds[1:]
+        first_generation = 0 if task.guide is None else len(tasks) - 1
+        if self.returns_released_model:  # the answers of the last round are the model's own
+            tasks = tasks[:-1] if len(rounds) > 1 else []
+        student = task.guide
         curves = {} if student is None else dict(student.curves)
-        for generation in range(first_generation, len(student_tasks)):
-            student = self._fit_generation(student_tasks, generation, student, seed, device, progress, log)
+        for generation in range(first_generation, len(tasks)):
+            student = self._fit_generation(tasks, generation, student, seed, device, progress, log)
             curves |= {_format_tag(tag, generation): curve for tag, curve in student.curves.items()}
-        if self.publish == "released_model":
+        if self.returns_released_model:
             student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 
     def _fit_generation(
         self,
-        tasks: Sequence[StudentTask],
+        tasks: list[StudentTask],
         generation: int,
         previous_student: Student | None,
         seed: int,
@@ -134,52 +131,31 @@ class SelfTraining(StudentAlgorithm):
         progress: Progress,
         log: Log,
     ) -> Student:
-        """The student of one generation; ``previous_student``: that of the generation before."""
+        """Train on the most confident propagated labels, in the features of the student before, if there is one."""
+        task, problem = tasks[generation], build_problem(tasks[generation], seed, device)
+        is_first = previous_student is None
         alpha = self.alpha if generation < self.num_generations else self.alpha_later
-        confident_task = self._select_confident(tasks[generation], previous_student, alpha, seed, device)
-        algorithm = self.first_student if previous_student is None else self.later_students
+        share_C = problem.target_QC.mean(0)
+        share_PC = propagate(problem, self.features, share_C, previous_student=previous_student, alpha=alpha)
+        class_P = select_most_confident(share_PC, self.keep_fraction if is_first else self.keep_fraction_later).cpu()
+        query_Q = (class_P >= 0).nonzero().squeeze(1)
+        algorithm = self.first_student if is_first else self.later_students
         if self.members > 1:
             algorithm = BaggingStudent(member=algorithm, members=self.members, bootstrap=False)
         return algorithm.fit(
-            confident_task,
+            StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
             seed=seed,
             device=device,
             progress=lambda done, total: progress(generation * total + done, len(tasks) * total),
             log=lambda tag, value, step: log(_format_tag(tag, generation), value, step),
         )
 
-    def _select_confident(
-        self, task: StudentTask, previous_student: Student | None, alpha: float, seed: int, device: torch.device
-    ) -> StudentTask:
-        """The most confident propagated labels, by the features of ``previous_student``, where there is one."""
-        problem = build_problem(task, seed, device)
-        keep_fraction = self.keep_fraction if previous_student is None else self.keep_fraction_later
-        share_PC = propagate(
-            problem, self.features, problem.target_QC.mean(0), previous_student=previous_student, alpha=alpha
-        )
-        class_P = select_most_confident(share_PC, keep_fraction).cpu()
-        query_Q = (class_P >= 0).nonzero().squeeze(1)
-        return StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q])
-
 
 def _split_rounds(task: StudentTask) -> list[StudentTask]:
     """The task of each round that has answers."""
-    query_Q, label_Q = task.query_Q.cpu(), task.label_Q.cpu()
-    round_Q = torch.zeros(len(query_Q), dtype=torch.int64) if task.round_Q is None else task.round_Q.cpu()
-    tasks = []
-    for round_index in round_Q.unique().tolist() or [0]:
-        is_of_round_Q = round_Q == round_index
-        posterior_QC = None if task.posterior_QC is None else task.posterior_QC.cpu()[is_of_round_Q]
-        tasks.append(
-            replace(
-                task,
-                query_Q=query_Q[is_of_round_Q],
-                label_Q=label_Q[is_of_round_Q],
-                posterior_QC=posterior_QC,
-                round_Q=None,
-            )
-        )
-    return tasks
+    if task.round_Q is None or len(task.round_Q) == 0:
+        return [task]
+    return [replace(task.select(task.round_Q.cpu() == r), round_Q=None) for r in task.round_Q.unique().tolist()]
 
 
 def _format_tag(tag: str, generation: int) -> str:

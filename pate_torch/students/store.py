@@ -29,9 +29,7 @@ def save(student: Student, path: Path) -> None:
     spec = student.spec.to_dict()
     extra = {key: spec.pop(key) for key in OPTIONAL_SPEC_FIELDS if key in spec}
     facts = {"format": FORMAT, "network": student.network, "spec": spec, **extra}
-    header = {
-        METADATA_KEY: json.dumps(facts, sort_keys=True)
-    }  # one entry: the order of several is not fixed in the file
+    header = {METADATA_KEY: json.dumps(facts, sort_keys=True)}  # one entry: several have no fixed order in the file
     tensors = {name: value.detach().cpu().contiguous() for name, value in student.module.state_dict().items()}
     with atomic_replacement(path, SHARED_FILE_MODE) as temporary:
         save_file(tensors, temporary, metadata=header)
@@ -50,11 +48,10 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     except (OSError, SafetensorError) as error:
         raise checks.error("student", str(path), f"is missing or not a safetensors file ({error})") from error
     try:
-        facts: dict[str, Any] = json.loads(header.get(METADATA_KEY, "{}"))
+        facts: Any = json.loads(header.get(METADATA_KEY, "{}"))
     except (ValueError, RecursionError):
         facts = {}
-    if not isinstance(facts, dict):
-        facts = {}
+    facts = facts if isinstance(facts, dict) else {}
     if facts.get("format") != FORMAT:
         raise checks.error("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
     try:

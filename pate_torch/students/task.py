@@ -24,20 +24,12 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
     if release.num_pool_rounds:
         label_Q, share_QC = _compute_pool_labels(release)
         rounds = torch.arange(release.num_pool_rounds)
-        return StudentTask(
-            spec,
-            pool.x,
-            torch.arange(len(pool)).repeat(len(rounds)),
-            label_Q,
-            posterior_QC=share_QC,
-            round_Q=rounds.repeat_interleave(len(pool)),
-            model=release.model,
-        )
+        query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
+        return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
     answered_Q, posterior_QC = release.answered_Q, None
     if release.noisy_counts is not None:  # round by round: how far teachers lead differs with who answers what
-        posterior_QC = torch.cat(
-            [compute_label_posterior(part) for part in release.noisy_counts.split(release.queries_per_round)]
-        )[answered_Q]
+        parts = release.noisy_counts.split(release.queries_per_round)
+        posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
     elif release.score_QC is not None:
         posterior_QC = release.score_QC[answered_Q]
         posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0

@@ -9,11 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,20 +22,20 @@ from pate_torch.core import checks, rng
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.progress import Log, Progress, do_nothing
-from pate_torch.features.augmentation import Affine, parse_affine
+from pate_torch.features.augmentation import Affine, make_strong_view, make_weak_view, parse_affine
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
 from pate_torch.privacy.records import DataSpec
-from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
+from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
 from pate_torch.students.label_noise import clip_noise_rate, with_label_posteriors
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
 TensorLog = Callable[[str, Tensor, int], None]
-"""(tag, scalar, step): a ``protocols.Log`` of what still lies on the device."""
+"""(tag, scalar, step): a ``core.progress.Log`` of what still lies on the device."""
 
 SYNC_EVERY = 50
-"""Steps after which losses and notes are read, together: to read those of each step would let a GPU wait at each."""
+"""Number of steps between host synchronizations: reading the loss at every step would stall a GPU."""
 
 MAX_SINGLE_THREAD_FEATURES = 400
 """Numbers in one point, up to which a training step on a CPU gains nothing from threads.
@@ -44,48 +43,6 @@ MAX_SINGLE_THREAD_FEATURES = 400
 A default run on 8x8 digits took 21 s with one thread on a machine of its own, where four had not finished after 60 s
 (87 s of processor time by then) on a machine that other work shared.
 """
-
-
-@dataclass(frozen=True, eq=False)
-class StudentProblem:
-    """A student's task, checked, on the device it is trained on.
-
-    Attributes:
-        x_P: Raw points.
-        flip_rate: Label error to correct for.
-        posterior_QC: Label posteriors, float32, positive; None where only labels were released.
-    """
-
-    spec: DataSpec
-    x_P: Tensor
-    query_Q: Tensor
-    label_Q: Tensor
-    flip_rate: float
-    seed: int
-    posterior_QC: Tensor | None = None
-    soft: bool = False
-
-    @property
-    def target_QC(self) -> Tensor:
-        """Target probabilities: the label posteriors, or the labels as they are."""
-        if self.posterior_QC is not None:
-            return self.posterior_QC
-        return F.one_hot(self.label_Q, self.spec.num_classes).float()
-
-    def to_weighted_rows(self, x_QD: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Rows, labels and weights (None: all one) for learners that know no soft labels.
-
-        Of soft labels every class of every point is a row, weighted by its share: the same cross-entropy.
-        """
-        if not self.soft:
-            return x_QD, self.label_Q.cpu().numpy(), None
-        classes = self.spec.num_classes
-        label_S = np.tile(np.arange(classes), len(x_QD))
-        return np.repeat(x_QD, classes, 0), label_S, self.target_QC.double().cpu().numpy().ravel()
-
-    def make_generator(self, *names: str | int) -> torch.Generator:
-        """The generator of one named use of randomness, on the points' device."""
-        return rng.make_torch_generator(self.seed, "student", *names, device=self.x_P.device)
 
 
 def build_problem(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
@@ -113,19 +70,11 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
     checks.integer("query", int(query_Q.min()), low=0)
     checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
     flip_rate = clip_noise_rate(label_noise, task.spec.num_classes)
-    posterior_QC = (
-        None if task.posterior_QC is None else _smooth_posteriors(task.posterior_QC, len(query_Q), flip_rate).to(device)
-    )
-    return StudentProblem(
-        task.spec,
-        task.pool_x.to(device),
-        query_Q.to(device),
-        label_Q.to(device),
-        flip_rate,
-        seed,
-        posterior_QC,
-        task.soft,
-    )
+    posterior_QC = task.posterior_QC
+    if posterior_QC is not None:
+        posterior_QC = _smooth_posteriors(posterior_QC, len(query_Q), flip_rate).to(device)
+    x_P, query_Q, label_Q = task.pool_x.to(device), query_Q.to(device), label_Q.to(device)
+    return StudentProblem(task.spec, x_P, query_Q, label_Q, flip_rate, seed, posterior_QC, task.soft)
 
 
 def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float) -> Tensor:
@@ -133,9 +82,8 @@ def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float)
     posterior_QC = posterior_QC.cpu().float()
     if posterior_QC.dim() != 2 or len(posterior_QC) != num_queries:
         raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {num_queries} questions")
-    if not bool((posterior_QC >= 0).all()) or not torch.allclose(
-        posterior_QC.sum(1), torch.ones(num_queries), atol=1e-3
-    ):
+    sums_to_1 = torch.allclose(posterior_QC.sum(1), torch.ones(num_queries), atol=1e-3)
+    if not (sums_to_1 and bool((posterior_QC >= 0).all())):
         raise ValueError("labels: label posteriors must be non-negative, and every row must sum to 1")
     rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
     return ((1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class).clamp(min=1e-6)
@@ -184,8 +132,48 @@ def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterat
         queue = queue[size:]
 
 
+class Sampler:
+    """Draws batches of a problem's points and distorts them, labeled and unlabeled ones from streams of their own.
+
+    Args:
+        problem: The released labels and the public points.
+        augment: Geometric ranges of the views; None if there is no geometric distortion.
+        batch_size: Number of labeled points in a batch.
+        unlabeled_batch: Number of unlabeled points in a batch.
+
+    Attributes:
+        labeled_batches: Endless batches of positions in the problem's answers.
+        unlabeled_batches: Endless batches of indices of public points.
+        generator: Stream of the views, which are drawn in the order in which they are asked for.
+    """
+
+    def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int = 1):
+        self.problem = problem
+        self.labeled_batches = iterate_batches(len(problem.query_Q), batch_size, problem.make_generator("batches"))
+        self.unlabeled_batches = iterate_batches(
+            len(problem.x_P), unlabeled_batch, problem.make_generator("unlabelled")
+        )
+        self.generator = problem.make_generator("views")
+        self._weak_view, self._strong_view = (
+            make_weak_view(problem.spec, augment),
+            make_strong_view(problem.spec, augment),
+        )
+
+    def weak(self, index_B: Tensor) -> Tensor:
+        """Weakly distorted, normalized public points."""
+        return self._weak_view(self.problem.x_P[index_B], self.problem.spec, self.generator)
+
+    def strong(self, index_B: Tensor) -> Tensor:
+        """Strongly distorted, normalized public points."""
+        return self._strong_view(self.problem.x_P[index_B], self.problem.spec, self.generator)
+
+    def weak_labeled(self, index_B: Tensor) -> Tensor:
+        """Weakly distorted points of a labeled batch."""
+        return self.weak(self.problem.query_Q[index_B])
+
+
 class DeferredLog:
-    """What a training notes: it stays on the device until ``flush``.
+    """Losses and notes of a training, which stay on the device until ``flush``.
 
     Args:
         log: Is told what was noted.
@@ -193,37 +181,27 @@ class DeferredLog:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._losses: list[tuple[Tensor, int]] = []
-        self._pending: list[tuple[str, Tensor, int]] = []
+        self._pending: list[tuple[str | None, Tensor, int]] = []
 
-    def __call__(self, tag: str, value: Tensor, step: int) -> None:
-        """Note a value of one step."""
-        self._pending.append((tag, value.detach(), step))
-
-    def log_loss(self, value: Tensor, step: int, *, is_logged: bool) -> None:
-        """Note the loss of a step, ``is_logged`` or only to be checked."""
-        self._losses.append((value.detach(), step))
-        if is_logged:
-            self("student/loss", value, step)
+    def __call__(self, tag: str | None, value: Tensor, step: int) -> None:
+        """Note a value of one step; without a tag it is a loss that is only checked to be finite."""
+        self._pending.append((tag, value.detach().float(), step))
 
     def flush(self) -> None:
-        """Tell what was noted.
+        """Log what was noted, in one copy from the device.
 
         Raises:
             FloatingPointError: A loss was not finite.
         """
-        for value, (_, step) in zip(_to_floats([value for value, _ in self._losses]), self._losses, strict=True):
-            if not math.isfinite(value):
+        values = torch.stack([value for _, value, _ in self._pending]).tolist() if self._pending else []
+        entries = [(tag, value, step) for (tag, _, step), value in zip(self._pending, values, strict=True)]
+        self._pending = []
+        for tag, value, step in entries:
+            if tag in (None, "student/loss") and not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
-        values = _to_floats([value for _, value, _ in self._pending])
-        for (tag, _, step), value in zip(self._pending, values, strict=True):
-            self._log(tag, value, step)
-        self._losses, self._pending = [], []
-
-
-def _to_floats(scalars: Sequence[Tensor]) -> list[float]:
-    """Scalars of one device, in one copy."""
-    return torch.stack([scalar.float() for scalar in scalars]).tolist() if scalars else []
+        for tag, value, step in entries:
+            if tag is not None:
+                self._log(tag, value, step)
 
 
 class AveragedModel:
@@ -239,16 +217,14 @@ class AveragedModel:
         self.decay = decay
         self.updates = 0
         pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
-        self._float_pairs = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._averages, self._values = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
         self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     def update(self) -> None:
         """Move the average towards the model's present weights."""
         self.updates += 1
         weight = 1 - min(self.decay, self.updates / (self.updates + 9))
-        torch._foreach_lerp_(
-            [average for average, _ in self._float_pairs], [current for _, current in self._float_pairs], weight
-        )
+        torch._foreach_lerp_(self._averages, self._values, weight)
         for average, current in self._integer_pairs:
             average.copy_(current)
 
@@ -321,6 +297,14 @@ class GradientStudent(StudentAlgorithm):
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """The loss of one step; ``average`` is the averaged model, which may give targets."""
 
+    def make_sampler(self, problem: StudentProblem) -> Sampler:
+        """The batches and views that the loss is taken of."""
+        return Sampler(problem, self.affine, self.batch_size)
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a step's numbers are logged: about fifty of a training are."""
+        return step % max(1, self.steps // 50) == 0
+
     def fit(
         self,
         task: StudentTask,
@@ -383,10 +367,28 @@ class GradientStudent(StudentAlgorithm):
                 optimizer.step(self.learning_rate * compute_lr_factor(step, self.steps))
             average.update()
             is_last_step = step == self.steps - 1
-            deferred_log.log_loss(value, step, is_logged=is_last_step or step % max(1, self.steps // 50) == 0)
+            deferred_log("student/loss" if is_last_step or self.is_logged(step) else None, value, step)
             if is_last_step or (step + 1) % SYNC_EVERY == 0:
                 deferred_log.flush()
             progress(step + 1, self.steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiSupervisedStudent(GradientStudent):
+    """A gradient student whose loss also takes public points without labels.
+
+    Attributes:
+        unlabeled_batch: Public points a step.
+    """
+
+    unlabeled_batch: int = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
+
+    def make_sampler(self, problem: StudentProblem) -> Sampler:
+        return Sampler(problem, self.affine, self.batch_size, self.unlabeled_batch)
 
 
 def compute_lr_factor(step: int, steps: int, warmup: float = 0.05) -> float:

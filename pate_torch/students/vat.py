@@ -8,6 +8,8 @@ Source: Miyato et al. 2018, equations 5-8 (local distributional smoothness, one 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,24 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.features.augmentation import make_weak_view
+from pate_torch.students.base import StudentProblem
 from pate_torch.students.training import (
     AveragedModel,
-    GradientStudent,
     Objective,
-    StudentProblem,
+    SemiSupervisedStudent,
     TensorLog,
     compute_released_loss,
-    iterate_batches,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vat(GradientStudent):
+class Vat(SemiSupervisedStudent):
     """Cross-entropy, plus the change under the worst small disturbance, plus the entropy of the predictions.
 
     Attributes:
-        unlabeled_batch: Public points a step.
         radius: Length of the disturbance over the square root of the number of features (so: a typical change of one
             normalized feature).
         probe: Length, likewise, of the finite difference that finds its direction.
@@ -42,7 +41,6 @@ class Vat(GradientStudent):
 
     name: str = "vat"
     steps: int = 600
-    unlabeled_batch: int = 128
     radius: float = 0.15
     probe: float = 1e-3
     smoothness: float = 1.0
@@ -50,31 +48,23 @@ class Vat(GradientStudent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
         checks.positive("student.radius", self.radius)
         checks.positive("student.probe", self.probe)
         checks.non_negative("student.smoothness", self.smoothness)
         checks.non_negative("student.entropy", self.entropy)
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """Corrected cross-entropy on labels, plus smoothness and entropy on public points."""
-        spec = problem.spec
-        view, generator = make_weak_view(spec, self.affine), problem.make_generator("views")
-        labeled_batches = iterate_batches(len(problem.query_Q), self.batch_size, problem.make_generator("batches"))
-        unlabeled_batches = iterate_batches(
-            len(problem.x_P), self.unlabeled_batch, problem.make_generator("unlabelled")
-        )
+        sampler = self.make_sampler(problem)
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
-            index_B = next(labeled_batches)
-            x = view(problem.x_P[next(unlabeled_batches)], spec, generator)
-            labeled_x = view(problem.x_P[problem.query_Q[index_B]], spec, generator)
-            logits = model(torch.cat([labeled_x, x])).float()
+            index_B = next(sampler.labeled_batches)
+            x = sampler.weak(next(sampler.unlabeled_batches))
+            logits = model(torch.cat([sampler.weak_labeled(index_B), x])).float()
             supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
-            smoothness = self._compute_smoothness(model, x, generator)
-            if step % max(1, self.steps // 50) == 0:
+            smoothness = self._compute_smoothness(model, x, sampler.generator)
+            if self.is_logged(step):
                 note("student/smoothness", smoothness, step)
                 note("student/entropy", entropy, step)
             return supervised_loss + self.smoothness * smoothness + self.entropy * entropy
@@ -83,22 +73,17 @@ class Vat(GradientStudent):
 
     def _compute_smoothness(self, model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
         """Mean divergence between the prediction at x and at its adversarial neighbor."""
+
+        def compute_divergence(disturbance: Tensor) -> Tensor:
+            disturbed_log_proba = model(x + disturbance).float().log_softmax(1)
+            return F.kl_div(disturbed_log_proba, log_proba, log_target=True, reduction="batchmean")
+
         with frozen_statistics(model):
             log_proba = model(x).float().log_softmax(1).detach()
-            direction = scale_to_unit_rms(
-                torch.randn(x.shape, generator=generator, device=generator.device)
-            ).requires_grad_()
-            probe_loss = F.kl_div(
-                model(x + self.probe * direction).float().log_softmax(1),
-                log_proba,
-                log_target=True,
-                reduction="batchmean",
-            )
-            (gradient,) = torch.autograd.grad(probe_loss, direction)
-            adversarial_x = x + self.radius * scale_to_unit_rms(gradient)
-            return F.kl_div(
-                model(adversarial_x).float().log_softmax(1), log_proba, log_target=True, reduction="batchmean"
-            )
+            noise = torch.randn(x.shape, generator=generator, device=generator.device)
+            direction = scale_to_unit_rms(noise).requires_grad_()
+            (gradient,) = torch.autograd.grad(compute_divergence(self.probe * direction), direction)
+            return compute_divergence(self.radius * scale_to_unit_rms(gradient))
 
 
 def scale_to_unit_rms(x: Tensor) -> Tensor:
@@ -107,21 +92,15 @@ def scale_to_unit_rms(x: Tensor) -> Tensor:
     return (flat / flat.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)).view_as(x)
 
 
-class frozen_statistics:
-    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data.
-
-    Args:
-        model: Whose layers they are.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.layers = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-
-    def __enter__(self) -> None:
-        self.momenta = [layer.momentum for layer in self.layers]
-        for layer in self.layers:
-            layer.momentum = 0.0
-
-    def __exit__(self, *_: object) -> None:
-        for layer, momentum in zip(self.layers, self.momenta, strict=True):
+@contextmanager
+def frozen_statistics(model: nn.Module) -> Iterator[None]:
+    """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data."""
+    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 0.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum

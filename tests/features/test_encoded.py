@@ -55,18 +55,25 @@ def encoded(folder, source=None, encoder=None):
     return EncodedDataset(source=source or mails(folder), encoder=encoder, root=folder / "home", device=CPU)
 
 
-class Counted:
-    """An encoder that is told when it works."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Counted(Encoder):
+    """An encoder that counts how often it works."""
 
-    def __init__(self, encoder):
-        self.encoder, self.sides = encoder, 0
+    calls: list[int] = dataclasses.field(default_factory=list, repr=False)
+    seconds: float = 0.0
 
-    def __getattr__(self, name):
-        return getattr(self.encoder, name)
+    @classmethod
+    def of(cls, encoder, **more):
+        return cls(**{field.name: getattr(encoder, field.name) for field in dataclasses.fields(Encoder)}, **more)
+
+    @property
+    def sides(self):
+        return len(self.calls)
 
     def encode(self, *given, **more):
-        self.sides += 1
-        return self.encoder.encode(*given, **more)
+        self.calls.append(1)
+        time.sleep(self.seconds)
+        return super().encode(*given, **more)
 
 
 # ---- what is loaded --------------------------------------------------------------------------------------------------
@@ -123,20 +130,20 @@ def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
 
 def test_points_are_encoded_once_and_found_again_until_something_changes(tmp_path):
     source = mails(tmp_path)
-    counted = Counted(worlds.static(tmp_path))
+    counted = Counted.of(worlds.static(tmp_path))
     first = encoded(tmp_path, source, counted).load()
     assert counted.sides == 3
     second = encoded(tmp_path, source, counted).load()
     assert counted.sides == 3 and torch.equal(first.private.x, second.private.x)
-    shorter = Counted(worlds.static(tmp_path, max_length=3))
+    shorter = Counted.of(worlds.static(tmp_path, max_length=3))
     assert not torch.equal(encoded(tmp_path, source, shorter).load().private.x, first.private.x) and shorter.sides == 3
     worlds.table(tmp_path / "table.safetensors", seed=1)  # other weights of the same name
     again = Encoder(name="table", weights=str(tmp_path / "table.safetensors"), tokenizer=worlds.WORDS)
-    other = Counted(again)
+    other = Counted.of(again)
     assert not torch.equal(encoded(tmp_path, source, other).load().private.x, first.private.x) and other.sides == 3
     with open(tmp_path / "private.csv", "a") as file:
         file.write("12345,low\n")
-    longer = Counted(again)
+    longer = Counted.of(again)
     assert len(encoded(tmp_path, source, longer).load().private) == len(first.private) + 1 and longer.sides == 1
 
 
@@ -180,16 +187,8 @@ def test_edited_points_are_not_given_the_features_of_those_before(tmp_path):
 
 
 def test_two_that_ask_for_the_same_points_encode_them_once(tmp_path):
-    source, counted = mails(tmp_path), Counted(worlds.static(tmp_path))
-    inner, begun = counted.encoder.encode, threading.Barrier(2, timeout=60)
-
-    class Slow(Counted):
-        def encode(self, *given, **more):
-            self.sides += 1
-            time.sleep(0.2)  # time enough for the other to ask, too
-            return inner(*given, **more)
-
-    slow = Slow(counted.encoder)
+    source, begun = mails(tmp_path), threading.Barrier(2, timeout=60)
+    slow = Counted.of(worlds.static(tmp_path), seconds=0.2)  # time enough for the other to ask, too
 
     def load(_):
         begun.wait()

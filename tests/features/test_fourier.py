@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pate_torch import PATE, load_student
+from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -93,7 +94,7 @@ def test_a_model_of_other_features_is_refused(tmp_path):
 
 
 @dataclass(frozen=True)
-class Anonymous:
+class Anonymous(FeatureRecipe):
     """A recipe that does not say of which network its encoder is a part."""
 
     name: str = "anonymous"

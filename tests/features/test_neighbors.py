@@ -35,6 +35,10 @@ def test_leading_eigenpairs_are_those_of_the_dense_matrix():
     np.testing.assert_allclose(values.numpy(), exact[-6:], atol=1e-5)
     inside = vectors[:, -6:].T @ found.double().numpy()  # vectors of equal values may be turned among themselves
     np.testing.assert_allclose(inside.T @ inside, np.eye(6), atol=1e-3)
+    rows = compute_spectral_embedding(graph, 6, stream(), iterations=2000).double().numpy()
+    exact_rows = vectors[:, -6:] / np.linalg.norm(vectors[:, -6:], axis=1, keepdims=True)
+    np.testing.assert_allclose(rows @ rows.T, exact_rows @ exact_rows.T, atol=2e-3)
+    assert compute_spectral_embedding(build_neighbor_graph(x[:5], 2), 9, stream()).shape == (5, 5)
 
 
 def test_rare_orthogonalization_gives_the_subspace_of_its_slow_twin():
@@ -96,8 +100,11 @@ def test_products_by_segments_are_those_of_the_sparse_matrix(block, monkeypatch)
     torch.testing.assert_close(graph.multiply_by_segments(value), graph @ value, atol=1e-6, rtol=0)
 
 
-def test_the_graph_is_that_of_all_pairs():
+def test_the_graph_is_that_of_all_pairs(monkeypatch):
+    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 7 * 60)  # several blocks
     x, _ = moons(60)
+    with pytest.raises(ValueError, match="two points"):
+        build_neighbor_graph(x[:1])
     graph = build_neighbor_graph(x, 5)
     every = (x[:, None] - x[None]).square().sum(2).double().fill_diagonal_(torch.inf)
     squared, places = every.sort(1).values[:, :5], every.argsort(1)[:, :5]

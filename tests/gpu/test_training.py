@@ -155,7 +155,7 @@ STUDENTS = list(make_students(Setup(CUDA, small=True), 100))
 
 @pytest.mark.parametrize("name", [*STUDENTS, "contrastive"])
 def test_a_step_copies_nothing_and_students_look_at_their_losses_once_in_fifty(name, simulated_gpu):
-    read = Counter({("students/training.py", "_to_floats"): 2} if name in STUDENTS else {})  # losses, and what is noted
+    read = Counter({("students/training.py", "flush"): 1} if name in STUDENTS else {})  # losses and notes in one copy
     assert count_step_costs(simulated_gpu, name) == StepCosts(Counter(), Counter(), Counter())
     assert count_step_costs(simulated_gpu, name, SYNC_EVERY) == StepCosts(read, Counter(), read)
 
