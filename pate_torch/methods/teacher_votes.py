@@ -216,10 +216,7 @@ class TeacherVotes(PrivateMethodBase):
         stored_teachers = load_reusable(teachers_id, run.store, identity, run.ledger)
         if self.teachers_id is None:
             run.stages.print_message(f"Reusing teachers {teachers_id}: same data, same configuration.")
-        memory_gib = run.config.teacher.memory_gib  # of this machine's GPU, not of the one they were trained on
-        return dataclasses.replace(
-            stored_teachers, ensemble=dataclasses.replace(stored_teachers.ensemble, memory_gib=memory_gib)
-        )
+        return stored_teachers
 
     # ---- votes --------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ BLOCK_STEPS = 32
 CURVE_POINTS = 50
 """Points of a private learning curve."""
 
+CURVES = ("curve.loss", "curve.accuracy")
+"""Names of a teacher's learning curves, beside those of its parameters."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
@@ -77,26 +80,34 @@ class TrainedChunk:
     loss_Pk: Tensor
     accuracy_Pk: Tensor
 
-    def __len__(self) -> int:
-        return self.loss_Pk.shape[1]
-
     def to_rows(self) -> dict[str, Tensor]:
-        """Everything by teacher, [k, ...]; the curves under names of their own."""
-        return self.params | {"curve.loss": self.loss_Pk.T, "curve.accuracy": self.accuracy_Pk.T}
+        """Everything by teacher, [k, ...]; the curves under the names of ``CURVES``."""
+        return self.params | dict(zip(CURVES, (self.loss_Pk.T, self.accuracy_Pk.T), strict=True))
 
-    def select(self, teachers: slice) -> TrainedChunk:
-        """Some of the teachers."""
-        params = {name: parameter[teachers] for name, parameter in self.params.items()}
-        return TrainedChunk(params, self.loss_Pk[:, teachers], self.accuracy_Pk[:, teachers])
 
-    @staticmethod
-    def merge(parts: Sequence[TrainedChunk]) -> TrainedChunk:
-        """The teachers of all parts, in their order."""
-        params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
-        loss_Pk, accuracy_Pk = (
-            torch.cat([getattr(part, key) for part in parts], 1) for key in ("loss_Pk", "accuracy_Pk")
-        )
-        return TrainedChunk(params, loss_Pk, accuracy_Pk)
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingTask:
+    """PRIVATE. Everything that decides the teachers of one ensemble.
+
+    Attributes:
+        private: The private records.
+        spec: Facts of the records, by which they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Recipe of the teachers.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
+    """
+
+    private: PrivateRecords
+    spec: DataSpec
+    shards: Shards
+    recipe: TeacherRecipe
+    seed: int
+    device: torch.device
+
+    def gather_chunk(self, teachers: range) -> Chunk:
+        """PRIVATE. Copy the records of some teachers out of the private set."""
+        return gather_chunk(self.private, self.shards, teachers)
 
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
@@ -228,35 +239,24 @@ def _train_params(
     report_share: ShareCallback,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
-        return _run_steps(forward, params, feed, recipe, device, report_share)
-
-
-def _run_steps(
-    forward: Callable[[Tensor], Tensor],
-    params: list[Tensor],
-    feed: Feed,
-    recipe: TeacherRecipe,
-    device: torch.device,
-    report_share: ShareCallback,
-) -> tuple[Tensor, Tensor]:
     optimizer = make_optimizer(params, recipe)
     points = min(CURVE_POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
-    for step, (x, y) in enumerate(feed):
-        logits = forward(x)
-        losses = _compute_losses(logits, y, recipe.label_smoothing)
-        losses.sum().backward()
-        with torch.no_grad():
-            optimizer.step(recipe.compute_learning_rate(step))
-            for parameter in params:
-                parameter.grad = None
-            point = get_curve_point(step, recipe.steps)
-            curves[0, point] += losses.detach()
-            curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
-            curves[2, point] += 1
-        if point < get_curve_point(step + 1, recipe.steps) < points:
-            report_share((step + 1) / recipe.steps)
+    with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
+        for step, (x, y) in enumerate(feed):
+            logits = forward(x)
+            losses = _compute_losses(logits, y, recipe.label_smoothing)
+            losses.sum().backward()
+            with torch.no_grad():
+                optimizer.step(recipe.compute_learning_rate(step))
+                for parameter in params:
+                    parameter.grad = None
+                point = get_curve_point(step, recipe.steps)
+                curves[0, point] += losses.detach()
+                curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
+                curves[2, point] += 1
+            if point < get_curve_point(step + 1, recipe.steps) < points:
+                report_share((step + 1) / recipe.steps)
     return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
 
 

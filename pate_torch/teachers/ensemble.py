@@ -17,12 +17,11 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
-from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long). A GPU takes as many as its memory holds (``launch.compute_query_size``)."""
+as long). A GPU evaluates a group of teachers on ``launch.compute_gpu_points`` points."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
 """Queries whose predictions are held at a time."""
@@ -59,7 +58,6 @@ class TeacherEnsemble:
         trained_K: Whether each was trained, bool.
         spec: Facts of the points that are asked about.
         trunk: Gives the features that the networks take; None: they take the points.
-        memory_gib: Memory that the teachers may take on a GPU while they are asked.
     """
 
     network: dict[str, Any]
@@ -67,7 +65,6 @@ class TeacherEnsemble:
     trained_K: Tensor
     spec: DataSpec
     trunk: Trunk | None = None
-    memory_gib: float = DEFAULT_MEMORY_GIB
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
@@ -90,7 +87,7 @@ class TeacherEnsemble:
     def select(self, teachers: slice) -> TeacherEnsemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk, self.memory_gib)
+        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
 
     def forward_batches(
         self,
@@ -118,8 +115,8 @@ class TeacherEnsemble:
         on_cpu = device.type == "cpu"
         module = self._build_module().to(device)
         dtype = next(iter(self.params.values())).dtype
-        chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else self._compute_sizes(spec, dtype)
-        size = batch or size
+        chunk_teachers = CPU_TEACHERS if on_cpu else launch.GROUP_TEACHERS
+        size = batch or (CPU_POINTS if on_cpu else launch.compute_gpu_points(spec))
 
         def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
@@ -138,11 +135,6 @@ class TeacherEnsemble:
         for count in _map_in_threads(evaluate_chunk, range(0, len(self), chunk_teachers), on_cpu):
             done += count
             progress(done, len(self))
-
-    def _compute_sizes(self, spec: DataSpec, dtype: torch.dtype) -> tuple[int, int]:
-        """Teachers and points that are asked at once on a GPU."""
-        cost = launch.compute_network_cost(self.network["name"], self.network["options"], spec)
-        return launch.compute_query_size(cost, len(self), self.memory_gib, dtype.itemsize)
 
     def predict(
         self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing

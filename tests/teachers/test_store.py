@@ -74,7 +74,6 @@ def test_identical_configurations_on_the_same_data_are_found(saved):
     # How many are launched at once decides bits; who does the work does not.
     assert store.find(identity(store, private, configuration=recipe(chunk=2).to_configuration())) is None
     assert store.find(identity(store, private, configuration=recipe(backend="processes").to_configuration())) == name
-    assert store.find(identity(store, private, configuration=recipe(memory_gib=4.0).to_configuration())) == name
     assert TeacherStore(store.root / "elsewhere").find(identity(store, private)) is None
 
 
