@@ -91,9 +91,7 @@ class TransductiveTeacherVotes(TeacherVotes):
             learnt = learn_features(config.features, data, config.seed, config.device, stages)
             feature_PD = compute_coordinates(data.pool.x, data.spec) if learnt is None else learnt.cpu()
         if all_ranks or feature_PD is None:
-            feature_PD = distributed.broadcast_tensors(None if feature_PD is None else {"features": feature_PD})[
-                "features"
-            ]
+            feature_PD = distributed.broadcast_object(feature_PD)
         joint_votes = self.build_joint_votes(to_graph_device(feature_PD, config.device))
         progress = stages("Counting votes")
         return lambda teachers: joint_votes.tally(teachers, data.pool.x, config.device, progress)

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -25,12 +24,12 @@ from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.privacy.records import DataSpec
+from pate_torch.teachers import distributed
 from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 
 T = TypeVar("T")
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def draw_candidate(candidates: Sequence[T]) -> T:
@@ -65,13 +64,14 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     Raises:
         ValueError: The work cannot be read, or fails, there.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    package = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
     program = "from pate_torch.teachers.independence import run_received_work; run_received_work()"
     process = subprocess.run(
-        [sys.executable, "-c", program], input=input_bytes, capture_output=True, env=environment, check=False
+        [sys.executable, "-c", program],
+        input=input_bytes,
+        capture_output=True,
+        env=distributed.make_child_environment(),
+        check=False,
     )
     error, result = (
         pickle.loads(process.stdout) if process.returncode == 0 else (f"exit code {process.returncode}", None)

@@ -26,7 +26,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any, TextIO
 
 import torch
@@ -35,10 +34,9 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.core.progress import do_nothing
 from pate_torch.privacy.records import DataSpec
+from pate_torch.teachers import distributed
 from pate_torch.teachers.engine import CURVE_POINTS, TrainedChunk, TrainingTask, gather_rows, train_stacked
 from pate_torch.teachers.recipe import TeacherRecipe
-
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def train_chunks(
@@ -231,10 +229,6 @@ class _SpawnedWorker(_Worker):
 
     def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors):
         super().__init__()
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-        environment |= _ENVIRONMENT
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         child_orders, child_answers = self._child_fds
         self.process = _SubprocessAdapter(
             subprocess.Popen(
@@ -243,7 +237,7 @@ class _SpawnedWorker(_Worker):
                 stdout=child_answers,
                 stderr=self.errors,
                 pass_fds=(records.fd, results.fd),
-                env=environment,
+                env=distributed.make_child_environment() | _ENVIRONMENT,
             )
         )
         os.close(child_orders)
