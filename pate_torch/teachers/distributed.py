@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.privacy.records import Dataset, DataSpec
+from pate_torch.privacy.records import Dataset
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -149,7 +149,7 @@ def learn_public_trunk(
             return trunk
         parts = trunk.to_facts(), trunk.get_state()
     facts, state = broadcast_object(parts)
-    return Trunk.rebuild(facts, state, data.spec, DataSpec.from_dict(facts["spec"]))
+    return Trunk.rebuild(facts, state, data.spec)
 
 
 def count_votes(

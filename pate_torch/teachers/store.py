@@ -103,7 +103,7 @@ def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -
     spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
     trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
     state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}
-    trunk = None if facts is None else Trunk.rebuild(facts, state, spec, DataSpec.from_dict(facts["spec"]))
+    trunk = None if facts is None else Trunk.rebuild(facts, state, spec)
     if len(trained_K) != manifest["num_teachers"]:
         raise ValueError("the number of teachers does not fit")
     return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
