@@ -22,6 +22,7 @@ from pate_torch.core.parallel import prefetch
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
+from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -155,36 +156,22 @@ class Feed:
         self.x, self.y = to_device(chunk.x_kS, device), to_device(chunk.y_kS, device)
         self.dtype = recipe.torch_dtype
         self.mean, self.std = spec.get_constants(self.dtype, device)
-        sizes = chunk.size_k.tolist()
-        self.index = torch.stack(
-            [
-                draw_batches(seed, k, n, recipe.steps, recipe.batch_size)
-                for k, n in zip(chunk.teachers, sizes, strict=True)
-            ],
-            dim=1,
-        )  # [steps, k, B]
+        sizes = zip(chunk.teachers, chunk.size_k.tolist(), strict=True)
+        batches = [draw_batches(seed, k, size, recipe.steps, recipe.batch_size) for k, size in sizes]
+        self.index = torch.stack(batches, dim=1)  # [steps, k, B]
         self.generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
 
-    def _iterate_maps(self) -> Iterator[Tensor]:
+    def _iterate_maps(self, affine: Affine) -> Iterator[Tensor]:
         """Distortions of the next ``BLOCK_STEPS`` batches, [steps, B, k, 2, 3], block by block."""
-        affine, batch = self.recipe.augment, self.recipe.batch_size
-        assert affine is not None
+        batch = self.recipe.batch_size
         for index in self.index.split(BLOCK_STEPS):
             maps_by_teacher = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
             yield torch.stack([maps.view(-1, batch, 2, 3) for maps in maps_by_teacher], dim=2)
 
-    def _normalize_images(self, x: Tensor, maps: Tensor | None) -> Tensor:
-        x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
-        if maps is not None:
-            assert self.recipe.augment is not None
-            flat = augmentation.warp(x.flatten(0, 1), maps.flatten(0, 1), self.recipe.augment.padding)
-            x = flat.view(x.shape)
-        return x.sub_(self.mean).div_(self.std)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
-        x_R, y_R = self.x.flatten(0, 1), self.y.flatten()
-        map_stream = None if self.recipe.augment is None else prefetch(self._iterate_maps())
+        x_R, y_R, affine = self.x.flatten(0, 1), self.y.flatten(), self.recipe.augment
+        map_stream = None if affine is None else prefetch(self._iterate_maps(affine))
         for block in self.index.split(BLOCK_STEPS):
             index = to_device(block, self.device).long()
             maps = None if map_stream is None else to_device(next(map_stream), self.device)
@@ -192,7 +179,10 @@ class Feed:
                 row_kB = index_kB + first[:, None]
                 # Whole rows are copied; an index for each of the two dimensions would copy number by number.
                 x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
-                yield self._normalize_images(x, None if maps is None else maps[t]), y_R[row_kB]
+                x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
+                if affine is not None and maps is not None:
+                    x = augmentation.warp(x.flatten(0, 1), maps[t].flatten(0, 1), affine.padding).view(x.shape)
+                yield x.sub_(self.mean).div_(self.std), y_R[row_kB]
 
 
 @contextmanager
