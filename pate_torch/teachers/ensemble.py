@@ -70,9 +70,8 @@ class TeacherEnsemble:
         teachers = len(self.trained_K)
         if self.trained_K.dtype != torch.bool or teachers < 1:
             raise ValueError("ensemble: trained_K must be a bool tensor with at least one teacher")
-        expected = {name: tuple(p.shape) for name, p in self._build_module().named_parameters()}
         shapes = {name: tuple(p.shape) for name, p in self.params.items()}
-        if shapes != {name: (teachers, *shape) for name, shape in expected.items()}:
+        if shapes != {name: (teachers, *p.shape) for name, p in networks.rebuild(self.network).named_parameters()}:
             raise ValueError(f"ensemble: parameters {shapes} do not fit {teachers} networks {self.network['name']!r}")
 
     def __len__(self) -> int:
@@ -80,9 +79,6 @@ class TeacherEnsemble:
 
     def __repr__(self) -> str:
         return f"TeacherEnsemble({len(self)} teachers, {self.network['name']}, content withheld)"
-
-    def _build_module(self) -> torch.nn.Module:
-        return networks.rebuild(self.network)
 
     def select(self, teachers: slice) -> TeacherEnsemble:
         """Some of the teachers (views, no copy)."""
@@ -93,7 +89,6 @@ class TeacherEnsemble:
         self,
         x: Tensor,
         on_logits: LogitsCallback,
-        batch: int | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
@@ -105,7 +100,6 @@ class TeacherEnsemble:
         Args:
             x: Raw points [Q, ...].
             on_logits: Takes (start, logits [k, B, C]) of successive points, on the device.
-            batch: Points at a time; None: by the device.
             device: Device of the evaluation.
             progress: Called with (done, total).
         """
@@ -113,10 +107,10 @@ class TeacherEnsemble:
         if self.trunk is not None:
             x, spec = self.trunk.compute_features(x, device), self.trunk.spec
         on_cpu = device.type == "cpu"
-        module = self._build_module().to(device)
+        module = networks.rebuild(self.network).to(device)
         dtype = next(iter(self.params.values())).dtype
         chunk_teachers = CPU_TEACHERS if on_cpu else launch.GROUP_TEACHERS
-        size = batch or (CPU_POINTS if on_cpu else launch.compute_gpu_points(spec))
+        size = CPU_POINTS if on_cpu else launch.compute_gpu_points(spec)
 
         def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
@@ -136,9 +130,7 @@ class TeacherEnsemble:
             done += count
             progress(done, len(self))
 
-    def predict(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def predict(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
@@ -150,13 +142,11 @@ class TeacherEnsemble:
             if classes:
                 out[rows] = torch.cat(classes, 1).cpu()
 
-        self.forward_batches(x, store_predictions, batch, device, progress)
+        self.forward_batches(x, store_predictions, device, progress)
         out[~self.trained_K] = 0
         return out
 
-    def predict_proba(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
@@ -164,28 +154,23 @@ class TeacherEnsemble:
             for start, logits in parts:
                 out[rows, start : start + logits.shape[1]] = logits.float().softmax(2).cpu()
 
-        self.forward_batches(x, store_probabilities, batch, device, progress)
+        self.forward_batches(x, store_probabilities, device, progress)
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
-    def count_votes(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Votes:
+    def count_votes(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        return Votes(self.tally(x, batch, device, progress), len(self))
+        return Votes(self.tally(x, device, progress), len(self))
 
-    def tally(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
         num_classes = self.network["num_classes"]
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
-        chunk = max(batch or 0, TALLY_CHUNK_QUERIES)
-        for start in range(0, len(x), chunk):
-            part = x[start : start + chunk]
+        for start in range(0, len(x), TALLY_CHUNK_QUERIES):
+            part = x[start : start + TALLY_CHUNK_QUERIES]
 
             def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
                 progress(start + size * done // total, len(x))
 
-            counts[start : start + chunk] = voting.tally(self.predict(part, batch, device, report), num_classes)
+            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report), num_classes)
         return counts
