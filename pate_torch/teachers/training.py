@@ -174,11 +174,11 @@ def _train_own_groups(
     for teachers, result in _train_launches(task, launch.plan_launches(pending, size), report_share):
         for name, value in result.to_rows().items():
             rows_K[name][teachers.start : teachers.stop] = value
-        if checkpoints is not None:
-            finished = done.union(teachers)
-            for group in pending:
-                if finished.issuperset(group) and not set(group).isdisjoint(teachers):
-                    checkpoints.save(group)
+        done.update(teachers)
+        for group in pending:
+            is_touched = group.start < teachers.stop and teachers.start < group.stop
+            if checkpoints is not None and is_touched and done.issuperset(group):
+                checkpoints.save(group)
         report_finished(teachers)
     return launch.plan_launches(pending or own_groups, size)
 
