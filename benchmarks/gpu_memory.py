@@ -1,10 +1,10 @@
-"""Bytes that teachers take on a GPU: the plan's prediction beside what is counted on the meta device.
+"""Bytes that teachers take on a GPU, counted on the meta device, and what a launch of ``teachers.launch`` takes.
 
     python benchmarks/gpu_memory.py
 
 Counted: the storages alive at the peak of one forward and backward pass of stacked teachers (convolutions as batched
 products, as on a GPU), with the optimizer's moments; and of one forward pass that asks them. The meta device computes
-nothing, so this runs anywhere. What the allocator leaves between blocks is not counted; ``memory_gib`` leaves room.
+nothing, so this runs anywhere. What the allocator leaves between blocks is not counted.
 """
 
 from __future__ import annotations
@@ -65,30 +65,27 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
     half = (0.5,) * PIXELS[size]
     spec = DataSpec(name="images", num_classes=10, input_shape=shape, class_names=names, mean=half, std=half)
     recipe = TeacherRecipe(network=network, options=options, batch_size=batch)
-    module, cost = networks.build(network, shape, 10, **options), launch.compute_network_cost(network, options, spec)
+    module = networks.build(network, shape, 10, **options)
     params = {name: torch.empty(teachers, *p.shape, device="meta") for name, p in module.named_parameters()}
     with torch.no_grad(), Peak(params) as asked:
         stacked.forward(module, params, torch.empty(points, 1, *shape, device="meta"))
     params = {name: value.requires_grad_() for name, value in params.items()}
     with Peak(params) as trained:
         stacked.forward(module, params, torch.empty(batch, teachers, *shape, device="meta")).sum().backward()
-    one = 4 * cost.parameters
-    train, ask = trained.peak / teachers + 3 * one, asked.peak / teachers + one
-    planned = launch.estimate_training_bytes(recipe, cost), launch.estimate_query_bytes(cost, points)
-    size_24 = launch.compute_train_size(recipe, cost, 10_000, torch.device("cuda"))
-    ask_24 = launch.compute_query_size(cost, 10_000, recipe.memory_gib)
-    mib = 2**20
+    num_parameters = networks.count_parameters(module)
+    train, ask = trained.peak / teachers + 12 * num_parameters, asked.peak / teachers + 4 * num_parameters
+    launched = launch.compute_train_size(recipe, num_parameters, spec, 10_000, torch.device("cuda"))
+    together = launch.compute_gpu_points(spec)
+    mib, gib = 2**20, 2**30
     return [
         network,
         f"{size} x {size} x {PIXELS[size]}",
-        f"{planned[0] / mib:.1f}",
         f"{train / mib:.1f}",
-        f"{planned[0] / train:.2f}",
-        f"{size_24}",
-        f"{planned[1] / points / mib:.3f}",
+        f"{launched}",
+        f"{launched * train / gib:.1f}",
         f"{ask / points / mib:.3f}",
-        f"{planned[1] / ask:.2f}",
-        f"{ask_24[0]} x {ask_24[1]}",
+        f"{launch.GROUP_TEACHERS} x {together}",
+        f"{launch.GROUP_TEACHERS * together * ask / points / gib:.1f}",
     ]
 
 
@@ -97,9 +94,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     chosen = parser.parse_args()
     stacked.MATMUL_DEVICES.add("meta")
-    print("| network | points | training, MiB a teacher: planned | counted | ratio | teachers in 20 GiB "
-          "| asking, MiB a teacher and point: planned | counted | ratio | teachers x points in 20 GiB |")  # fmt: skip
-    print("|---" * 10 + "|")
+    print("| network | points | training, MiB a teacher | teachers of a launch | GiB of a launch "
+          "| querying, MiB a teacher and point | teachers x points | GiB |")  # fmt: skip
+    print("|---" * 8 + "|")
     for network, options in NETWORKS.items():
         for size in PIXELS:
             print("| " + " | ".join(row(network, options, size, chosen.batch)) + " |", flush=True)

@@ -27,7 +27,7 @@ from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.engine import gather_chunk, train_stacked
-from pate_torch.teachers.launch import compute_network_cost, compute_train_size
+from pate_torch.teachers.launch import compute_train_size
 from pate_torch.teachers.training import TeacherRecipe, train
 
 SHARD = 240
@@ -91,9 +91,8 @@ def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int
     machine disturb it little, and it leaves out what processes and threads add or cost."""
     network, _, augmented = case.partition("+")
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
-    size = compute_train_size(
-        recipe, compute_network_cost(recipe.network, recipe.options, SPEC), teachers, torch.device("cpu")
-    )
+    module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes)
+    size = compute_train_size(recipe, networks.count_parameters(module), SPEC, teachers, torch.device("cpu"))
     private, shards = records(max(size, sample + 1))
     chunk = gather_chunk(private, shards, range(size))
     loop, ours = [], []

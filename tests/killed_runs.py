@@ -400,11 +400,11 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     launch.GROUP_TEACHERS = 1
     save = Checkpoints.save
 
-    def slowly(self: Checkpoints, chunk: Any, trained: Any) -> None:
+    def slowly(self: Checkpoints, group: range) -> None:
         time.sleep(seconds)
-        save(self, chunk, trained)
+        save(self, group)
         with (home / "trained.txt").open("a") as file:
-            file.write(f"{os.getpid()}:{chunk.first}\n")
+            file.write(f"{os.getpid()}:{group.start}\n")
 
     def say(self: Stages, line: str) -> None:
         with (home / f"{name}.said").open("a") as file:

@@ -14,9 +14,9 @@ import torch
 
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, Setup
+from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.neighbors import find_nearest
-from pate_torch.networks import describe
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import launch
 from pate_torch.teachers.engine import train_stacked
@@ -42,13 +42,13 @@ def measure_speed(setup: Setup) -> Iterator[Finding]:
 def _time_teachers(setup: Setup, spec: DataSpec, network: str) -> Iterator[Finding]:
     options, steps = workloads.choose_networks(setup)[network], setup.choose(64, 2)
     counts = setup.choose((64,) if network in LARGE_NETWORKS else (64, 250), (4,))
-    cost = launch.compute_network_cost(network, options, spec)
+    num_parameters = networks.count_parameters(networks.build(network, spec.input_shape, spec.num_classes, **options))
     for dtype in ("float32", "tf32", "bf16"):
         recipe = workloads.make_recipe(network, options, steps=steps, batch_size=setup.choose(32, 8), dtype=dtype)
         pair = workloads.draw_chunk(spec, 2)
         loop_seconds = _time_second_call(partial(train_loop, pair, spec, recipe, 0, setup.device)) / 2
         for count in counts:
-            size = min(count, launch.compute_train_size(recipe, cost, count, setup.device))
+            size = min(count, launch.compute_train_size(recipe, num_parameters, spec, count, setup.device))
             chunk = workloads.draw_chunk(spec, size)
             seconds = _time_second_call(partial(train_stacked, chunk, spec, recipe, 0, setup.device)) / size
             name, ratio = f"{network}, {dtype}, {size} at once", loop_seconds / seconds
@@ -61,7 +61,7 @@ def _time_votes(setup: Setup, spec: DataSpec) -> Finding:
     options, teachers = workloads.choose_networks(setup)["lean_cnn"], setup.choose(250, 4)
     recipe = workloads.make_recipe("lean_cnn", options, steps=1)
     trained = train_stacked(workloads.draw_chunk(spec, teachers), spec, recipe, 0, setup.device)
-    network = describe("lean_cnn", spec.input_shape, spec.num_classes, **options)
+    network = networks.describe("lean_cnn", spec.input_shape, spec.num_classes, **options)
     ensemble = TeacherEnsemble(network, trained.params, torch.ones(teachers, dtype=torch.bool), spec)
     x = workloads.draw_images(spec, setup.choose(8192, 64))[0]
     seconds = _time_second_call(lambda: ensemble.count_votes(x, device=setup.device))

@@ -16,7 +16,7 @@ from pate_torch.core.rng import derive_seed, make_numpy_generator
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.launch import compute_network_cost, compute_train_size
+from pate_torch.teachers.launch import compute_train_size
 from pate_torch.teachers.recipe import TeacherRecipe
 
 Floats = NDArray[np.float64]
@@ -77,13 +77,14 @@ def by_teachers(
     device = torch.device(device)
     network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
     kind = torch.uint8 if spec.is_image else torch.float32
-    cost = compute_network_cost(recipe.network, recipe.options, spec)
+    num_parameters = networks.count_parameters(networks.rebuild(network))
 
     def batched(
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
     ) -> Floats:
         x, y = torch.as_tensor(x_B).to(kind), torch.as_tensor(y_B).to(torch.int64)
-        size, parts, asked = compute_train_size(recipe, cost, len(x), device), [], torch.as_tensor(points).to(kind)
+        size = compute_train_size(recipe, num_parameters, spec, len(x), device)
+        parts, asked = [], torch.as_tensor(points).to(kind)
         for rows in (slice(first, first + size) for first in range(0, len(x), size)):
             full = torch.full((len(x[rows]),), x.shape[1])
             chunk = _Retrained(0, x[rows], y[rows], full, tuple(coins[rows]))

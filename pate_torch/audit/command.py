@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -58,6 +58,9 @@ class Evidence:
     p: float
     q: float
     pair: str = ""
+
+
+_NO_EVIDENCE = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +132,7 @@ def audit_outcomes(
             hits = [len(side) - np.searchsorted(side, cuts) for side in (p, q)]
             bounds = _compute_epsilon_bound(hits[0], len(p), hits[1], len(q), delta, level)
             candidates += [(float(e), a, float(t), score_index) for e, t in zip(bounds, cuts, strict=True)]
-    best = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
+    best = _NO_EVIDENCE
     for _, a, cut, score_index in sorted(candidates, reverse=True)[:NUM_TESTED_SETS]:
         p_R, q_R = ((1 - 2 * a) * scores[score_index](test_half[side]) >= cut for side in (a, 1 - a))
         epsilon = float(_compute_epsilon_bound(p_R.sum(), len(p_R), q_R.sum(), len(q_R), delta, level))
@@ -150,32 +153,26 @@ def _compute_epsilon_bound(
 ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 
 
-def _compute_log_ratio(
-    left: NDArray[np.int64], right: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Distinct values and the smoothed log ratio of their frequencies."""
+def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreFunction:
+    """The smoothed log ratio of the frequencies of an outcome on the two sides; 0 for one never seen while choosing."""
     values, index = np.unique(np.concatenate([left, right]), return_inverse=True)
     counts = [np.bincount(part, minlength=len(values)) + 0.5 for part in (index[: len(left)], index[len(left) :])]
-    return values, np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
+    ratio = np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
 
+    def look_up(outcomes: Outcomes) -> NDArray[np.float64]:
+        index = np.clip(np.searchsorted(values, outcomes), 0, len(values) - 1)
+        return np.where(values[index] == outcomes, ratio[index], 0.0)
 
-def _look_up(values: NDArray[np.int64], ratio: NDArray[np.float64], outcomes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The ratio of each outcome; 0 for one never seen while choosing."""
-    index = np.clip(np.searchsorted(values, outcomes), 0, len(values) - 1)
-    return np.where(values[index] == outcomes, ratio[index], 0.0)
+    return look_up
 
 
 def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> ScoreFunction:
     """Sum over queries of each answer's log ratio: the likelihood ratio when queries are independent."""
     columns = np.arange(left.shape[1]) if groups is None else np.asarray(groups)
-    tables = {
-        g: _compute_log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)
-    }
+    ratios = {g: _make_log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)}
 
     def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
-        total = np.zeros(len(outcomes))
-        for g, table in tables.items():
-            total += _look_up(*table, outcomes[:, columns == g]).sum(1)
+        total = sum(ratio(outcomes[:, columns == g]).sum(1) for g, ratio in ratios.items())
         return np.round(total, 9)  # equal outcomes in another order are one outcome
 
     return compute_score
@@ -183,12 +180,8 @@ def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[in
 
 def _make_joint_score(left: Outcomes, right: Outcomes) -> ScoreFunction:
     """The log ratio of the whole row: for queries that depend on each other."""
-    table = _compute_log_ratio(_hash_rows(left), _hash_rows(right))
-
-    def compute_score(outcomes: Outcomes) -> NDArray[np.float64]:
-        return _look_up(*table, _hash_rows(outcomes))
-
-    return compute_score
+    ratio = _make_log_ratio(_hash_rows(left), _hash_rows(right))
+    return lambda outcomes: ratio(_hash_rows(outcomes))
 
 
 def _hash_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -222,34 +215,29 @@ def audit(
     queries = pairs[0].num_queries
     assert all(pair.num_queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
     charged_events = mechanism.privacy_events(queries, 1)
-    claimed_epsilon = accounting.compute_guarantee(charged_events, delta).epsilon
-    best_evidence = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
-    faults: dict[str, None] = {}
-    is_constant = True
+    max_curve = rdp.compute_curve(charged_events) * (1 + 1e-9)
+    evidences, faults, is_constant = [_NO_EVIDENCE], dict[str, None](), True
     for pair in pairs:
-        sides = {}
+        sides = []
         for side in ("left", "right"):
-            sides[side], events = _draw_outcomes(mechanism, pair, side, runs, independent)
-            first_outcomes, second_outcomes = (
-                _draw_outcomes(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2)
-            )
-            if np.array_equal(first_outcomes, second_outcomes) and not _can_repeat_by_chance(
-                sides[side], len(first_outcomes)
-            ):
+            outcomes, event_sets = _draw_outcomes(mechanism, pair, side, runs, independent)
+            first, second = (_draw_outcomes(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
+            if np.array_equal(first, second) and not _can_repeat_by_chance(outcomes, len(first)):
                 faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
-            if any((rdp.compute_curve(e) > rdp.compute_curve(charged_events) * (1 + 1e-9)).any() for e in events):
+            if any((rdp.compute_curve(events) > max_curve).any() for events in event_sets):
                 faults["the events incurred cost more than the worst case that was charged"] = None
-            is_constant &= len(np.unique(sides[side], axis=0)) == 1
+            is_constant &= len(np.unique(outcomes, axis=0)) == 1
+            sides.append(outcomes)
         level = 1 - (1 - confidence) / len(pairs)
-        evidence = audit_outcomes(sides["left"], sides["right"], delta=delta, confidence=level, groups=pair.groups)
-        if evidence.epsilon > best_evidence.epsilon:
-            best_evidence = Evidence(**{**asdict(evidence), "pair": pair.name})
+        evidence = audit_outcomes(*sides, delta=delta, confidence=level, groups=pair.groups)
+        evidences.append(replace(evidence, pair=pair.name))
     if is_constant:
         faults["every run of every input gave the same answers: no noise is seen"] = None
+    best_evidence = max(evidences, key=lambda evidence: evidence.epsilon)
     return AuditResult(
         mechanism=mechanism.name,
         proven=best_evidence.epsilon,
-        claimed=claimed_epsilon,
+        claimed=accounting.compute_guarantee(charged_events, delta).epsilon,
         delta=delta,
         confidence=confidence,
         runs=runs,
@@ -260,28 +248,22 @@ def audit(
 
 
 def _draw_outcomes(
-    mechanism: Mechanism,
-    pair: NeighborPair,
-    side: str,
-    runs: int,
-    independent: bool,
+    mechanism: Mechanism, pair: NeighborPair, side: str, runs: int, independent: bool
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
     """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
-    noise = DryRunNoise(getattr(mechanism, "noise", "torch"))
-    context = MechanismContext(num_queries=pair.num_queries, student_QC=pair.student_QC)
-    votes, is_add_remove = pair.make_votes(side), pair.adjacency == "add_remove"
+    noise, votes, student_QC = DryRunNoise(mechanism.noise), pair.make_votes(side), pair.student_QC
+    is_add_remove, queries = pair.adjacency == "add_remove", pair.num_queries
+    context = MechanismContext(num_queries=queries, student_QC=student_QC)
     if independent:
-        repeated_context = MechanismContext(
-            num_queries=pair.num_queries,
-            student_QC=None if pair.student_QC is None else pair.student_QC.repeat(runs, 1),
-        )
-        answers = mechanism.release(votes.select(torch.arange(pair.num_queries).repeat(runs)), noise, repeated_context)
+        repeated_student_QC = None if student_QC is None else student_QC.repeat(runs, 1)
+        repeated_context = MechanismContext(num_queries=queries, student_QC=repeated_student_QC)
+        answers = mechanism.release(votes.select(torch.arange(queries).repeat(runs)), noise, repeated_context)
         event_sets = {mechanism.release(votes, noise, context).events for _ in range(32)}
-        return _encode(answers, runs * pair.num_queries, is_add_remove).reshape(runs, pair.num_queries), event_sets
+        return _encode(answers, runs * queries, is_add_remove).reshape(runs, queries), event_sets
     rows, event_sets = [], set()
     for _ in range(runs):
         answers = mechanism.release(votes, noise, context)
-        rows.append(_encode(answers, pair.num_queries, is_add_remove))
+        rows.append(_encode(answers, queries, is_add_remove))
         event_sets.add(answers.events)
     return np.stack(rows), event_sets
 
@@ -292,9 +274,7 @@ def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outc
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
         label_Q = label_Q + _hash_rows(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
-    if (
-        answers.noisy_counts is not None
-    ):  # a pair of votes moves one between the first two classes: their difference tells
+    if answers.noisy_counts is not None:  # a moved vote goes from the first class to the second: their difference tells
         counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
         difference_Q = counts_QC[:, 0] - (0 if is_add_remove else counts_QC[:, 1])
         label_Q = label_Q + 10 * np.floor(difference_Q / (answers.noisy_counts.sigma / 2)).astype(int)
@@ -333,15 +313,14 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
-    root = OmegaConf.create(
-        {
-            "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
-            "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
-            "privacy": {"delta": delta},
-            "partition": {"_target_": "pate_torch.privacy.partition.AddRemove"},
-            "noise": noise,
-        }
-    )
+    config = {
+        "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
+        "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
+        "privacy": {"delta": delta},
+        "partition": {"_target_": "pate_torch.privacy.partition.AddRemove"},
+        "noise": noise,
+    }
+    root = OmegaConf.create(config)
     values = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
     return get_class(values.pop("_target_"))(**values), setting  # hydra's instantiate would wrap the ValueError
 
@@ -373,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             runs=args.runs or setting.runs,
             delta=args.delta,
             confidence=args.confidence,
-            independent=setting.has_independent_queries(mechanism),
+            independent=mechanism.has_independent_queries,
         )
         if args.output is not None:
             write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")

@@ -77,12 +77,11 @@ class NeighborPair:
         return Votes(counts_QC, int(counts_QC[0].sum()))
 
     def check(self, mechanism: Mechanism) -> None:
-        """Make the mechanism's own check of the plan; raises its ValueError."""
+        """Make the check that a mechanism for votes makes of a plan; raises its ValueError."""
         votes = self.make_votes("left")
-        if isinstance(votes, Votes | SoftVotes) and isinstance(mechanism, VoteMechanism):
-            mechanism.check(
-                num_queries=self.num_queries, num_teachers=votes.num_teachers, num_classes=votes.num_classes
-            )
+        if isinstance(mechanism, VoteMechanism) and isinstance(votes, Votes | SoftVotes):
+            teachers, classes = votes.num_teachers, votes.num_classes
+            mechanism.check(num_queries=self.num_queries, num_teachers=teachers, num_classes=classes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -171,33 +170,24 @@ class AuditSetting:
             "gradient_descent": cls(queries=1, runs=20_000, overrides={"steps": 1}),
         }.get(name, cls())
 
-    @staticmethod
-    def has_independent_queries(mechanism: Mechanism) -> bool:
-        """Whether runs can be drawn as rows of one call: no memory from one query to the next."""
-        return (
-            not isinstance(mechanism, SparseVectorMechanism | GradientDescent)
-            and getattr(mechanism, "max_answers", None) is None
-        )
-
 
 def make_worst_pairs(mechanism: Mechanism, queries: int) -> list[NeighborPair]:
     """The pairs for one mechanism: where its tests are undecided, and where an unlikely answer is much likelier."""
-    if isinstance(mechanism, SoftSparseVector):
-        plan = mechanism.compute_scales(queries)
-        threshold = mechanism.compute_scales(queries, _TEACHER_PROBABILITIES.shape[1]).threshold
-        soft_pairs = [
-            SoftPair(
-                name=f"soft, {pair.name}",
-                left_QC=pair.left_QC,
-                right_QC=pair.right_QC,
-                probability_2C=_TEACHER_PROBABILITIES,
-            )
-            for pair in _make_distance_pairs(threshold, 2 * plan.noise_scale, queries)
-        ]
-        return [*_make_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries), *soft_pairs]
     if isinstance(mechanism, SparseVectorMechanism):
-        plan = mechanism.compute_scales(queries)
-        return _make_distance_pairs(plan.threshold, 2 * plan.noise_scale, queries)
+        scales = mechanism.compute_scales(queries)
+        pairs = _make_distance_pairs(scales.threshold, 2 * scales.noise_scale, queries)
+        if isinstance(mechanism, SoftSparseVector):
+            threshold = mechanism.compute_scales(queries, _TEACHER_PROBABILITIES.shape[1]).threshold
+            pairs += [
+                SoftPair(
+                    name=f"soft, {pair.name}",
+                    left_QC=pair.left_QC,
+                    right_QC=pair.right_QC,
+                    probability_2C=_TEACHER_PROBABILITIES,
+                )
+                for pair in _make_distance_pairs(threshold, 2 * scales.noise_scale, queries)
+            ]
+        return pairs
     if isinstance(mechanism, DistanceToInstability):
         return _make_distance_pairs(mechanism.threshold, 1 / mechanism.epsilon, queries)
     if isinstance(mechanism, ConfidentGNMax | InteractiveGNMax):
@@ -207,9 +197,16 @@ def make_worst_pairs(mechanism: Mechanism, queries: int) -> list[NeighborPair]:
         return [GradientPair(name="one record", adjacency=mechanism.adjacency, scale=scale)]
     if isinstance(mechanism, Histogram):
         return _make_histogram_pairs(mechanism, queries)
-    sigma = checks.positive("mechanism.sigma", getattr(mechanism, "sigma", None))
+    if mechanism.count_noise_scale is None:
+        fix = "Give it a count_noise_scale, or audit it on pairs of your own."
+        raise checks.error("mechanism", mechanism.name, "has no votes on which its noise is known to show", fix)
+    sigma = mechanism.count_noise_scale
     teachers = 2 * math.ceil(4 * sigma) + 20
-    return [_make_pair(f"gap {gap} sigma", _split_votes(teachers, gap * sigma), queries) for gap in (0, 2, 3, 4)]
+    pairs = []
+    for gap in (0, 2, 3, 4):
+        winner_votes = min(teachers, (teachers + round(gap * sigma)) // 2)
+        pairs.append(_make_pair(f"gap {gap} sigma", (winner_votes, teachers - winner_votes), queries))
+    return pairs
 
 
 def _make_histogram_pairs(mechanism: Histogram, queries: int) -> list[NeighborPair]:
@@ -229,11 +226,6 @@ def _make_histogram_pairs(mechanism: Histogram, queries: int) -> list[NeighborPa
     return pairs
 
 
-def _split_votes(teachers: int, gap: float) -> tuple[int, int]:
-    winner_votes = min(teachers, (teachers + round(gap)) // 2)
-    return winner_votes, teachers - winner_votes
-
-
 def _make_pair(
     name: str, counts: tuple[int, int], queries: int, student: tuple[float, float] | None = None
 ) -> NeighborPair:
@@ -250,31 +242,21 @@ def _make_screened_pairs(mechanism: ConfidentGNMax | InteractiveGNMax, queries: 
     low_votes, edge_votes, high_votes = (
         max(2, math.ceil(mechanism.threshold + offset * mechanism.screen_sigma)) for offset in (-2, 0, 6)
     )
-    decided_pairs = [
-        _make_pair(
-            f"beyond the threshold, gap {gap} sigma",
-            (high_votes + round(gap * mechanism.sigma), high_votes),
-            queries,
-            student,
-        )
-        for gap in (2, 3)
-    ]
-    return [
-        _make_pair("at the threshold", (edge_votes, edge_votes // 2), queries, student),
-        _make_pair("at the threshold, undecided", (edge_votes, edge_votes), queries, student),
-        _make_pair("below the threshold, undecided", (low_votes, low_votes), queries, student),
-        _make_pair("beyond the threshold, undecided", (high_votes, high_votes), queries, student),
-        *decided_pairs,
-    ]
+    counts_by_name = {
+        "at the threshold": (edge_votes, edge_votes // 2),
+        "at the threshold, undecided": (edge_votes, edge_votes),
+        "below the threshold, undecided": (low_votes, low_votes),
+        "beyond the threshold, undecided": (high_votes, high_votes),
+    }
+    for gap in (2, 3):
+        counts_by_name[f"beyond the threshold, gap {gap} sigma"] = high_votes + round(gap * mechanism.sigma), high_votes
+    return [_make_pair(name, counts, queries, student) for name, counts in counts_by_name.items()]
 
 
 def _make_distance_pairs(threshold: float, width: float, queries: int) -> list[NeighborPair]:
     """Distances at the threshold, moved all one way or the last against the others; and a winner that changes."""
     base_distance = round(threshold)
-    high, low = (
-        _make_votes_at_distance(base_distance + 1, base_distance),
-        _make_votes_at_distance(base_distance, base_distance),
-    )
+    high, low = (_make_votes_at_distance(base_distance + step, base_distance) for step in (1, 0))
     pairs = [NeighborPair(name="all moved one way", left_QC=high.repeat(queries, 1), right_QC=low.repeat(queries, 1))]
     if queries > 1:
         left_QC = torch.cat([high.repeat(queries - 1, 1), low])

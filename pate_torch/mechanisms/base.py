@@ -67,6 +67,16 @@ class Mechanism(ABC):
         return False
 
     @property
+    def has_independent_queries(self) -> bool:
+        """Whether the answers to different queries are independent given the votes, as an audit may then draw them."""
+        return True
+
+    @property
+    def count_noise_scale(self) -> float | None:
+        """Scale of the noise on every count, in votes, for audits; None if answers are drawn in another way."""
+        return None
+
+    @property
     @abstractmethod
     def max_sensitivity(self) -> Sensitivity:
         """The sensitivity that ``privacy_events`` prices; a value of a larger one is not opened."""

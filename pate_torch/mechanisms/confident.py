@@ -86,6 +86,10 @@ class ConfidentGNMax(VoteMechanism):
                 f"Set it below {num_teachers}, or train more teachers.",
             )
 
+    @property
+    def has_independent_queries(self) -> bool:
+        return self.max_answers is None
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Every query asked, and as many answered as may be."""
         num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)

@@ -45,6 +45,10 @@ class ExponentialMechanism(VoteMechanism):
         """The exponent h, per vote."""
         return math.sqrt(2) / self.sigma
 
+    @property
+    def count_noise_scale(self) -> float:
+        return self.sigma
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One answer per query, however the queries are split into rounds."""
         return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)

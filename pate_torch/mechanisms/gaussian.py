@@ -54,6 +54,10 @@ class GNMax(VoteMechanism):
     def releases_counts(self) -> bool:
         return self.counts
 
+    @property
+    def count_noise_scale(self) -> float:
+        return self.sigma
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """One answer per query, however the queries are split into rounds."""
         return (make_answer_event(self.sigma, num_queries, self.discrete),)

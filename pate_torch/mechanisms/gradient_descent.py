@@ -72,6 +72,10 @@ class GradientDescent(RecordMechanism):
         """One unit, one gradient of length at most ``clip_norm``, sigma's unit. Its L1 is no part of the price."""
         return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
+    @property
+    def has_independent_queries(self) -> bool:
+        return False
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """The price of ``steps`` sums per round, whatever it asks; the last round has noise of its own."""
         if num_queries == 0:

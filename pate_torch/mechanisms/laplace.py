@@ -32,6 +32,10 @@ class LNMax(VoteMechanism):
         super().__post_init__()
         checks.noise_scale("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
 
+    @property
+    def count_noise_scale(self) -> float:
+        return self.sigma
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""
         ratio = 1 / self.sigma

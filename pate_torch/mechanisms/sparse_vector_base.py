@@ -170,6 +170,10 @@ class SparseVectorMechanism(VoteMechanism):
                 "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
             )
 
+    @property
+    def has_independent_queries(self) -> bool:
+        return False
+
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """The price of every block that may be started, and one delta."""
         return self._make_events(self.max_failures, num_queries)

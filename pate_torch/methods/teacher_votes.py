@@ -255,9 +255,7 @@ class TeacherVotes(VotingMethod):
         stored_teachers = load_reusable(teachers_id, inputs.store, identity, inputs.ledger)
         if self.teachers_id is None:
             inputs.stages.print_message(f"Reusing teachers {teachers_id}: same data, same configuration.")
-        # The memory of this machine's GPU, not of the one that they were trained on.
-        ensemble = dataclasses.replace(stored_teachers.ensemble, memory_gib=self.teacher.memory_gib)
-        return dataclasses.replace(stored_teachers, ensemble=ensemble)
+        return stored_teachers
 
     # ---- private: votes -------------------------------------------------------------------------------------------
 

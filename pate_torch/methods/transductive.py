@@ -89,9 +89,7 @@ class TransductiveTeacherVotes(TeacherVotes):
             learnt = self.learn_features(inputs)
             feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learnt is None else learnt.cpu()
         if all_ranks or feature_PD is None:
-            feature_PD = distributed.broadcast_tensors(None if feature_PD is None else {"features": feature_PD})[
-                "features"
-            ]
+            feature_PD = distributed.broadcast_object(feature_PD)
         joint_votes = self.build_joint_votes(to_graph_device(feature_PD, inputs.device))
         progress = inputs.stages("Counting votes")
         return lambda teachers: joint_votes.tally(teachers, facts.pool.x, inputs.device, progress)

@@ -60,9 +60,8 @@ class MembershipRecords:
             raise ValueError("membership: members and others must be points of one shape and type")
         member_digests = set(_hash_records(self.member_x, self.member_y))
         if num_shared := sum(record in member_digests for record in _hash_records(self.nonmember_x, self.nonmember_y)):
-            raise ValueError(
-                f"membership: {num_shared} of the others are members; they must be records no teacher has seen"
-            )
+            problem = f"{num_shared} of the others are members; they must be records no teacher has seen"
+            raise ValueError(f"membership: {problem}")
 
     def __repr__(self) -> str:
         return "MembershipRecords(content withheld)"
@@ -125,12 +124,12 @@ class MembershipResult:
 
     def format_lines(self) -> dict[str, str]:
         """The student's figures, the bound on any attack, and the figures without privacy: name -> value."""
-        bound = self.bound_by_plan
-        bound_text = (
-            "" if bound is None else f"; any attack's advantage is at most {format_percent(bound)} by the guarantee"
-        )
-        warning = ". ABOVE ITS BOUND: a fault, or the records differ from the others" if self.is_above_bound else ""
-        lines = {"Attack on the student": f"{self.student}{bound_text}{warning}"}
+        text = str(self.student)
+        if self.bound_by_plan is not None:
+            text += f"; any attack's advantage is at most {format_percent(self.bound_by_plan)} by the guarantee"
+        if self.is_above_bound:
+            text += ". ABOVE ITS BOUND: a fault, or the records differ from the others"
+        lines = {"Attack on the student": text}
         return lines if self.nonprivate is None else lines | {"  and without privacy": str(self.nonprivate)}
 
 
@@ -242,6 +241,5 @@ def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:
     values = np.unique(np.concatenate([member_M, nonmember_O])) / 2
     thresholds = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
     rates = [1 - np.searchsorted(np.sort(side), thresholds) / len(side) for side in (member_M, nonmember_O)]
-    return float(
-        thresholds[::-1][np.argmax((rates[0] - rates[1])[::-1])]
-    )  # the highest of equals: the fewest false alarms
+    highest_best = np.argmax((rates[0] - rates[1])[::-1])  # the highest of equals has the fewest false alarms
+    return float(thresholds[::-1][highest_best])

@@ -84,7 +84,7 @@ class AccountRecords:
     Attributes:
         store: The private store: <store>/teachers/accounts/<account>.safetensors.
         account: Name of the account.
-        records: Its records; None: votes alone are here.
+        records: Its records; None if votes alone are here.
     """
 
     store: TeacherStore
@@ -94,26 +94,25 @@ class AccountRecords:
     def record_ledger_head(self, ledger_head: str) -> None:
         """PRIVATE. Note that the account was charged for these records, and the newest entry of the ledger."""
         self.store.record_ledger_head(self.account, ledger_head)
-        if self.records is not None:
-            charged_records = self._load_charged_records(self.account)
-            all_records = self.records if charged_records is None else charged_records.merge(self.records)
-            if charged_records is None or len(all_records.hash_N) > len(charged_records.hash_N):
-                with self.store.lock(), atomic_replacement(self._get_path(self.account)) as temporary:
-                    save_file({"hash_N": all_records.hash_N, "unit_N": all_records.unit_N}, temporary)
+        if self.records is None:
+            return
+        charged_records = self._load_charged_records(self.account)
+        all_records = self.records if charged_records is None else charged_records.merge(self.records)
+        if charged_records is None or len(all_records.hash_N) > len(charged_records.hash_N):
+            with self.store.lock(), atomic_replacement(self._get_path(self.account)) as temporary:
+                save_file({"hash_N": all_records.hash_N, "unit_N": all_records.unit_N}, temporary)
 
     def find_duplicate(self, accounts: Iterable[str]) -> str | None:
         """PRIVATE. The first of other accounts that shares a tenth of its units, or of these, with this one."""
         for account in accounts:
             charged_records = self._load_charged_records(account)
-            if charged_records is None or self.records is None:
-                continue
-            if (
-                max(
-                    self.records.compute_known_share(charged_records), charged_records.compute_known_share(self.records)
+            if charged_records is not None and self.records is not None:
+                shares = (
+                    self.records.compute_known_share(charged_records),
+                    charged_records.compute_known_share(self.records),
                 )
-                >= MAX_KNOWN_SHARE
-            ):
-                return account
+                if max(shares) >= MAX_KNOWN_SHARE:
+                    return account
         return None
 
     def _get_path(self, account: str) -> Path:

@@ -7,11 +7,12 @@ group is gloo even where ranks train on GPUs. Without torchrun everything here i
 from __future__ import annotations
 
 import atexit
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,12 @@ from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.trunk import Trunk
 
+T = TypeVar("T")
+
 TRAIN, BASELINE, DONE = "train", "baseline", "done"
 """What rank 0 tells the others to do."""
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 TIMEOUT = timedelta(hours=12)
 """A rank waits this long for slower ones; a dead peer is noticed at once, by its closed connection."""
@@ -80,13 +85,24 @@ def get_local_device(device: torch.device) -> torch.device:
     return device
 
 
+def broadcast_object(value: T | None) -> T:
+    """Rank 0's value on every rank (the others may pass None); its tensors must be on the CPU."""
+    values = [value]
+    if get_world().size > 1:
+        _run_collective(lambda: dist.broadcast_object_list(values, src=0))
+    return cast(T, values[0])
+
+
 def broadcast_text(text: str) -> str:
-    """Rank 0's text on every rank: the run id, for instance."""
-    if get_world().size == 1:
-        return text
-    texts = [text]
-    _run_collective(lambda: dist.broadcast_object_list(texts, src=0))
-    return texts[0]
+    """Rank 0's text on every rank: what it tells the others to do."""
+    return broadcast_object(text)
+
+
+def make_child_environment() -> dict[str, str]:
+    """The environment of a child process that finds this package, and is no rank of this run."""
+    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+    package = str(Path(__file__).resolve().parents[2])
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
 
 
 def close() -> None:
@@ -116,41 +132,24 @@ def broadcast_rows(rows_K: dict[str, Tensor], owner_K: list[int]) -> None:
             tensor[start:stop] = part
 
 
-def broadcast_trunk(trunk: Trunk | None, input_spec: DataSpec) -> Trunk:
-    """Rank 0's trunk on every rank (the others pass None): machines differ in the last bits."""
-    if trunk is not None and get_world().size == 1:
-        return trunk
-    facts = json.loads(broadcast_text("" if trunk is None else json.dumps(trunk.to_facts())))
-    state = broadcast_tensors(None if trunk is None else trunk.get_state())
-    return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
-
-
 def learn_public_trunk(
     recipe: TeacherRecipe, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Trunk | None:
-    """The trunk that teachers start from, learnt by rank 0 from the public points; None: the recipe has none."""
+    """The trunk that teachers start from, learnt from the public points; None if the recipe has none.
+
+    Rank 0 learns it for all: machines differ in the last bits.
+    """
     if recipe.start is None:
         return None
-    trunk = None
+    parts = None
     if is_main():
         progress = stages("Learning features from public points")
         trunk = recipe.start.learn(pool.x, spec, seed=seed, device=device, progress=progress)
-    return broadcast_trunk(trunk, spec)
-
-
-def broadcast_tensors(tensors: dict[str, Tensor] | None) -> dict[str, Tensor]:
-    """Rank 0's tensors on every rank (the others pass None)."""
-    if tensors is not None and get_world().size == 1:
-        return tensors
-    shapes = {
-        name: (list(value.shape), str(value.dtype).removeprefix("torch.")) for name, value in (tensors or {}).items()
-    }
-    rows = {
-        name: torch.empty(1, *shape, dtype=getattr(torch, dtype)) if tensors is None else tensors[name][None]
-        for name, (shape, dtype) in json.loads(broadcast_text(json.dumps(shapes))).items()
-    }
-    broadcast_rows(rows, [0])
-    return {name: row[0] for name, row in rows.items()}
+        if get_world().size == 1:
+            return trunk
+        parts = trunk.to_facts(), trunk.get_state()
+    facts, state = broadcast_object(parts)
+    return Trunk.rebuild(facts, state, spec)
 
 
 def count_votes(

@@ -22,6 +22,7 @@ from pate_torch.core.parallel import prefetch
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
+from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -34,6 +35,9 @@ BLOCK_STEPS = 32
 
 CURVE_POINTS = 50
 """Points of a private learning curve."""
+
+CURVES = ("curve.loss", "curve.accuracy")
+"""Names of a teacher's learning curves, beside those of its parameters."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,26 +81,34 @@ class TrainedChunk:
     loss_Pk: Tensor
     accuracy_Pk: Tensor
 
-    def __len__(self) -> int:
-        return self.loss_Pk.shape[1]
-
     def to_rows(self) -> dict[str, Tensor]:
-        """Everything by teacher, [k, ...]; the curves under names of their own."""
-        return self.params | {"curve.loss": self.loss_Pk.T, "curve.accuracy": self.accuracy_Pk.T}
+        """Everything by teacher, [k, ...]; the curves under the names of ``CURVES``."""
+        return self.params | dict(zip(CURVES, (self.loss_Pk.T, self.accuracy_Pk.T), strict=True))
 
-    def select(self, teachers: slice) -> TrainedChunk:
-        """Some of the teachers."""
-        params = {name: parameter[teachers] for name, parameter in self.params.items()}
-        return TrainedChunk(params, self.loss_Pk[:, teachers], self.accuracy_Pk[:, teachers])
 
-    @staticmethod
-    def merge(parts: Sequence[TrainedChunk]) -> TrainedChunk:
-        """The teachers of all parts, in their order."""
-        params = {name: torch.cat([part.params[name] for part in parts]) for name in parts[0].params}
-        loss_Pk, accuracy_Pk = (
-            torch.cat([getattr(part, key) for part in parts], 1) for key in ("loss_Pk", "accuracy_Pk")
-        )
-        return TrainedChunk(params, loss_Pk, accuracy_Pk)
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingTask:
+    """PRIVATE. Everything that decides the teachers of one ensemble.
+
+    Attributes:
+        private: The private records.
+        spec: Facts of the records, by which they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Recipe of the teachers.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
+    """
+
+    private: PrivateRecords
+    spec: DataSpec
+    shards: Shards
+    recipe: TeacherRecipe
+    seed: int
+    device: torch.device
+
+    def gather_chunk(self, teachers: range) -> Chunk:
+        """PRIVATE. Copy the records of some teachers out of the private set."""
+        return gather_chunk(self.private, self.shards, teachers)
 
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
@@ -144,36 +156,22 @@ class Feed:
         self.x, self.y = to_device(chunk.x_kS, device), to_device(chunk.y_kS, device)
         self.dtype = recipe.torch_dtype
         self.mean, self.std = spec.get_constants(self.dtype, device)
-        sizes = chunk.size_k.tolist()
-        self.index = torch.stack(
-            [
-                draw_batches(seed, k, n, recipe.steps, recipe.batch_size)
-                for k, n in zip(chunk.teachers, sizes, strict=True)
-            ],
-            dim=1,
-        )  # [steps, k, B]
+        sizes = zip(chunk.teachers, chunk.size_k.tolist(), strict=True)
+        batches = [draw_batches(seed, k, size, recipe.steps, recipe.batch_size) for k, size in sizes]
+        self.index = torch.stack(batches, dim=1)  # [steps, k, B]
         self.generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
 
-    def _iterate_maps(self) -> Iterator[Tensor]:
+    def _iterate_maps(self, affine: Affine) -> Iterator[Tensor]:
         """Distortions of the next ``BLOCK_STEPS`` batches, [steps, B, k, 2, 3], block by block."""
-        affine, batch = self.recipe.augment, self.recipe.batch_size
-        assert affine is not None
+        batch = self.recipe.batch_size
         for index in self.index.split(BLOCK_STEPS):
             maps_by_teacher = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
             yield torch.stack([maps.view(-1, batch, 2, 3) for maps in maps_by_teacher], dim=2)
 
-    def _normalize_images(self, x: Tensor, maps: Tensor | None) -> Tensor:
-        x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
-        if maps is not None:
-            assert self.recipe.augment is not None
-            flat = augmentation.warp(x.flatten(0, 1), maps.flatten(0, 1), self.recipe.augment.padding)
-            x = flat.view(x.shape)
-        return x.sub_(self.mean).div_(self.std)
-
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
-        x_R, y_R = self.x.flatten(0, 1), self.y.flatten()
-        map_stream = None if self.recipe.augment is None else prefetch(self._iterate_maps())
+        x_R, y_R, affine = self.x.flatten(0, 1), self.y.flatten(), self.recipe.augment
+        map_stream = None if affine is None else prefetch(self._iterate_maps(affine))
         for block in self.index.split(BLOCK_STEPS):
             index = to_device(block, self.device).long()
             maps = None if map_stream is None else to_device(next(map_stream), self.device)
@@ -181,7 +179,10 @@ class Feed:
                 row_kB = index_kB + first[:, None]
                 # Whole rows are copied; an index for each of the two dimensions would copy number by number.
                 x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
-                yield self._normalize_images(x, None if maps is None else maps[t]), y_R[row_kB]
+                x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
+                if affine is not None and maps is not None:
+                    x = augmentation.warp(x.flatten(0, 1), maps[t].flatten(0, 1), affine.padding).view(x.shape)
+                yield x.sub_(self.mean).div_(self.std), y_R[row_kB]
 
 
 @contextmanager
@@ -228,35 +229,24 @@ def _train_params(
     report_share: ShareCallback,
 ) -> tuple[Tensor, Tensor]:
     """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
-        return _run_steps(forward, params, feed, recipe, device, report_share)
-
-
-def _run_steps(
-    forward: Callable[[Tensor], Tensor],
-    params: list[Tensor],
-    feed: Feed,
-    recipe: TeacherRecipe,
-    device: torch.device,
-    report_share: ShareCallback,
-) -> tuple[Tensor, Tensor]:
     optimizer = make_optimizer(params, recipe)
     points = min(CURVE_POINTS, recipe.steps)
     curves = torch.zeros(3, points, len(feed.chunk), device=device)
-    for step, (x, y) in enumerate(feed):
-        logits = forward(x)
-        losses = _compute_losses(logits, y, recipe.label_smoothing)
-        losses.sum().backward()
-        with torch.no_grad():
-            optimizer.step(recipe.compute_learning_rate(step))
-            for parameter in params:
-                parameter.grad = None
-            point = get_curve_point(step, recipe.steps)
-            curves[0, point] += losses.detach()
-            curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
-            curves[2, point] += 1
-        if point < get_curve_point(step + 1, recipe.steps) < points:
-            report_share((step + 1) / recipe.steps)
+    with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
+        for step, (x, y) in enumerate(feed):
+            logits = forward(x)
+            losses = _compute_losses(logits, y, recipe.label_smoothing)
+            losses.sum().backward()
+            with torch.no_grad():
+                optimizer.step(recipe.compute_learning_rate(step))
+                for parameter in params:
+                    parameter.grad = None
+                point = get_curve_point(step, recipe.steps)
+                curves[0, point] += losses.detach()
+                curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
+                curves[2, point] += 1
+            if point < get_curve_point(step + 1, recipe.steps) < points:
+                report_share((step + 1) / recipe.steps)
     return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
 
 

@@ -17,12 +17,11 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import launch, stacked, voting
-from pate_torch.teachers.recipe import DEFAULT_MEMORY_GIB
 from pate_torch.teachers.trunk import Trunk
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long). A GPU takes as many as its memory holds (``launch.compute_query_size``)."""
+as long). A GPU evaluates a group of teachers on ``launch.compute_gpu_points`` points."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
 """Queries whose predictions are held at a time."""
@@ -59,7 +58,6 @@ class TeacherEnsemble:
         trained_K: Whether each was trained, bool.
         spec: Facts of the points that are asked about.
         trunk: Gives the features that the networks take; None: they take the points.
-        memory_gib: Memory that the teachers may take on a GPU while they are asked.
     """
 
     network: dict[str, Any]
@@ -67,15 +65,13 @@ class TeacherEnsemble:
     trained_K: Tensor
     spec: DataSpec
     trunk: Trunk | None = None
-    memory_gib: float = DEFAULT_MEMORY_GIB
 
     def __post_init__(self) -> None:
         teachers = len(self.trained_K)
         if self.trained_K.dtype != torch.bool or teachers < 1:
             raise ValueError("ensemble: trained_K must be a bool tensor with at least one teacher")
-        expected = {name: tuple(p.shape) for name, p in self._build_module().named_parameters()}
         shapes = {name: tuple(p.shape) for name, p in self.params.items()}
-        if shapes != {name: (teachers, *shape) for name, shape in expected.items()}:
+        if shapes != {name: (teachers, *p.shape) for name, p in networks.rebuild(self.network).named_parameters()}:
             raise ValueError(f"ensemble: parameters {shapes} do not fit {teachers} networks {self.network['name']!r}")
 
     def __len__(self) -> int:
@@ -84,19 +80,15 @@ class TeacherEnsemble:
     def __repr__(self) -> str:
         return f"TeacherEnsemble({len(self)} teachers, {self.network['name']}, content withheld)"
 
-    def _build_module(self) -> torch.nn.Module:
-        return networks.rebuild(self.network)
-
     def select(self, teachers: slice) -> TeacherEnsemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk, self.memory_gib)
+        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
 
     def forward_batches(
         self,
         x: Tensor,
         on_logits: LogitsCallback,
-        batch: int | None = None,
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
@@ -108,7 +100,6 @@ class TeacherEnsemble:
         Args:
             x: Raw points [Q, ...].
             on_logits: Takes (start, logits [k, B, C]) of successive points, on the device.
-            batch: Points at a time; None: by the device.
             device: Device of the evaluation.
             progress: Called with (done, total).
         """
@@ -116,10 +107,10 @@ class TeacherEnsemble:
         if self.trunk is not None:
             x, spec = self.trunk.compute_features(x, device), self.trunk.spec
         on_cpu = device.type == "cpu"
-        module = self._build_module().to(device)
+        module = networks.rebuild(self.network).to(device)
         dtype = next(iter(self.params.values())).dtype
-        chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else self._compute_sizes(spec, dtype)
-        size = batch or size
+        chunk_teachers = CPU_TEACHERS if on_cpu else launch.GROUP_TEACHERS
+        size = CPU_POINTS if on_cpu else launch.compute_gpu_points(spec)
 
         def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
@@ -139,14 +130,7 @@ class TeacherEnsemble:
             done += count
             progress(done, len(self))
 
-    def _compute_sizes(self, spec: DataSpec, dtype: torch.dtype) -> tuple[int, int]:
-        """Teachers and points that are asked at once on a GPU."""
-        cost = launch.compute_network_cost(self.network["name"], self.network["options"], spec)
-        return launch.compute_query_size(cost, len(self), self.memory_gib, dtype.itemsize)
-
-    def predict(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def predict(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
         Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
@@ -158,13 +142,11 @@ class TeacherEnsemble:
             if classes:
                 out[rows] = torch.cat(classes, 1).cpu()
 
-        self.forward_batches(x, store_predictions, batch, device, progress)
+        self.forward_batches(x, store_predictions, device, progress)
         out[~self.trained_K] = 0
         return out
 
-    def predict_proba(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
@@ -172,28 +154,23 @@ class TeacherEnsemble:
             for start, logits in parts:
                 out[rows, start : start + logits.shape[1]] = logits.float().softmax(2).cpu()
 
-        self.forward_batches(x, store_probabilities, batch, device, progress)
+        self.forward_batches(x, store_probabilities, device, progress)
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
-    def count_votes(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Votes:
+    def count_votes(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
-        return Votes(self.tally(x, batch, device, progress), len(self))
+        return Votes(self.tally(x, device, progress), len(self))
 
-    def tally(
-        self, x: Tensor, batch: int | None = None, device: torch.device | str = "cpu", progress: Progress = do_nothing
-    ) -> Tensor:
+    def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
         num_classes = self.network["num_classes"]
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
-        chunk = max(batch or 0, TALLY_CHUNK_QUERIES)
-        for start in range(0, len(x), chunk):
-            part = x[start : start + chunk]
+        for start in range(0, len(x), TALLY_CHUNK_QUERIES):
+            part = x[start : start + TALLY_CHUNK_QUERIES]
 
             def report(done: int, total: int, start: int = start, size: int = len(part)) -> None:
                 progress(start + size * done // total, len(x))
 
-            counts[start : start + chunk] = voting.tally(self.predict(part, batch, device, report), num_classes)
+            counts[start : start + len(part)] = voting.tally(self.predict(part, device, report), num_classes)
         return counts

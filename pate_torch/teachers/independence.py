@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -24,13 +23,13 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.parallel import single_thread_mode
-from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers.engine import Chunk, train_stacked
+from pate_torch.privacy.records import DataSpec
+from pate_torch.teachers import distributed
+from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 
 T = TypeVar("T")
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def draw_candidate(candidates: Sequence[T]) -> T:
@@ -65,13 +64,14 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     Raises:
         ValueError: The work cannot be read, or fails, there.
     """
-    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    package = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
     program = "from pate_torch.teachers.independence import run_received_work; run_received_work()"
     process = subprocess.run(
-        [sys.executable, "-c", program], input=input_bytes, capture_output=True, env=environment, check=False
+        [sys.executable, "-c", program],
+        input=input_bytes,
+        capture_output=True,
+        env=distributed.make_child_environment(),
+        check=False,
     )
     error, result = (
         pickle.loads(process.stdout) if process.returncode == 0 else (f"exit code {process.returncode}", None)
@@ -116,30 +116,19 @@ class Trial:
     retraining: Retraining
 
     @classmethod
-    def draw(
-        cls,
-        ensemble: TeacherEnsemble,
-        launches: Sequence[range],
-        private: PrivateRecords,
-        spec: DataSpec,
-        shards: Shards,
-        recipe: TeacherRecipe,
-        seed: int,
-        device: torch.device,
-    ) -> Trial:
+    def draw(cls, ensemble: TeacherEnsemble, launches: Sequence[range], task: TrainingTask) -> Trial:
         """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
         candidates = [(launch, teacher) for launch in launches for teacher in launch]
         launch, teacher = draw_candidate(candidates[1:] or candidates)
-        record_index, row, size = shards.get_indices(teacher), teacher - launch.start, len(launch)
-        x_kS = torch.zeros(size, max(1, shards.index_KS.shape[1]), *private.x.shape[1:], dtype=private.x.dtype)
-        y_kS, size_k = torch.zeros(*x_kS.shape[:2], dtype=torch.int64), torch.ones(size, dtype=torch.int64)
-        x_kS[row, : len(record_index)], y_kS[row, : len(record_index)], size_k[row] = (
-            private.x[record_index],
-            private.y[record_index],
-            len(record_index),
+        row, own_chunk = teacher - launch.start, task.gather_chunk(range(teacher, teacher + 1))
+        chunk = Chunk(
+            launch.start,
+            own_chunk.x_kS.new_zeros(len(launch), *own_chunk.x_kS.shape[1:]),
+            own_chunk.y_kS.new_zeros(len(launch), own_chunk.y_kS.shape[1]),
+            own_chunk.size_k.new_ones(len(launch)),
         )
-        chunk = Chunk(launch.start, x_kS, y_kS, size_k)
-        return cls(ensemble, teacher, Retraining(chunk, row, spec, recipe, seed, device))
+        chunk.x_kS[row], chunk.y_kS[row], chunk.size_k[row] = own_chunk.x_kS[0], own_chunk.y_kS[0], own_chunk.size_k[0]
+        return cls(ensemble, teacher, Retraining(chunk, row, task.spec, task.recipe, task.seed, task.device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
         """Raise ValueError unless its parameters and its probabilities on the public points come out bit for bit."""

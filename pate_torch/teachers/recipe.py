@@ -16,8 +16,6 @@ from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.trunk import PublicStart
 
-DEFAULT_MEMORY_GIB = 20.0
-"""Of a card of 24 GiB, what is left beside the driver's part and what the allocator leaves between blocks."""
 BACKENDS = ("auto", "vectorized", "processes")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
 
@@ -35,10 +33,9 @@ class TeacherRecipe:
         batch_size: Records a step.
         start: Trunk learnt from public points; None: none.
         backend: How teachers share the machine; all give the same teachers up to rounding.
-        chunk: Teachers trained at once, on a CPU at most 16; None: chosen from the network and the device alone.
-        workers: Processes; None: one per core.
-        memory_gib: Memory that teachers may take on a GPU, while they are trained and asked: it decides how many are
-            launched together (``teachers.launch``). The default fits cards of 24 GiB.
+        chunk: Number of teachers trained at once, on a CPU at most 16; None if ``teachers.launch`` chooses it from the
+            network and the device alone.
+        workers: Number of processes; None if every core gets one.
         dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
             (float32 parameters, bfloat16 arithmetic).
     """
@@ -58,7 +55,6 @@ class TeacherRecipe:
     backend: str = "auto"
     chunk: int | None = None
     workers: int | None = None
-    memory_gib: float = DEFAULT_MEMORY_GIB
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -73,10 +69,9 @@ class TeacherRecipe:
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
         checks.one_of("backend", self.backend, BACKENDS)
         checks.one_of("dtype", self.dtype, DTYPES)
-        for name in ("chunk", "workers"):
-            if getattr(self, name) is not None:
-                checks.integer(name, getattr(self, name), low=1)
-        checks.positive("memory_gib", self.memory_gib)
+        for name, value in (("chunk", self.chunk), ("workers", self.workers)):
+            if value is not None:
+                checks.integer(name, value, low=1)
         object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
         if isinstance(self.augment, Mapping):
             checks.mapping("augment", self.augment, fields(Affine))
@@ -108,11 +103,9 @@ class TeacherRecipe:
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def to_configuration(self) -> dict[str, Any]:
-        """The choices that decide the trained teachers, as plain data: not the backend, the workers or the memory.
+        """The choices that decide the trained teachers, as plain data: not the backend or the number of workers.
 
-        On a GPU the memory decides how many teachers are launched together, and with it how sums are rounded.
+        A chunk counts where it is set, because it decides how sums are rounded.
         """
-        plain = asdict(self)
-        for name in ("backend", "workers", "memory_gib") + (() if self.chunk else ("chunk",)):
-            plain.pop(name)
-        return plain
+        excluded = {"backend", "workers"} | (set() if self.chunk else {"chunk"})
+        return {name: value for name, value in asdict(self).items() if name not in excluded}

@@ -217,12 +217,7 @@ class _Layers:
         assert weight is not None and not isinstance(layer.padding, str)
         if x.device.type in MATMUL_DEVICES and self.num_separate == self.networks:
             return _ConvMatmul.apply(x, weight, bias, layer, relu)
-        geometry = (
-            layer.stride,
-            layer.padding,
-            layer.dilation,
-            self.num_separate,
-        )  # a shared input: one wide convolution
+        geometry = layer.stride, layer.padding, layer.dilation, self.num_separate  # one group for a shared input
         self.num_separate = self.networks
         return _Conv.apply(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), geometry, relu)
 

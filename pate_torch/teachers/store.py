@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
 import shutil
@@ -21,7 +20,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -42,15 +40,12 @@ from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.trunk import Trunk
 
 SCHEMA_VERSION = 1
-ID_PATTERN = re.compile(r"[0-9a-f]{16}")
+ID_PATTERN, UNFINISHED_PATTERN = re.compile(r"[0-9a-f]{16}"), re.compile(r"\.[0-9a-f]{16}")
 HASH_PATTERN = re.compile(r"[0-9a-f]{64}")
-TRAINED_KEY = "__trained__"
-TRUNK_PREFIX = "__trunk__."
-ACCOUNTS = "accounts"
-ALIASES = "aliases"
-LOCK_FILE = ".lock"
-PARTIAL_PREFIX = ".partial-"
-UNFINISHED_PATTERN = re.compile(r"\.[0-9a-f]{16}")
+TRAINED_KEY, TRUNK_PREFIX = "__trained__", "__trunk__."
+ACCOUNTS, ALIASES, PARTIAL_PREFIX = "accounts", "aliases", ".partial-"
+LOCATION_KEY = "PATE_HOME"
+"""The setting that names the place of the store, for messages."""
 CHECKPOINT_MAX_AGE_SECONDS = 7 * 24 * 3600.0
 """Seconds after which nobody is expected to come back for the checkpoints of an interrupted training."""
 
@@ -75,8 +70,8 @@ class Identity:
     def __post_init__(self) -> None:
         if not HASH_PATTERN.fullmatch(self.fingerprint):
             raise ValueError("fingerprint: must come from TeacherStore.compute_fingerprint")
-        for name in ("partition", "configuration"):  # through JSON, so that tuples and lists compare equal
-            object.__setattr__(self, name, json.loads(json.dumps(dict(getattr(self, name)), sort_keys=True)))
+        for name, value in (("partition", self.partition), ("configuration", self.configuration)):
+            object.__setattr__(self, name, json.loads(json.dumps(dict(value), sort_keys=True)))  # a tuple is a list
 
     def __repr__(self) -> str:
         return f"Identity(dataset={self.dataset!r}, num_teachers={self.num_teachers}, content withheld)"
@@ -98,19 +93,20 @@ class StoredEnsemble:
 
 def _to_tensors(ensemble: TeacherEnsemble) -> dict[str, Tensor]:
     """Everything of an ensemble that is a tensor."""
-    tensors = {name: value.contiguous() for name, value in ensemble.params.items()} | {TRAINED_KEY: ensemble.trained_K}
     state = {} if ensemble.trunk is None else ensemble.trunk.get_state()
-    return tensors | {TRUNK_PREFIX + name: value for name, value in state.items()}
+    tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
+    return tensors | {TRAINED_KEY: ensemble.trained_K} | {TRUNK_PREFIX + name: value for name, value in state.items()}
 
 
-def _rebuild_trunk(facts: Mapping[str, Any] | None, tensors: dict[str, Tensor], input_spec: DataSpec) -> Trunk | None:
-    """The trunk, if there is one; its tensors are taken out of ``tensors``."""
-    state = {
-        name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in list(tensors) if name.startswith(TRUNK_PREFIX)
-    }
-    if facts is None:
-        return None
-    return Trunk.rebuild(facts, state, input_spec, DataSpec.from_dict(facts["spec"]))
+def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> TeacherEnsemble:
+    """The ensemble of ``_to_tensors``. Raises an error of one of several kinds where it does not fit the manifest."""
+    spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
+    trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
+    state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}
+    trunk = None if facts is None else Trunk.rebuild(facts, state, spec)
+    if len(trained_K) != manifest["num_teachers"]:
+        raise ValueError("the number of teachers does not fit")
+    return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
 
 
 def _get_lock_path(checkpoints: Path) -> Path:
@@ -118,9 +114,9 @@ def _get_lock_path(checkpoints: Path) -> Path:
     return checkpoints.with_name(f"{checkpoints.name}.lock")
 
 
-def _compute_age_seconds(folder: Path) -> float:
-    """Seconds since anything was written into it."""
-    return time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
+    with atomic_replacement(path) as temporary:
+        temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
 
 
 @dataclass(frozen=True)
@@ -144,13 +140,9 @@ class TeacherStore:
 
     def compute_fingerprint(self, private: PrivateRecords) -> str:
         """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
-        state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
-        for tensor in (private.x, private.y):
-            state.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            state.update(get_tensor_bytes(tensor))
-        state.update(private.unit.encode())
-        state.update("\x1f".join(np.asarray(private.unit_id).tolist()).encode())
-        return state.hexdigest()
+        facts = [f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in (private.x, private.y)]
+        text = "\x1f".join([*facts, private.unit, *private.unit_id.tolist()])
+        return self.compute_keyed_digest(text.encode(), get_tensor_bytes(private.x), get_tensor_bytes(private.y))
 
     def compute_content_fingerprint(self, private: PrivateRecords) -> str:
         """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
@@ -166,26 +158,23 @@ class TeacherStore:
         if len(ensemble) != identity.num_teachers:
             raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
         name = secrets.token_hex(8)
+        temporary = self.folder / f".{name}"
+        manifest = asdict(identity) | {
+            "schema_version": SCHEMA_VERSION,
+            "id": name,
+            "private": True,
+            "network": ensemble.network,
+            "spec": ensemble.spec.to_dict(),
+            "trunk": None if ensemble.trunk is None else ensemble.trunk.to_facts(),
+            "ledger_head": ledger_head,
+        }
         with self.lock():
-            temporary = self.folder / f".{name}"
-            create_private_folder(temporary)
             try:
-                create_private_folder(temporary / "votes")
+                create_private_folder(create_private_folder(temporary) / "votes")
                 tensors = temporary / "ensemble.safetensors"
                 save_file(_to_tensors(ensemble), tensors)
                 tensors.chmod(0o600)
-                manifest = {
-                    "schema_version": SCHEMA_VERSION,
-                    "id": name,
-                    "private": True,
-                    **asdict(identity),
-                    "network": ensemble.network,
-                    "spec": ensemble.spec.to_dict(),
-                    "trunk": None if ensemble.trunk is None else ensemble.trunk.to_facts(),
-                    "sha256": compute_file_digest(tensors),
-                    "ledger_head": ledger_head,
-                }
-                self._write_manifest(temporary, manifest)
+                _write_json(temporary / "manifest.json", manifest | {"sha256": compute_file_digest(tensors)})
                 temporary.rename(self.folder / name)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -195,7 +184,7 @@ class TeacherStore:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with locks.hold(create_private_folder(self.folder) / LOCK_FILE, "PATE_HOME", on_wait=do_nothing):
+        with locks.hold(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
             yield
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -208,23 +197,21 @@ class TeacherStore:
             identity: Identity of the teachers.
             on_wait: Called with who trains them, before this waits for its end; by then they may be there.
         """
-        create_private_folder(self.folder)
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with locks.hold(_get_lock_path(checkpoints), "PATE_HOME", on_wait=on_wait):
+        with locks.hold(_get_lock_path(checkpoints), LOCATION_KEY, on_wait=on_wait):
             yield checkpoints
 
     @contextlib.contextmanager
     def try_lock_training(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
         """PRIVATE. The folder of ``lock_training`` for ranks that assist, and whether this rank must remove it."""
-        create_private_folder(self.folder)
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with locks.try_hold(_get_lock_path(checkpoints), "PATE_HOME") as is_locked:
+        with locks.try_hold(_get_lock_path(checkpoints), LOCATION_KEY) as is_locked:
             yield checkpoints, is_locked
 
     def _get_checkpoint_folder(self, facts: Mapping[str, Any]) -> Path:
         """PRIVATE. Where the finished chunks of a training wait for the next attempt. facts: an identity's."""
         text = json.dumps({field.name: facts[field.name] for field in fields(Identity)}, sort_keys=True)
-        return self.folder / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return create_private_folder(self.folder) / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def sweep(self) -> None:
         """Remove what killed processes left half written, and checkpoints that nobody needs or came back for."""
@@ -236,15 +223,16 @@ class TeacherStore:
                     shutil.rmtree(folder)
                 elif not folder.name.startswith(PARTIAL_PREFIX):
                     locks.remove_partial_files(folder)
-            for key in self.folder.glob(".fingerprint_key.*"):
+            for key in self.folder.glob("*.fingerprint_key.*"):
                 key.unlink()
         finished_folders = {self._get_checkpoint_folder(manifest) for _, manifest in self._iterate_manifests()}
         for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL_PREFIX}*")}:
             folder = self.folder / name
-            with locks.try_hold(_get_lock_path(folder), "PATE_HOME") as is_locked:
+            with locks.try_hold(_get_lock_path(folder), LOCATION_KEY) as is_locked:
                 if not is_locked or not folder.exists():
                     continue
-                if folder in finished_folders or _compute_age_seconds(folder) > CHECKPOINT_MAX_AGE_SECONDS:
+                age_seconds = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+                if folder in finished_folders or age_seconds > CHECKPOINT_MAX_AGE_SECONDS:
                     shutil.rmtree(folder)
                 else:
                     locks.remove_partial_files(folder)
@@ -263,14 +251,9 @@ class TeacherStore:
         if not tensors.is_file() or compute_file_digest(tensors) != manifest["sha256"]:
             raise ValueError(f"teachers {name}: {tensors} is missing or was changed after it was saved")
         params = read_tensors(tensors)
-        trained_K = params.pop(TRAINED_KEY, None)
         try:
-            spec = DataSpec.from_dict(manifest["spec"])
-            trunk = _rebuild_trunk(manifest["trunk"], params, spec)
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
-            if trained_K is None or len(trained_K) != identity.num_teachers:
-                raise ValueError("the number of teachers does not fit")
-            ensemble = TeacherEnsemble(manifest["network"], params, trained_K, spec, trunk)
+            ensemble = _rebuild_ensemble(manifest, params)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
@@ -291,9 +274,9 @@ class TeacherStore:
 
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
-        identity_facts = asdict(identity)
+        facts = asdict(identity)
         for name, manifest in self._iterate_manifests():
-            if all(manifest.get(key) == value for key, value in identity_facts.items()):
+            if manifest == manifest | facts:
                 return name
         return None
 
@@ -307,46 +290,41 @@ class TeacherStore:
         """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
         folder = self._get_folder(name)
         with self.lock():
-            self._write_manifest(folder, self._read_manifest(folder) | {"ledger_head": ledger_head})
+            _write_json(folder / "manifest.json", self._read_manifest(folder) | {"ledger_head": ledger_head})
 
     def record_ledger_head(self, account: str, ledger_head: str) -> None:
         """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
-        path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
-        with self.lock(), atomic_replacement(path) as temporary:
-            temporary.write_text(json.dumps({"dataset": account, "ledger_head": ledger_head}) + "\n")
+        with self.lock():
+            path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
+            _write_json(path, {"dataset": account, "ledger_head": ledger_head})
 
     def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
         """A fresh id for who answers one release, which is published in place of anything private.
 
         Args:
             fingerprint: PRIVATE. Of the records, or of the votes in their place.
-            ensemble: Id of the stored ensemble behind it; None: none is kept.
+            ensemble: Id of the stored ensemble behind it; None if no ensemble is kept.
         """
         alias = secrets.token_hex(8)
-        with (
-            self.lock(),
-            atomic_replacement(create_private_folder(self.folder / ALIASES) / f"{alias}.json") as temporary,
-        ):
-            temporary.write_text(json.dumps({"ensemble": ensemble, "fingerprint": fingerprint}) + "\n")
+        with self.lock():
+            path = create_private_folder(self.folder / ALIASES) / f"{alias}.json"
+            _write_json(path, {"ensemble": ensemble, "fingerprint": fingerprint})
         return alias
 
     def was_trained_on(self, name: str, fingerprint: str) -> bool:
         """Whether the records of this fingerprint are behind the release that shows this id."""
         with contextlib.suppress(OSError, ValueError, KeyError):
-            alias = self.folder / ALIASES / f"{name}.json"
-            facts = json.loads(alias.read_text()) if alias.exists() else self.load_manifest(name)
-            return bool(facts["fingerprint"] == fingerprint)
+            return bool((self._read_alias(name) or self.load_manifest(name))["fingerprint"] == fingerprint)
         return False
 
     def find_ledger_heads(self, account: str) -> dict[Path, str]:
         """Every ledger entry that something in the store noted for this account, by the file that names it."""
         head_by_file = {}
-        for pattern in ("*/manifest.json", f"{ACCOUNTS}/*.json"):
-            for file in sorted(self.folder.glob(pattern)):
-                with contextlib.suppress(OSError, ValueError):
-                    facts = json.loads(file.read_text())
-                    if facts.get("dataset") == account and facts.get("ledger_head"):
-                        head_by_file[file] = str(facts["ledger_head"])
+        for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob(f"{ACCOUNTS}/*.json"))]:
+            with contextlib.suppress(OSError, ValueError):
+                facts = json.loads(file.read_text())
+                if facts.get("dataset") == account and facts.get("ledger_head"):
+                    head_by_file[file] = str(facts["ledger_head"])
         return head_by_file
 
     def get_or_count_votes(
@@ -365,10 +343,8 @@ class TeacherStore:
         """
         folder = self._get_folder(name)
         manifest = self._read_manifest(folder)
-        path = (
-            create_private_folder(folder / "votes")
-            / f"{compute_tensor_digest(pool_x)}{voting_mode and '-'}{voting_mode}.safetensors"
-        )
+        stem = "-".join(filter(None, (compute_tensor_digest(pool_x), voting_mode)))
+        path = create_private_folder(folder / "votes") / f"{stem}.safetensors"
         if path.exists():
             counts = read_tensors(path).get("counts_QC")
             if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):
@@ -385,14 +361,10 @@ class TeacherStore:
         """PRIVATE. The key of all hashes of private content, which never leaves the store."""
         path = create_private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
-            with self.lock(), contextlib.suppress(FileExistsError):
-                temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
-                with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                    file.write(secrets.token_bytes(32))
-                try:
-                    os.link(temporary, path)  # unlike a rename, never replaces another process's key
-                finally:
-                    temporary.unlink()
+            with self.lock():
+                if not path.exists():  # no other process made one before this process had the lock
+                    with atomic_replacement(path) as temporary:
+                        temporary.write_bytes(secrets.token_bytes(32))
         key = path.read_bytes()
         if len(key) != 32:
             raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
@@ -401,17 +373,17 @@ class TeacherStore:
     def _get_folder(self, name: str) -> Path:
         if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
             raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
-        folder = self.folder / self._resolve_alias(name)
+        folder = self.folder / name
+        with contextlib.suppress(OSError, ValueError):
+            folder = self.folder / (self._read_alias(name).get("ensemble") or name)
         if not folder.is_dir():
             raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
         return folder
 
-    def _resolve_alias(self, name: str) -> str:
-        """The ensemble of this id, or behind this alias."""
-        alias = self.folder / ALIASES / f"{name}.json"
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return str(json.loads(alias.read_text())["ensemble"] or name) if alias.exists() else name
-        return name
+    def _read_alias(self, name: str) -> dict[str, Any]:
+        """The facts of ``create_alias``; empty if there is no such alias."""
+        path = self.folder / ALIASES / f"{name}.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def _read_manifest(self, folder: Path) -> dict[str, Any]:
         path = folder / "manifest.json"
@@ -421,13 +393,7 @@ class TeacherStore:
             raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
         if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        required_keys = {field.name for field in fields(Identity)}
-        required_keys |= {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
-        if not required_keys <= manifest.keys() or manifest["id"] != folder.name:
+        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
+        if not keys <= manifest.keys() or manifest["id"] != folder.name:
             raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
         return manifest
-
-    @staticmethod
-    def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-        with atomic_replacement(folder / "manifest.json") as temporary:
-            temporary.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -21,7 +21,7 @@ from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import distributed, launch, stacked
-from pate_torch.teachers.engine import CURVE_POINTS, Chunk, TrainedChunk, gather_chunk, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainedChunk, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -33,8 +33,9 @@ __all__ = ["TeacherRecipe", "train"]
 LossesCallback = Callable[[int, Tensor], None]
 """PRIVATE. Called as on_losses(step, loss_K)."""
 
-MIN_SECONDS_FOR_SPAWN = 5000
-"""Stacked steps above which worker processes pay that import torch anew."""
+MIN_STEPS_FOR_FORK, MIN_STEPS_FOR_SPAWN = 600, 5000
+"""Stacked steps above which worker processes pay: copies of this process (half a second of one core), and those that
+import torch anew."""
 
 
 def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.device) -> str:
@@ -42,8 +43,8 @@ def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.d
     if recipe.backend != "auto":
         return recipe.backend
     is_parallel = device.type == "cpu" and os.name == "posix" and get_num_workers(recipe) > 1 and len(launches) > 1
-    min_seconds = launch.MIN_SECONDS_FOR_FORK if can_fork() else MIN_SECONDS_FOR_SPAWN
-    return "processes" if is_parallel and recipe.steps * len(launches) > min_seconds else "vectorized"
+    min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
+    return "processes" if is_parallel and recipe.steps * len(launches) > min_steps else "vectorized"
 
 
 def get_num_workers(recipe: TeacherRecipe) -> int:
@@ -73,7 +74,7 @@ def train(
 
     Args:
         private: The private records.
-        spec: How they are normalized.
+        spec: Facts of the records, by which they are normalized.
         shards: Which records each teacher learns from.
         recipe: Recipe of the teachers.
         seed: Seed of their streams.
@@ -88,128 +89,122 @@ def train(
             one teacher in all.
 
     Raises:
-        ValueError: The recipe does not fit the data.
+        ValueError: The recipe does not fit the data, or the launches do not fit into a GPU.
         ChildProcessError: A worker died.
         RuntimeError: Another rank died.
     """
-    device = torch.device(device)
     recipe.check(spec)
-    if recipe.start is not None and trunk is None:
-        recipe_name = recipe.start.features.name
-        raise checks.error(
-            "teacher.start", recipe_name, "has no public points to learn from here", "Set teacher.start=null."
-        )
-    input_spec = spec
-    if trunk is not None and recipe.start is not None:
-        private, shards = trunk.encode_shards(
-            private, shards, start=recipe.start, augment=recipe.augment, seed=seed, device=device
-        )
-        spec, recipe = trunk.spec, dataclasses.replace(recipe, start=None, augment=None)
-    module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
+    task = _make_task(private, spec, shards, recipe, seed, torch.device(device), trunk)
+    recipe, num_teachers = task.recipe, shards.num_teachers
+    module = networks.build(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
-    total = shards.num_teachers
-    ranks, groups = distributed.get_world(), launch.split_groups(total)
-    owner = launch.assign_owners(len(groups), ranks.size)
-    own_groups = [group for group, rank in zip(groups, owner, strict=True) if rank == ranks.rank]
-    length = min(CURVE_POINTS, recipe.steps)
-    params = {name: torch.zeros(total, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()}
-    curves_KP = {name: torch.zeros(total, length) for name in ("loss", "accuracy")}
-    rows_K = params | {f"curve.{name}": curve_KP for name, curve_KP in curves_KP.items()}
-    done, num_own, partial_by_launch = 0, sum(map(len, own_groups)), dict[range, float]()
-    launches: list[range] = []
-
-    def report_share(teachers: range, share: float) -> None:
-        partial_by_launch[teachers] = share * len(teachers)
-        progress(min(num_own, done + int(sum(partial_by_launch.values()))), num_own)
-
-    for teachers, result in _train_own_groups(
-        private, spec, shards, recipe, seed, device, own_groups, checkpoint_dir, report_share, launches
-    ):
-        for name, value in result.to_rows().items():
-            rows_K[name][teachers.start : teachers.stop] = value
-        partial_by_launch.pop(teachers, None)
-        done += len(teachers)
-        progress(min(num_own, done + int(sum(partial_by_launch.values()))), num_own)
-    distributed.broadcast_rows(rows_K, [rank for group, rank in zip(groups, owner, strict=True) for _ in group])
-    _check_converged(curves_KP["loss"], recipe)
+    rows_K = {
+        name: torch.zeros(num_teachers, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()
+    }
+    curves_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
+    launches = _train_own_groups(task, rows_K | curves_KP, checkpoint_dir, progress)
+    distributed.broadcast_rows(rows_K | curves_KP, _get_owners(num_teachers))
+    _check_converged(curves_KP["curve.loss"], recipe)
     _log_curves(curves_KP, recipe.steps, log, on_losses)
-    network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
-    ensemble = TeacherEnsemble(network, params, shards.mask_KS.any(1), input_spec, trunk, recipe.memory_gib)
-    if total > 1 and ranks.rank == 0:
-        on_trial(Trial.draw(ensemble, launches, private, spec, shards, recipe, seed, device))
+    network = networks.describe(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
+    ensemble = TeacherEnsemble(network, rows_K, task.shards.mask_KS.any(1), spec, trunk)
+    if num_teachers > 1 and distributed.is_main():
+        on_trial(Trial.draw(ensemble, launches, task))
     return ensemble
 
 
+def _make_task(
+    private: PrivateRecords,
+    spec: DataSpec,
+    shards: Shards,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    trunk: Trunk | None,
+) -> TrainingTask:
+    """What the teachers are trained on: the records themselves, or the trunk's features of them and of their copies."""
+    if recipe.start is None:
+        return TrainingTask(private, spec, shards, recipe, seed, device)
+    if trunk is None:
+        problem, fix = "has no public points to learn from here", "Set teacher.start=null."
+        raise checks.error("teacher.start", recipe.start.features.name, problem, fix)
+    private, shards = trunk.encode_shards(
+        private, shards, start=recipe.start, augment=recipe.augment, seed=seed, device=device
+    )
+    head_recipe = dataclasses.replace(recipe, start=None, augment=None)
+    return TrainingTask(private, trunk.spec, shards, head_recipe, seed, device)
+
+
+def _get_owners(num_teachers: int) -> list[int]:
+    """The rank of each teacher."""
+    groups = launch.split_groups(num_teachers)
+    owners = launch.assign_owners(len(groups), distributed.get_world().size)
+    return [rank for group, rank in zip(groups, owners, strict=True) for _ in group]
+
+
 def _train_own_groups(
-    private: PrivateRecords,
-    spec: DataSpec,
-    shards: Shards,
-    recipe: TeacherRecipe,
-    seed: int,
-    device: torch.device,
-    groups: list[range],
-    checkpoint_dir: Path | None,
-    report_share: Callable[[range, float], object],
-    launches: list[range],
-) -> Iterator[tuple[range, TrainedChunk]]:
-    """This rank's teachers: the groups kept from an interrupted run first, then the others, launch by launch.
+    task: TrainingTask, rows_K: dict[str, Tensor], checkpoint_dir: Path | None, progress: Progress
+) -> list[range]:
+    """Fill the rows of this rank's teachers: groups kept from an interrupted run first, then the others by launches.
 
-    ``launches`` gets the launches (of the groups that are kept, where there are no others).
+    Returns:
+        The launches (of the groups that were kept, if there are no others).
     """
-    checkpoints = Checkpoints(checkpoint_dir, recipe, seed) if checkpoint_dir is not None else None
+    rank, owners, total = distributed.get_world().rank, _get_owners(task.shards.num_teachers), task.shards.num_teachers
+    own_groups = [group for group in launch.split_groups(total) if owners[group.start] == rank]
+    num_own, done, share_by_launch = sum(map(len, own_groups)), set[int](), dict[range, float]()
+    checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, task, rows_K)
+
+    def report_share(teachers: range, share: float) -> None:
+        share_by_launch[teachers] = share * len(teachers)
+        progress(min(num_own, len(done) + int(sum(share_by_launch.values()))), num_own)
+
+    def report_finished(teachers: range) -> None:
+        done.update(teachers)
+        report_share(teachers, 0)
+
     pending = []
-    for group in groups:
-        result = checkpoints.load(gather_chunk(private, shards, group)) if checkpoints else None
-        if result is None:
-            pending.append(group)
+    for group in own_groups:
+        if checkpoints is not None and checkpoints.load(group):
+            report_finished(group)
         else:
-            yield group, result
-    cost = launch.compute_network_cost(recipe.network, recipe.options, spec)
-    size = launch.compute_train_size(recipe, cost, shards.num_teachers, device)
-    planned_launches = launch.plan_launches(pending, size)
-    launches += planned_launches or launch.plan_launches(groups, size)
-    backend = choose_backend(recipe, planned_launches, device)
-    if backend == "processes":
-        if device.type != "cpu":
-            raise checks.error("backend", backend, f"needs device=cpu, not {device}", "Use backend=vectorized.")
-        results = train_chunks(
-            private, spec, shards, recipe, seed, planned_launches, get_num_workers(recipe), report_share
-        )
-    else:
-        results = _train_in_process(private, spec, shards, recipe, seed, device, planned_launches, report_share)
-    parts: dict[range, dict[int, TrainedChunk]] = {group: {} for group in pending}
-    for teachers, result in results:
+            pending.append(group)
+    num_parameters = sum(value[0].numel() for name, value in rows_K.items() if name not in CURVES)
+    size = launch.compute_train_size(task.recipe, num_parameters, task.spec, total, task.device)
+    for teachers, result in _train_launches(task, launch.plan_launches(pending, size), report_share):
+        for name, value in result.to_rows().items():
+            rows_K[name][teachers.start : teachers.stop] = value
+        done.update(teachers)
         for group in pending:
-            overlap = range(max(group.start, teachers.start), min(group.stop, teachers.stop))
-            if not overlap or not checkpoints:
-                continue
-            parts[group][overlap.start] = result.select(
-                slice(overlap.start - teachers.start, overlap.stop - teachers.start)
-            )
-            if sum(map(len, parts[group].values())) == len(group):
-                group_result = TrainedChunk.merge([part for _, part in sorted(parts.pop(group).items())])
-                checkpoints.save(gather_chunk(private, shards, group), group_result)
-        yield teachers, result
+            is_touched = group.start < teachers.stop and teachers.start < group.stop
+            if checkpoints is not None and is_touched and done.issuperset(group):
+                checkpoints.save(group)
+        report_finished(teachers)
+    return launch.plan_launches(pending or own_groups, size)
 
 
-def _train_in_process(
-    private: PrivateRecords,
-    spec: DataSpec,
-    shards: Shards,
-    recipe: TeacherRecipe,
-    seed: int,
-    device: torch.device,
-    launches: list[range],
-    report_share: Callable[[range, float], object],
+def _train_launches(
+    task: TrainingTask, launches: list[range], report_share: Callable[[range, float], object]
 ) -> Iterator[tuple[range, TrainedChunk]]:
-    """Launches in this process, by one thread where there are several teachers.
-
-    Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other bits.
-    """
+    """Train launches in worker processes, or in this process by one thread where there are several teachers."""
+    backend = choose_backend(task.recipe, launches, task.device)
+    if backend == "processes":
+        if task.device.type != "cpu":
+            raise checks.error("backend", backend, f"needs device=cpu, not {task.device}", "Use backend=vectorized.")
+        yield from train_chunks(task, launches, get_num_workers(task.recipe), report_share)
+        return
     for teachers in launches:
-        chunk = gather_chunk(private, shards, teachers)
-        with single_thread_mode(device.type == "cpu" and shards.num_teachers > 1):
-            result = train_stacked(chunk, spec, recipe, seed, device, functools.partial(report_share, teachers))
+        chunk, report = task.gather_chunk(teachers), functools.partial(report_share, teachers)
+        # Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other
+        # bits.
+        with single_thread_mode(task.device.type == "cpu" and task.shards.num_teachers > 1):
+            try:
+                result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report)
+            except torch.OutOfMemoryError as error:
+                problem = f"{len(teachers)} teachers at once do not fit into the memory of the GPU"
+                raise checks.error(
+                    "teacher.chunk", task.recipe.chunk, problem, "Set it or teacher.batch_size lower."
+                ) from error
         yield teachers, result
 
 
@@ -221,15 +216,14 @@ def _check_converged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
 
 
 def _log_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, on_losses: LossesCallback) -> None:
-    points = curves_KP["loss"].shape[1]
+    points = curves_KP["curve.loss"].shape[1]
     for point in range(points):
         step = (point + 1) * steps // points
         for name, curve_KP in curves_KP.items():
             value_K = curve_KP[:, point]
-            log(f"teachers/{name}_mean", float(value_K.mean()), step)
-            log(f"teachers/{name}_min", float(value_K.min()), step)
-            log(f"teachers/{name}_max", float(value_K.max()), step)
-        on_losses(step, curves_KP["loss"][:, point])
+            for statistic, value in (("mean", value_K.mean()), ("min", value_K.min()), ("max", value_K.max())):
+                log(f"teachers/{name.removeprefix('curve.')}_{statistic}", float(value), step)
+        on_losses(step, curves_KP["curve.loss"][:, point])
 
 
 class Checkpoints:
@@ -237,35 +231,39 @@ class Checkpoints:
 
     Args:
         folder: PRIVATE. The folder for the files.
-        recipe: Recipe of the teachers.
-        seed: Seed of their training.
+        task: What the teachers are trained on.
+        rows_K: PRIVATE. Everything that is known of every teacher, [K, ...] each.
     """
 
-    def __init__(self, folder: Path, recipe: TeacherRecipe, seed: int) -> None:
-        self.folder = create_private_folder(Path(folder))
-        self.key_text = json.dumps([recipe.to_configuration(), seed], sort_keys=True)
+    def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
+        self.folder, self.task, self.rows_K = create_private_folder(Path(folder)), task, rows_K
+        self.key_text = json.dumps([task.recipe.to_configuration(), task.seed], sort_keys=True)
 
-    def _get_path(self, chunk: Chunk) -> Path:
+    def _get_path(self, group: range) -> Path:
+        chunk = self.task.gather_chunk(group)
         state = hashlib.sha256(self.key_text.encode())
         state.update(f"{chunk.first} {tuple(chunk.x_kS.shape)} {chunk.x_kS.dtype}".encode())
         for tensor in (chunk.x_kS, chunk.y_kS, chunk.size_k):
             state.update(get_tensor_bytes(tensor))
         return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
 
-    def load(self, chunk: Chunk) -> TrainedChunk | None:
-        """The trained chunk, or None; a damaged file is trained again rather than trusted."""
-        path = self._get_path(chunk)
-        if not path.exists():
-            return None
-        try:
-            tensors = read_tensors(path)
-            loss, accuracy = tensors.pop("curve.loss"), tensors.pop("curve.accuracy")
-        except (ValueError, KeyError):
-            return None
-        return TrainedChunk(tensors, loss, accuracy)
+    def _get_rows(self, group: range) -> dict[str, Tensor]:
+        return {name: value[group.start : group.stop] for name, value in self.rows_K.items()}
 
-    def save(self, chunk: Chunk, result: TrainedChunk) -> None:
-        """Write a chunk beside and rename it: a run killed here leaves no half a chunk."""
-        tensors = result.params | {"curve.loss": result.loss_Pk, "curve.accuracy": result.accuracy_Pk}
-        with atomic_replacement(self._get_path(chunk)) as temporary:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+    def load(self, group: range) -> bool:
+        """Fill the rows of a kept group; False where it is to be trained, also where its file is damaged."""
+        try:
+            tensors = read_tensors(self._get_path(group))
+        except ValueError:
+            return False
+        rows = self._get_rows(group)
+        if {name: value.shape for name, value in tensors.items()} != {name: row.shape for name, row in rows.items()}:
+            return False
+        for name, row in rows.items():
+            row.copy_(tensors[name])
+        return True
+
+    def save(self, group: range) -> None:
+        """Write the rows of a group beside and rename the file: a run killed here leaves no half a group."""
+        with atomic_replacement(self._get_path(group)) as temporary:
+            save_file({name: row.contiguous() for name, row in self._get_rows(group).items()}, temporary)

@@ -7,11 +7,10 @@ learns a small head from its shard, so that a shard of some sixty records goes f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -74,7 +73,7 @@ class Trunk:
         network: Description of the encoder's network.
         encoder: That network without its last layer.
         input_spec: Facts of its input.
-        spec: Facts of its output, ``make_centered_spec`` over the public points.
+        spec: Facts of its output, centered over the public points.
     """
 
     network: dict[str, Any]
@@ -87,16 +86,19 @@ class Trunk:
 
     @classmethod
     def from_encoder(cls, network: dict[str, Any], encoder: nn.Module, pool_x: Tensor, input_spec: DataSpec) -> Trunk:
-        """The trunk of an encoder, its output centered over the raw public points ``pool_x``."""
-        uncentered_trunk = cls(network, encoder, input_spec, input_spec)
-        return dataclasses.replace(
-            uncentered_trunk, spec=make_centered_spec(input_spec, uncentered_trunk.compute_features(pool_x))
-        )
+        """The trunk of an encoder, its output centered over the raw public points ``pool_x`` and scaled by one number.
+
+        To standardize each feature would blow up the unimportant ones.
+        """
+        feature_PD = cls(network, encoder, input_spec, input_spec).compute_features(pool_x).double()
+        mean_D = feature_PD.mean(0)
+        scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
+        width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
+        spec = dataclasses.replace(input_spec, input_shape=(width,), mean=mean, std=std, schema=None, resize=None)
+        return cls(network, encoder, input_spec, spec)
 
     @classmethod
-    def rebuild(
-        cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec, spec: DataSpec
-    ) -> Trunk:
+    def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec) -> Trunk:
         """The trunk of stored ``to_facts`` and ``get_state``.
 
         Raises:
@@ -104,10 +106,8 @@ class Trunk:
             RuntimeError: They do not fit.
         """
         encoder = remove_head(networks.rebuild(facts["network"]))
-        encoder.load_state_dict(
-            {k.removeprefix(_ENCODER_PREFIX): v for k, v in state.items() if k.startswith(_ENCODER_PREFIX)}
-        )
-        return cls(facts["network"], encoder, input_spec, spec)
+        encoder.load_state_dict({name.removeprefix(_ENCODER_PREFIX): value for name, value in state.items()})
+        return cls(facts["network"], encoder, input_spec, DataSpec.from_dict(facts["spec"]))
 
     def to_facts(self) -> dict[str, Any]:
         """Plain data beside the state from which ``rebuild`` makes the same trunk."""
@@ -115,12 +115,15 @@ class Trunk:
 
     def get_state(self) -> dict[str, Tensor]:
         """The trunk's tensors by name."""
-        state = {_ENCODER_PREFIX + name: value for name, value in self.encoder.state_dict().items()}
-        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        state = self.encoder.state_dict()
+        return {_ENCODER_PREFIX + name: value.detach().cpu().contiguous() for name, value in state.items()}
 
     def compute_features(self, x: Tensor, device: torch.device | str = "cpu", *, normalized: bool = False) -> Tensor:
         """Unit-length features of points [Q, ...] (raw, or normalized before), float32 [Q, D] on the CPU."""
-        return encode(self.encoder.to(device), x, self._identity_spec if normalized else self.input_spec)
+        spec, width = self.input_spec, len(self.input_spec.mean)
+        if normalized:
+            spec = dataclasses.replace(spec, mean=(0.0,) * width, std=(1.0,) * width)
+        return encode(self.encoder.to(device), x, spec)
 
     def encode_shards(
         self,
@@ -131,7 +134,6 @@ class Trunk:
         augment: Affine | None,
         seed: int,
         device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
     ) -> tuple[PrivateRecords, Shards]:
         """PRIVATE. Features of every shard's records and of their copies, and the shards that hold them.
 
@@ -142,79 +144,28 @@ class Trunk:
             private: The private records.
             shards: Which records each teacher learns from.
             start: Gives the number of copies.
-            augment: How they are distorted.
+            augment: How they are distorted; None if there are no copies.
             seed: Seed of the teachers' streams.
             device: Device of the encoding.
-            progress: Called with (done, total) shards.
         """
-        view = View(affine=augment)
-        copies = start.copies if augment is not None else 0
-
-        def make_encoder(teacher: int) -> Callable[[Tensor], list[Tensor]]:
+        view, copies = View(affine=augment), start.copies if augment is not None else 0
+        features, sources, sizes = [], [], []
+        for teacher in range(shards.num_teachers):
+            record_index = shards.get_indices(teacher)
             generator = make_torch_generator(seed, "teacher", teacher, "copies")
-
-            def encode_parts(x: Tensor) -> list[Tensor]:
-                copy_features = [
-                    self.compute_features(view(x, self.input_spec, generator), device, normalized=True)
-                    for _ in range(copies)
-                ]
-                return [self.compute_features(x, device), *copy_features]
-
-            return encode_parts
-
-        return encode_shards(private, shards, make_encoder, progress)
-
-    @property
-    def _identity_spec(self) -> DataSpec:
-        """The points' facts with constants that change nothing: views are normalized already."""
-        width = len(self.input_spec.mean)
-        return dataclasses.replace(self.input_spec, mean=(0.0,) * width, std=(1.0,) * width)
-
-
-def encode_shards(
-    private: PrivateRecords,
-    shards: Shards,
-    make_encoder: Callable[[int], Callable[[Tensor], list[Tensor]]],
-    progress: Progress = do_nothing,
-) -> tuple[PrivateRecords, Shards]:
-    """PRIVATE. Features of every shard's records, and the shards that hold them.
-
-    Args:
-        private: The private records.
-        shards: Which records each teacher learns from.
-        make_encoder: Teacher -> a map from raw records [B, ...] to one or several features of each, [B, D] a part. Each
-            shard is encoded by itself: see ``Trunk.encode_shards``.
-        progress: Called with (done, total) shards.
-    """
-    features, labels, units, sizes = [], [], [], []
-    for teacher in range(shards.num_teachers):
-        encode_part, rows = make_encoder(teacher), 0
-        for record_index in shards.get_indices(teacher).split(_BLOCK_RECORDS):
-            parts = encode_part(private.x[record_index])
-            features += parts
-            labels += [private.y[record_index]] * len(parts)
-            units += [private.unit_id[record_index.numpy()]] * len(parts)
-            rows += len(record_index) * len(parts)
-        sizes.append(rows)
-        progress(teacher + 1, shards.num_teachers)
-    index_KS = torch.full((shards.num_teachers, max(sizes)), -1, dtype=torch.int64)
-    first = 0
-    for teacher, size in enumerate(sizes):
-        index_KS[teacher, :size] = torch.arange(first, first + size)
-        first += size
-    encoded_records = PrivateRecords(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
-    return encoded_records, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
-
-
-def make_centered_spec(input_spec: DataSpec, feature_PD: Tensor) -> DataSpec:
-    """The spec of rows like these: ``input_spec``, centered by the rows' mean and scaled by one number.
-
-    To standardize each feature would blow up the unimportant ones.
-    """
-    feature_PD = feature_PD.double()
-    mean_D = feature_PD.mean(0)
-    scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
-    mean = tuple(mean_D.tolist())
-    return dataclasses.replace(
-        input_spec, input_shape=(len(mean),), mean=mean, std=(scale,) * len(mean), schema=None, resize=None
-    )
+            for block_index in record_index.split(_BLOCK_RECORDS):
+                x = private.x[block_index]
+                features.append(self.compute_features(x, device))
+                for _ in range(copies):
+                    distorted = view(x, self.input_spec, generator)
+                    features.append(self.compute_features(distorted, device, normalized=True))
+                sources += [block_index] * (1 + copies)
+            sizes.append(len(record_index) * (1 + copies))
+        index_KS = torch.full((shards.num_teachers, max(sizes)), -1, dtype=torch.int64)
+        for index_S, row_index in zip(index_KS, torch.arange(sum(sizes)).split(sizes), strict=True):
+            index_S[: len(row_index)] = row_index
+        source_index = torch.cat(sources)
+        encoded_records = PrivateRecords(
+            torch.cat(features), private.y[source_index], private.unit_id[source_index.numpy()], private.unit
+        )
+        return encoded_records, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)

@@ -26,7 +26,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any, TextIO
 
 import torch
@@ -34,19 +33,14 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core.progress import do_nothing
-from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers.engine import CURVE_POINTS, TrainedChunk, gather_rows, train_stacked
+from pate_torch.privacy.records import DataSpec
+from pate_torch.teachers import distributed
+from pate_torch.teachers.engine import CURVE_POINTS, TrainedChunk, TrainingTask, gather_rows, train_stacked
 from pate_torch.teachers.recipe import TeacherRecipe
-
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def train_chunks(
-    private: PrivateRecords,
-    spec: DataSpec,
-    shards: Shards,
-    recipe: TeacherRecipe,
-    seed: int,
+    task: TrainingTask,
     chunks: list[range],
     workers: int,
     report_share: Callable[[range, float], object] = do_nothing,
@@ -54,11 +48,7 @@ def train_chunks(
     """PRIVATE. Train chunks in worker processes; yields (teachers, what was learnt) as they finish.
 
     Args:
-        private: The private records.
-        spec: How they are normalized.
-        shards: Which records each teacher learns from.
-        recipe: Recipe of the teachers.
-        seed: Seed of their streams.
+        task: What the teachers are trained on.
         chunks: The teachers of each chunk.
         workers: Number of processes.
         report_share: Called with (teachers, share done) in between.
@@ -66,14 +56,15 @@ def train_chunks(
     Raises:
         ChildProcessError: A worker died.
     """
+    private, shards = task.private, task.shards
     records = SharedTensors.from_tensors(
         {"x": private.x, "y": private.y, "index": shards.index_KS, "mask": shards.mask_KS}
     )
-    results = SharedTensors.from_shapes(_get_result_shapes(spec, recipe, shards.num_teachers))
+    results = SharedTensors.from_shapes(_get_result_shapes(task.spec, task.recipe, shards.num_teachers))
     setup = {
-        "spec": spec.to_dict(),
-        "recipe": asdict(recipe),
-        "seed": seed,
+        "spec": task.spec.to_dict(),
+        "recipe": asdict(task.recipe),
+        "seed": task.seed,
         "chunks": [(teachers.start, teachers.stop) for teachers in chunks],
     }
     pending = list(reversed(range(len(chunks))))
@@ -238,10 +229,6 @@ class _SpawnedWorker(_Worker):
 
     def __init__(self, setup: dict[str, Any], records: SharedTensors, results: SharedTensors):
         super().__init__()
-        package = str(Path(__file__).resolve().parents[2])
-        environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-        environment |= _ENVIRONMENT
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
         child_orders, child_answers = self._child_fds
         self.process = _SubprocessAdapter(
             subprocess.Popen(
@@ -250,7 +237,7 @@ class _SpawnedWorker(_Worker):
                 stdout=child_answers,
                 stderr=self.errors,
                 pass_fds=(records.fd, results.fd),
-                env=environment,
+                env=distributed.make_child_environment() | _ENVIRONMENT,
             )
         )
         os.close(child_orders)

@@ -103,9 +103,7 @@ def run(name: str, *, runs: int, keep: str = "", queries: int | None = None, ove
     """The audit of one mechanism, on the pairs whose name contains ``keep``."""
     mechanism, setting = load_mechanism(name, overrides, 1e-5)
     pairs = [p for p in make_worst_pairs(mechanism, queries or setting.queries) if keep in p.name]
-    return audit(
-        mechanism, pairs, runs=runs, independent=setting.has_independent_queries(mechanism), confidence=CERTAIN
-    )
+    return audit(mechanism, pairs, runs=runs, independent=mechanism.has_independent_queries, confidence=CERTAIN)
 
 
 # name: a pair on which it shows much, runs and queries enough to find the fault there, values besides the YAML's

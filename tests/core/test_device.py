@@ -39,8 +39,8 @@ def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):
     from tests.teachers.teacher_world import records, shards_of, spec
 
     seen = []
-    plain = engine._run_steps
-    monkeypatch.setattr(engine, "_run_steps", lambda *given: (seen.append(switches()[:2]), plain(*given))[1])
+    plain = engine._compute_losses
+    monkeypatch.setattr(engine, "_compute_losses", lambda *given: (seen.append(switches()[:2]), plain(*given))[1])
     shards = shards_of([[0, 1], [2, 3]])
     for dtype, expected in (("float32", "ieee"), ("tf32", "tf32"), ("float64", "ieee")):
         recipe = TeacherRecipe(network="logistic", steps=1, batch_size=1, dtype=dtype)

@@ -31,10 +31,8 @@ def main() -> None:
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = distributed.count_votes(ensemble, lambda some: some.tally(private.x), len(private.x))
-    place = distributed.broadcast_tensors(
-        {"at": compute_coordinates(private.x, spec())} if distributed.is_main() else None
-    )
-    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(place["at"])
+    feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
+    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(feature_PD)
     joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"

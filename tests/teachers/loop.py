@@ -41,7 +41,10 @@ def train_loop(
         done.append(_zero_empty_teachers(params, alone, loss, accuracy))
         if row + 1 < len(chunk):
             tell((row + 1) / len(chunk))
-    return TrainedChunk.merge(done)
+    params = {name: torch.cat([one.params[name] for one in done]) for name in done[0].params}
+    return TrainedChunk(
+        params, torch.cat([one.loss_Pk for one in done], 1), torch.cat([one.accuracy_Pk for one in done], 1)
+    )
 
 
 def arithmetic(recipe: TeacherRecipe, device: torch.device) -> AbstractContextManager[object]:

@@ -6,10 +6,11 @@ import itertools
 import pytest
 import torch
 
+from pate_torch import networks
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import launch, stacked, training
 from pate_torch.teachers.recipe import TeacherRecipe
-from tests.teachers.teacher_world import records, shards_of, spec
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -23,15 +24,16 @@ def images(size=32, channels=3, classes=10):
 
 
 def train_size(recipe, spec, num_teachers, device):
-    return launch.compute_train_size(
-        recipe, launch.compute_network_cost(recipe.network, recipe.options, spec), num_teachers, device
-    )
+    module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options)
+    return launch.compute_train_size(recipe, networks.count_parameters(module), spec, num_teachers, device)
 
 
 def test_no_record_decides_how_many_are_launched():
     """Else one more in the largest shard could change the last bits of every teacher, and votes of all."""
-    assert set(inspect.signature(launch.compute_train_size).parameters) == {"recipe", "cost", "num_teachers", "device"}
-    assert set(inspect.signature(launch.estimate_training_bytes).parameters) == {"recipe", "cost"}
+    assert set(inspect.signature(launch.compute_train_size).parameters) == {
+        *("recipe", "num_parameters", "spec", "num_teachers", "device")
+    }
+    assert set(inspect.signature(launch.compute_gpu_points).parameters) == {"spec"}
 
 
 @pytest.mark.parametrize("num_teachers", [1, 15, 16, 17, 50, 250, 10_000])
@@ -81,37 +83,26 @@ def test_launches_on_a_cpu_follow_from_public_numbers(network):
     assert train_size(TeacherRecipe(chunk=64), spec(), 250, CPU) == 16
 
 
-def test_a_gpu_gets_what_its_memory_holds_in_whole_groups():
+def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
     recipe = TeacherRecipe(network="convnet", options={})
-    cost = launch.compute_network_cost("convnet", {}, images())
-    each = launch.estimate_training_bytes(recipe, cost)
-    size = train_size(recipe, images(), 10_000, GPU)
-    assert size % 16 == 0 and size * each <= 20 * 2**30 < (size + 16) * each
-    assert train_size(recipe, images(), 250, GPU) == 144 and 250 * each < 80e9  # two launches in 24 GiB
-    wide = TeacherRecipe(network="logistic", options={})
+    sizes = {pixels: train_size(recipe, images(pixels), 10_000, GPU) for pixels in (28, 32, 64, 224)}
+    assert sizes == {28: 160, 32: 128, 64: 32, 224: 2}  # 18 GiB of activations each
+    assert train_size(TeacherRecipe(batch_size=10**6), images(), 250, GPU) == 1
+    assert train_size(TeacherRecipe(chunk=200), images(), 10_000, GPU) == 200
+    rows = images(1, channels=1)
     for teachers in (75, 250):  # the last group is not whole, and belongs to the launch all the same
-        every = launch.plan_launches(launch.split_groups(teachers), train_size(wide, images(), teachers, GPU))
-        assert every == [range(teachers)]
-    small = TeacherRecipe(network="convnet", options={}, memory_gib=3.5 * each / 2**30)
-    assert train_size(small, images(), 250, GPU) == 3
+        size = train_size(TeacherRecipe(network="logistic", options={}), rows, teachers, GPU)
+        assert launch.plan_launches(launch.split_groups(teachers), size) == [range(teachers)]
+    assert [launch.compute_gpu_points(images(pixels)) for pixels in (1, 32, 64, 224, 10_000)] == [512, 256, 64, 5, 1]
 
 
-def test_too_little_memory_is_said_with_the_key():
-    recipe = TeacherRecipe(network="convnet", options={}, memory_gib=0.001)
-    with pytest.raises(ValueError, match=r"memory_gib=0\.001: is too little: .*network=convnet.*batch_size=32"):
-        train_size(recipe, images(), 250, GPU)
-    with pytest.raises(ValueError, match=r"teacher\.memory_gib=1e-06: is too little"):
-        launch.compute_query_size(launch.compute_network_cost("convnet", {}, images()), 250, 1e-6)
+def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
+    def exhaust(*_):
+        raise torch.OutOfMemoryError
 
-
-@pytest.mark.parametrize("network", ["logistic", "mlp", "lean_cnn", "convnet", "resnet"])
-@pytest.mark.parametrize("size", [28, 64])
-def test_asking_keeps_within_the_memory(network, size):
-    cost = launch.compute_network_cost(network, {}, images(size))
-    for memory in (0.1, 1.0, 20.0):
-        teachers, points = launch.compute_query_size(cost, 250, memory)
-        assert teachers * launch.estimate_query_bytes(cost, points) <= memory * 2**30
-        assert teachers == 64 or 2 * teachers * launch.estimate_query_bytes(cost, points) > memory * 2**30
+    monkeypatch.setattr(training, "train_stacked", exhaust)
+    with pytest.raises(ValueError, match=r"teacher\.chunk=3: 2 teachers at once do not fit"):
+        training.train(records(9), spec(), shards_of([[0, 1], [2, 3]]), recipe(), seed=0)
 
 
 def test_killed_ranks_and_workers_leave_whole_groups_and_the_same_bits(tmp_path):
