@@ -25,7 +25,7 @@ from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting import gdp
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning import feasibility
+from pate_torch.methods import feasibility
 from pate_torch.planning.autoconfig import MAX_DELTA, PublicFacts, choose_delta, choose_method
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
-from pate_torch import aggregation
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
@@ -136,24 +136,19 @@ class Split:
 
     def release_labels(self, sensitive: Any, mechanism: Any, strategy: QueryStrategy, num_queries: int) -> Release:
         """Release labels of public points by a mechanism."""
-        data, rounds = self.data, strategy.rounds
-        mechanism.check(
+        data, events = self.data, mechanism.privacy_events(num_queries, min(strategy.rounds, num_queries))
+        prepared = PreparedLabeling(
+            sensitive=sensitive,
+            spec=data.spec,
+            mechanism=mechanism,
+            query=strategy,
             num_queries=num_queries,
-            num_teachers=sensitive.num_teachers,
-            num_classes=data.spec.num_classes,
-            rounds=rounds,
+            seed=self.seed,
         )
-        with self.open_budget(mechanism.privacy_events(num_queries, rounds)) as budget:
-            return aggregation.answer_queries(
-                sensitive=sensitive,
-                pool=data.pool,
-                spec=data.spec,
-                mechanism=mechanism,
-                strategy=strategy,
-                budget=budget,
-                num_queries=num_queries,
-                seed=self.seed,
-            )
+        with self.open_budget(events) as budget:
+            prepared.check(budget)
+            with budget.spend(events, mechanism=mechanism.name) as spending:
+                return prepared.release(data.pool, spending)
 
     def release_gaussian_labels(self, *, active: bool, rule: str, epsilon: float) -> tuple[Release, float]:
         """Release labels by GNMax, LZCW21's PSQ or (``active``) ASQ; also its sigma, in votes."""

@@ -22,6 +22,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.trunk import PublicStart
 from tests.run_configs import changed, run_config
+from tests.worlds import check_adjacency
 
 AUGMENT = Affine(rotate=10, shift=0.7)
 SOURCE = LabelPrivacyDataset(source=Digits(private=200, public=60, test=60))

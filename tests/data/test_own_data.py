@@ -25,6 +25,7 @@ from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.units import compute_content_id, get_unit_ids, select_one_per_unit
+from tests.worlds import check_adjacency
 
 # The owner of most tables here has agreed.
 Csv, Libsvm, ImageFolder = (
