@@ -518,8 +518,8 @@ def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
     mechanism = build(name, noise, **({"max_failures": 5} if "max_failures" in vars(build(name)) else {}))
     if name in ("confident", "interactive"):
         mechanism = dataclasses.replace(mechanism, screen_sigma=40.0)  # else the checks alone cost more
-    config = changed(tiny(tmp_path), mechanism=mechanism, noise=noise, num_queries=30, delta=1e-4, target_epsilon=2.0)
-    events = config.calibrate_noise().mechanism.privacy_events(30)
+    method = changed(tiny(tmp_path), mechanism=mechanism, num_queries=30, delta=1e-4).method
+    events = method.calibrate(2.0, 1e-4).label_events()
     assert 2 * (1 - 1e-6) < compute_guarantee(events, 1e-4).epsilon <= 2
 
 
