@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +22,7 @@ from pate_torch.features.augmentation import Affine, View
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.networks import remove_head
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.unit_ids import concatenate_unit_ids
 
 _BLOCK_RECORDS = 4096  # records distorted at once
 _ENCODER_PREFIX = "encoder."
@@ -202,7 +202,7 @@ def encode_shards(
     for teacher, size in enumerate(sizes):
         index_KS[teacher, :size] = torch.arange(first, first + size)
         first += size
-    encoded_records = PrivateRecords(torch.cat(features), torch.cat(labels), np.concatenate(units), private.unit)
+    encoded_records = PrivateRecords(torch.cat(features), torch.cat(labels), concatenate_unit_ids(units), private.unit)
     return encoded_records, Shards(index_KS, index_KS >= 0, shards.adjacency, shards.unit)
 
 

@@ -25,7 +25,8 @@ from pate_torch.privacy import units
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
-from pate_torch.privacy.units import compute_content_id, get_unit_ids, select_one_per_unit
+from pate_torch.privacy.unit_ids import compute_content_id
+from pate_torch.privacy.units import get_unit_ids, select_one_per_unit
 
 # The owner of most tables here has agreed.
 Csv, Libsvm, ImageFolder = (
@@ -181,7 +182,9 @@ def test_what_is_replaced_in_a_folder_of_images_may_move_others(tmp_path):
 
 
 def test_units_are_ids_or_positions():
-    private = PrivateRecords(torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"]))
+    private = PrivateRecords.from_rows(
+        torch.arange(4.0)[:, None], torch.zeros(4).long(), np.array(["b", "a", "b", "a"])
+    )
     assert get_unit_ids(private, "add_remove").tolist() == ["b", "a", "b", "a"]
     assert get_unit_ids(private, "replace_one").tolist() == ["0", "1", "2", "3"]
     assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
