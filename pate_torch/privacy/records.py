@@ -34,7 +34,7 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 ADJACENCIES = ("add_remove", "replace_one")
 OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that its plain data hold only for points of some kinds."""
-UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with numbers that are missing or not finite"
+UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
 """Why a private record cannot be used."""
 LABEL_UNIT = "label of one record"

@@ -23,7 +23,7 @@ from pate_torch.data.libsvm import make_hashing_matrix
 from pate_torch.data.tensors import Tensors
 from pate_torch.privacy import units
 from pate_torch.privacy.partition import ReplaceOne
-from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.records import NOT_FINITE, UNREADABLE_POINT, PrivateRecords
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.unit_ids import compute_content_id
 from pate_torch.privacy.units import get_unit_ids, select_one_per_unit
@@ -279,7 +279,7 @@ def test_a_strange_private_record_changes_nobody_else(tmp_path):
     same_public_side(plain, loaded)
     filled = units.drop_unusable(loaded, "replace_one").private
     assert len(filled) == 64 and filled.x.isfinite().all() and not filled.x[-2].any() and not filled.y[-4]
-    assert loaded.num_dropped_by_reason == {"with missing numbers": 1, "of no known class": 1}
+    assert loaded.num_dropped_by_reason == {NOT_FINITE: 1, "of no known class": 1}
     loaded = units.drop_unusable(loaded, "add_remove")
     rows = rows_of(loaded.private)
     assert set(rows) - set(rows_of(plain.private)) == {"s1", "s3"}
@@ -594,15 +594,15 @@ def test_eight_bit_modes_are_converted(mode, tmp_path):
 
 
 def test_image_folders_are_refused_clearly(tmp_path):
-    folder = tmp_path / "g"
+    folder, own = tmp_path / "g", gallery(tmp_path / "own", 5)
     gallery(folder)
     deep = folder / "cat" / "deep_1.png"
     Image.fromarray(np.full((9, 9), 60_000, dtype=np.uint16)).save(deep)
     with pytest.raises(ValueError, match=r"image mode='I;16'.*deep_1\.png.*eight bits"):
-        ImageFolder(path=str(folder)).load()
+        ImageFolder(path=own, public_path=str(folder)).load()
     deep.write_bytes(b"\x89PNG\r\n\x1a\n not an image")
     with pytest.raises(ValueError, match=r"deep_1\.png.*not a readable image"):
-        ImageFolder(path=str(folder)).load()
+        ImageFolder(path=own, public_path=str(folder)).load()
     deep.unlink()
     with pytest.raises(ValueError, match=r"dataset\.group='\^\(q\)'.*does not match"):
         ImageFolder(path=str(folder), group="^(q)").load()
@@ -616,6 +616,22 @@ def test_image_folders_are_refused_clearly(tmp_path):
         ImageFolder(path=str(next((folder / "cat").iterdir()))).load()
     with pytest.raises(ValueError, match=r"dataset\.classes=\['cat', 'eel'\].*too short.*dog"):
         ImageFolder(path=str(folder), classes=["cat", "eel"]).load()
+
+
+def test_a_private_image_that_cannot_be_read_contributes_nothing_and_stops_nobodys_run(tmp_path):
+    own, public = gallery(tmp_path / "own", 5), gallery(tmp_path / "public")
+    source = ImageFolder(path=own, public_path=public, size=8)
+    whole = source.load()
+    Image.fromarray(np.full((9, 9), 60_000, dtype=np.uint16)).save(tmp_path / "own" / "cat" / "p0_0.png")
+    (tmp_path / "own" / "dog" / "p1_1.png").write_bytes(b"\x89PNG\r\n\x1a\n not an image")
+    damaged = source.load()
+    same_public_side(whole, damaged)
+    assert damaged.num_dropped_by_reason == {UNREADABLE_POINT: 2}
+    filled = units.drop_unusable(damaged, "replace_one").private
+    assert len(filled) == 10 and not filled.x[0].any() and filled.unit_id.tolist() == whole.private.unit_id.tolist()
+    rows = rows_of(units.drop_unusable(damaged, "add_remove").private)
+    gone = {"cat/p0_0.png", "dog/p1_1.png"}
+    assert rows == {name: row for name, row in rows_of(whole.private).items() if name not in gone}
 
 
 # --- tensors ---------------------------------------------------------------------------------------------------------
@@ -804,16 +820,16 @@ def test_damaged_files_are_refused_in_one_line(name, cut, tmp_path):
 
 
 def test_an_image_is_opened_by_the_fixed_list_of_formats_only(tmp_path):
-    folder = tmp_path / "g"
+    folder, own = tmp_path / "g", gallery(tmp_path / "own", 5)
     gallery(folder)
     bad = folder / "cat" / "drawing.png"
     for content in (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", b"\x89PNG\r\n\x1a\n" + b"\0" * 60):
         bad.write_bytes(content)
         with pytest.raises(ValueError, match=r"drawing\.png': is not a readable image"):
-            ImageFolder(path=str(folder)).load()
+            ImageFolder(path=own, public_path=str(folder)).load()
     Image.new("1", (20_000, 20_000)).save(bad)
     with pytest.raises(ValueError, match=r"drawing\.png': is not a readable image .*decompression bomb"):
-        ImageFolder(path=str(folder)).load()
+        ImageFolder(path=own, public_path=str(folder)).load()
 
 
 def test_a_feature_of_an_absurd_number_is_refused_where_it_is_public_and_left_out_where_not(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pate_torch.core import rng
 from pate_torch.privacy.partition import AddRemove, ReplaceOne, assign_shards
 from pate_torch.privacy.records import PrivateRecords, Shards
-from pate_torch.privacy.unit_ids import compute_keyed_hash
+from pate_torch.privacy.unit_ids import compute_keyed_hash, make_position_ids
 
 
 def private(ids, unit="record"):
@@ -190,7 +190,7 @@ class Splitting(AddRemove):
 
     def make_shards(self, private, num_teachers, seed):
         return super().make_shards(
-            dataclasses.replace(private, unit_id=np.arange(len(private)).astype(str)), num_teachers, seed
+            dataclasses.replace(private, unit_id=make_position_ids(len(private))), num_teachers, seed
         )
 
 
