@@ -90,7 +90,9 @@ class TableSource(FileSource):
             check_column(key, column, table)
         if column is not None and column in table:
             return parse_unit_ids(key, table[column], count_rows(table))
-        return make_content_ids(map(str.encode, row) for row in zip(*table.values(), strict=True))
+        return make_content_ids(
+            (_spell_number(cell).encode() for cell in row) for row in zip(*table.values(), strict=True)
+        )
 
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Public points by their own ids where their file has them, else by content."""
@@ -241,6 +243,19 @@ class Csv(TableSource):
                 f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the"
                 " limit.",
             ) from None
+
+
+def _spell_number(text: str) -> str:
+    """A cell as content ids are made of it: large whole numbers as in a column of fractions, which have fewer digits.
+
+    One missing value makes a column of whole numbers one of fractions, and must rename no other record.
+    """
+    if len(text) < 16 and "e+" not in text:
+        return text
+    try:
+        return repr(float(text)) if abs(float(text)) >= 2**53 else text
+    except ValueError:
+        return text
 
 
 def _select_rows(table: Table, rows: np.ndarray) -> Table:
