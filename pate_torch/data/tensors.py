@@ -13,7 +13,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.data import locations
 from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset
-from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_points
+from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -157,9 +157,10 @@ def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tenso
     Raises:
         ValueError: Another number of them, not integers, or outside 0..classes-1.
     """
-    y = torch.as_tensor(value).detach().cpu()
-    if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
-        raise checks.error(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")
+    y = convert_labels(value)
+    if y.shape != (count,):
+        raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        raise checks.error(key, "labels", f"must lie in 0..{num_classes - 1}", "class_names must list every class.")
-    return y.long()
+        problem = f"must be integers in 0..{num_classes - 1}"
+        raise checks.error(key, "labels", problem, "class_names must list every class.")
+    return y

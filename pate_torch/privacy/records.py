@@ -311,7 +311,7 @@ class PrivateRecords:
         """
         x, y = convert_points(x), convert_labels(y)
         if y.shape != x.shape[:1]:
-            raise checks.error("y", tuple(y.shape), "must be integers, one for each point")
+            raise checks.error("y", y.dtype, "must be integers, one for each point")
         unusable_by_reason = find_unusable_rows(x, y, num_classes, is_readable_N)
         num_unusable_by_reason = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
         unusable_N = find_any(len(y), unusable_by_reason.values())
@@ -389,8 +389,11 @@ def convert_labels(y: Any) -> Tensor:
 
 
 def _to_number(value: Any) -> float:
-    """A number as itself; NaN for anything else."""
-    return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
+    """A number as itself; NaN for anything else, and for what no float holds."""
+    try:
+        return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def _make_filler_point(x: Tensor) -> Tensor:

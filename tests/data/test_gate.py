@@ -96,7 +96,8 @@ def load_libsvm(rows, folder, group=None):
         for row in part:
             a, b = (cell if cell in CELLS[:6] else "0" for cell in (row["a"], row["b"]))
             qid = f" qid:{sum(map(ord, row['user']))}" if group else ""
-            yield f"{LABELS.index(row['label'])}{qid} 1:{a} 2:{b}\n"
+            beyond = " 90000:1" if row["number"] == "old" else ""  # no public row has such a feature
+            yield f"{LABELS.index(row['label'])}{qid} 1:{a} 2:{b}{beyond}\n"
 
     keys = {}
     for key, part in (("path", rows), ("public_path", GOOD), ("test_path", GOOD)):
