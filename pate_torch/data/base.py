@@ -74,64 +74,47 @@ class DatasetSource(ABC):
 
 
 def assemble_dataset(
-    *,
-    name: str,
-    class_names: tuple[str, ...],
     private: PrivateRecords,
     pool: PublicPool,
     evaluation: Evaluation,
+    *,
+    class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
     constants: Constants | None = None,
-    nominal_size: int | None = None,
     origin: str = FROM_OWNER,
-    provenance: Mapping[str, str] | None = None,
-    benchmark: bool = False,
-    spec_options: Mapping[str, Any] | None = None,
-    **options: Any,
+    dataset_facts: Mapping[str, Any] | None = None,
+    **spec_facts: Any,
 ) -> Dataset:
     """The data set of parts that a source has read, normalized by constants of its public points.
 
     Args:
-        name: Declared name.
-        class_names: One name for each class.
         private: The private side.
         pool: The public pool.
         evaluation: The evaluation side.
+        class_names: One name for each class.
         standardize: Which features of rows are centered and scaled by the pool's statistics; images always are.
         constants: Declared constants; None: the pool's.
-        nominal_size: Publicly declared approximate number of private records.
         origin: Where classes and the number of records come from: one of ``PROVENANCES``.
-        provenance: Where other values come from, and classes that do not come from ``origin``.
-        benchmark: Whether the records are public data.
-        spec_options: Further fields of ``DataSpec``.
-        options: Further fields of ``Dataset``; the records left out are those that ``private`` counts.
+        dataset_facts: Further fields of ``Dataset``; its provenance goes before ``origin``.
+        spec_facts: Further fields of ``DataSpec``.
     """
     mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
     spec = DataSpec(
-        name=name,
         num_classes=len(class_names),
         input_shape=tuple(pool.x.shape[1:]),
         class_names=class_names,
         mean=mean,
         std=std,
-        benchmark=benchmark,
-        nominal_size=nominal_size,
-        **(spec_options or {}),
+        **spec_facts,
     )
-    known_provenance = {
+    provenance = {
         CLASSES: origin,
         NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
-        **({} if nominal_size is None else {NUMBER_OF_RECORDS: origin}),
+        **({} if spec.nominal_size is None else {NUMBER_OF_RECORDS: origin}),
     }
-    options = {"num_dropped_by_reason": private.num_unusable_by_reason} | options
-    return Dataset(
-        spec,
-        private,
-        pool,
-        evaluation,
-        provenance=known_provenance | dict(provenance or {}),
-        **options,
-    )
+    options = {"num_dropped_by_reason": private.num_unusable_by_reason, **(dataset_facts or {})}
+    options["provenance"] = provenance | options.get("provenance", {})
+    return Dataset(spec, private, pool, evaluation, **options)
 
 
 def compute_channel_statistics(x: Tensor) -> Constants:

@@ -51,11 +51,11 @@ def assemble(
     pool_x, pool_y, test_x, test_y = public_test
     unit_id = make_position_ids(len(y)) if unit_id is None else unit_id
     return assemble_dataset(
+        PrivateRecords.from_rows(x, y, unit_id, num_classes=len(class_names)),
+        PublicPool(pool_x),
+        Evaluation(test_x, test_y, pool_y),
         name=name,
         class_names=class_names,
-        private=PrivateRecords.from_rows(x, y, unit_id, num_classes=len(class_names)),
-        pool=PublicPool(pool_x),
-        evaluation=Evaluation(test_x, test_y, pool_y),
         nominal_size=nominal_size,
         origin=FROM_DATASET_CODE,
         benchmark=True,

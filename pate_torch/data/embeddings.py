@@ -151,9 +151,10 @@ def _read_parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray
         table = table.drop_columns([column])
     if "embedding" in table.column_names:
         rows = table.column("embedding").to_pylist()
-        if len({None if row is None else len(row) for row in rows}) > 1 or None in rows:
+        widths = {len(row) for row in rows if row is not None}
+        if len(widths) != 1:
             raise ValueError("its vectors are of several lengths")
-        return ids, np.array(rows, dtype=np.float32)
+        return ids, np.array([[np.nan] * max(widths) if row is None else row for row in rows], dtype=np.float32)
     numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
     if not numbers:
         raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")

@@ -284,36 +284,35 @@ class FileSource(DatasetSource):
         provenance = {CLASSES: FROM_PUBLIC_POINTS} if self.classes is None else {}
         if points.schema is not None:
             provenance[CATEGORIES] = roles.get_categories_origin(points.schema, points.owner_columns)
+        records = PrivateRecords.from_rows(
+            x[private],
+            y_N[private],
+            unit_id[private],
+            self._unit_name,
+            num_classes=len(class_names),
+            is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
+        )
+        point_names = self._make_point_names(parts, points, public) if self._is_pool_public else None
+        pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
+        is_test_public = bool(self._is_public(np.array([TEST]))[0])
         return assemble_dataset(
-            name=self.name,
+            records,
+            PublicPool(x[public], 0.0 if self.benchmark else self._compute_split_shares()[0], point_names),
+            Evaluation(x[test], y_N[test], pool_y, public=is_test_public),
             class_names=class_names,
-            private=PrivateRecords.from_rows(
-                x[private],
-                y_N[private],
-                unit_id[private],
-                self._unit_name,
-                num_classes=len(class_names),
-                is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
-            ),
-            pool=PublicPool(
-                x[public],
-                0.0 if self.benchmark else self._compute_split_shares()[0],
-                self._make_point_names(parts, points, public) if self._is_pool_public else None,
-            ),
-            evaluation=Evaluation(
-                x[test],
-                y_N[test],
-                y_N[public] if bool((y_N[public] >= 0).all()) else None,
-                public=bool(self._is_public(np.array([TEST]))[0]),
-            ),
             standardize=points.standardize,
-            nominal_size=self.nominal_size,
-            provenance=provenance,
+            dataset_facts={
+                "adjacencies": adjacencies,
+                "advice": advice,
+                "num_dropped_by_reason": {reason: count for reason, count in counts.items() if count},
+                "provenance": provenance,
+            },
+            name=self.name,
             benchmark=self.benchmark,
-            num_dropped_by_reason={reason: count for reason, count in counts.items() if count},
-            spec_options={"schema": points.schema, "resize": points.resize, "text": points.text},
-            adjacencies=adjacencies,
-            advice=advice,
+            nominal_size=self.nominal_size,
+            schema=points.schema,
+            resize=points.resize,
+            text=points.text,
         )
 
     def _encode_labels(self, parts: dict[int, Part], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:

@@ -93,11 +93,11 @@ class Tensors(DatasetSource):
         if self.mean is not None and self.std is not None:
             constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
         return assemble_dataset(
+            private,
+            PublicPool(pool_x),
+            Evaluation(test_x, test_y, pool_y),
             name=self.name,
             class_names=classes,
-            private=private,
-            pool=PublicPool(pool_x),
-            evaluation=Evaluation(test_x, test_y, pool_y),
             constants=constants,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
