@@ -242,7 +242,7 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     assert set(rest.private.unit_id).isdisjoint(held.unit_id)
     assert len(rest.private) + len(held) == len(data.private)
     fewer = dataclasses.replace(
-        data, private=PrivateRecords(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
+        data, private=PrivateRecords.from_rows(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
     )
     assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
         data.private.unit_id[0]
