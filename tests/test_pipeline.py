@@ -347,7 +347,7 @@ def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, stra
     with pytest.raises(AssertionError, match="nobody looks"):
         pipeline.run(again(plan, "margin", query=Margin(rounds=3), guide_student=_Refusing()))
     looking = InteractiveGNMax(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
-    assert changed(plan, query=strategy, mechanism=looking).is_guided
+    assert changed(plan, query=strategy, mechanism=looking).method.is_guided
 
 
 def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_back(plan):
