@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks.fonts import drawn
 from pate_torch.core import checks
 from pate_torch.data import benchmark, locations
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.privacy.records import Dataset
 
@@ -36,7 +37,7 @@ _OVERSAMPLING = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glyphs:
+class Glyphs(DatasetSource):
     """The first ``num_classes`` of 0-9A-Z in 16 fonts, uint8 [N, 1, size, size], white on black.
 
     Attributes:
@@ -76,6 +77,15 @@ class Glyphs:
         checks.integer("dataset.size", self.size, low=8, high=256)
         checks.between("dataset.noise", self.noise, 0, 1)
         self._distortion()
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=self.num_classes,
+            num_private=self.private,
+            num_public=self.public,
+            is_benchmark=True,
+        )
 
     def load(self) -> Dataset:
         atlas = _atlas(self.size * _OVERSAMPLING)[:, : self.num_classes]

@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.fonts import drawn
 from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import Dataset
 
@@ -35,7 +36,7 @@ _KNOTS = 6  # of a bend, each way
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handwriting:
+class Handwriting(DatasetSource):
     """Digits 0 to 9 in every font of a folder, uint8 [N, 1, 28, 28], white on black.
 
     Attributes:
@@ -70,6 +71,15 @@ class Handwriting:
         benchmark.check_counts(self.public, self.test, self.private)
         checks.between("dataset.bend", self.bend, 0, 20)
         self._distortion()
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=len(_DIGITS),
+            num_private=self.private,
+            num_public=self.public,
+            is_benchmark=True,
+        )
 
     def load(self) -> Dataset:
         """Draw the records.

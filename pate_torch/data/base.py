@@ -1,10 +1,35 @@
-"""Where data come from."""
+"""Where data come from: what every source declares before it reads anything, and the data set that it loads."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
 
 from pate_torch.privacy.records import Dataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceFacts:
+    """Releasable. What a source declares before it reads anything; None where it declares nothing.
+
+    Attributes:
+        name: Declared name of the data set.
+        num_classes: Number C of classes.
+        num_private: About how many private records there are, as published or declared.
+        num_public: Number P of public points.
+        is_benchmark: Whether all records are public data.
+        paths: Where the main file of an owner may lie; empty for data that are no files of an owner.
+        root: The data root, where the source names one.
+    """
+
+    name: str
+    num_classes: int | None = None
+    num_private: int | None = None
+    num_public: int | None = None
+    is_benchmark: bool = False
+    paths: frozenset[Path] = frozenset()
+    root: str | None = None
 
 
 class DatasetSource(ABC):
@@ -14,6 +39,10 @@ class DatasetSource(ABC):
     @abstractmethod
     def name(self) -> str:
         """Declared name."""
+
+    def declared_facts(self) -> SourceFacts:
+        """The public facts that are known before anything is read."""
+        return SourceFacts(name=self.name)
 
     @abstractmethod
     def load(self) -> Dataset:

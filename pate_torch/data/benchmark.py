@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import locations
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy.records import (
     CLASSES,
     FROM_DATASET_CODE,
@@ -144,6 +144,16 @@ class ImageBenchmark(DatasetSource):
     def size(self) -> int:
         """Number of images these hold, as published."""
         return sum(self.sizes[split] for split in self.splits)
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=len(self.classes),
+            num_private=self.private or self.size,
+            num_public=self.public,
+            is_benchmark=True,
+            root=self.root,
+        )
 
     def _get_folder(self, root: Path) -> Path:
         """The folder of the files, for messages."""

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from pate_torch.core import checks, rng
 from pate_torch.data import benchmark, locations
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy.records import Dataset
 
 _NUM_RECORDS = 1797
@@ -43,6 +43,15 @@ class Digits(DatasetSource):
                 self.private + self.public + self.test,
                 f"must be at most {_NUM_RECORDS}, the size of the data set",
             )
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=len(self.classes),
+            num_private=self.private,
+            num_public=self.public,
+            is_benchmark=True,
+        )
 
     def load(self) -> Dataset:
         images, labels = load_digits(return_X_y=True)

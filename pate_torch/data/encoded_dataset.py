@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.features.base import PointEncoder
 from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.privacy.records import (
@@ -59,6 +59,9 @@ class EncodedDataset(DatasetSource):
         if name.startswith("_") or name == "source":  # of a copy that is being made
             raise AttributeError(name)
         return getattr(self.source, name)
+
+    def declared_facts(self) -> SourceFacts:
+        return self.source.declared_facts()
 
     def load(self, stages: Stages | None = None) -> Dataset:
         """Load the data set and encode it, or find its points encoded.

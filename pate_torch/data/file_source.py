@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng, texts
 from pate_torch.data import locations, roles
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.roles import PRIVATE, PUBLIC, TEST
 from pate_torch.privacy import units
 from pate_torch.privacy.records import (
@@ -129,6 +129,18 @@ class FileSource(DatasetSource):
         if self._role_assignment == "position" and not self._has_unnamed_records:
             message = "goes with one file of single records, named by position"
             raise checks.error("dataset.roles", self._role_assignment, message, "Use dataset.roles=hash.")
+
+    def declared_facts(self) -> SourceFacts:
+        path = None if self.path is None else Path(self.path).expanduser()
+        candidates = () if path is None else (path, locations.get_data_root(self.root) / path)
+        return SourceFacts(
+            name=self.name,
+            num_classes=None if self.classes is None else len(self.classes),
+            num_private=self.nominal_size,
+            is_benchmark=self.benchmark,
+            paths=frozenset(candidate.resolve() for candidate in candidates),
+            root=self.root,
+        )
 
     def _read_part(self, role: int, key: str, path: Path) -> Part:
         """The records of one file.

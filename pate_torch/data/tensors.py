@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import benchmark, locations, roles
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy import units
 from pate_torch.privacy.records import (
     CLASSES,
@@ -73,6 +73,15 @@ class Tensors(DatasetSource):
 
     def __repr__(self) -> str:
         return f"Tensors({self.name!r}, content withheld)"
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=self.class_names if isinstance(self.class_names, int) else len(self.class_names),
+            num_private=self.nominal_size,
+            num_public=len(self.pool_x),
+            is_benchmark=self.benchmark,
+        )
 
     def load(self) -> Dataset:
         names = self.class_names
