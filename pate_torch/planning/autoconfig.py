@@ -35,7 +35,7 @@ _RECORDS_PER_LINEAR_TEACHER, _RECORDS_PER_CLASS = 10, 1.25
 """Of linear teachers, and at least so many of each class: the noise stays, so many weak votes are better than few good
 ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2;
 docs/experiments/teacher-settings.md)."""
-_TARGET_LEAD_SHARE = 0.25
+TARGET_LEAD_SHARE = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
 _QUERY_COUNTS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
@@ -155,7 +155,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         gaussian = _calibrate_gaussian(facts, queries)
         lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
         assert lead is not None
-        if lead <= _TARGET_LEAD_SHARE * teachers:
+        if lead <= TARGET_LEAD_SHARE * teachers:
             break
     basis = "the number of public points" if facts.num_records is None else "the declared number of records"
     warning = feasibility.format_low_signal_warning(gaussian, teachers, facts.num_classes, queries)
