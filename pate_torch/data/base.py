@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pate_torch.privacy.records import Dataset
 
@@ -35,10 +36,11 @@ class SourceFacts:
 class DatasetSource(ABC):
     """Loads one data set."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Declared name."""
+    if TYPE_CHECKING:  # a field of most sources, which a property here would give itself as its default value
+
+        @property
+        def name(self) -> str:
+            """Declared name."""
 
     def declared_facts(self) -> SourceFacts:
         """The public facts that are known before anything is read."""

@@ -100,8 +100,9 @@ def plan(settings: Sequence[str]) -> PlanReport:
             axes = _make_default_axes(base, keys, has_pilot=pilot is not None)
         evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
         choices = tuple(evaluate(*row) for row in _iterate_rows(fixed_settings, axes, keys))
-        best_choice = select_best(choices)
-        suggestion = None if best_choice is None else _suggest_gradients(compose_plan(best_choice.settings), facts)
+        affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
+        priced = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
+        suggestion = None if priced is None else _suggest_gradients(compose_plan(priced.settings), facts)
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
@@ -144,6 +145,8 @@ def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Setting
     options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
+        if "=" not in setting and not setting.startswith("~"):
+            raise ValueError(f"{setting!r}: must be key=value, as for train.py")
         override, key = OverridesParser.create().parse_override(setting), _get_key(setting)
         if key in axes or key in fixed_settings:
             raise ValueError(f"{key}: given twice")
