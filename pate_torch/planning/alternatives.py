@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pate_torch.accounting import calibration
 from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -15,12 +13,15 @@ from pate_torch.privacy.facts import DatasetFacts
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
     """What to do, as settings of train.py, where noise outweighs the votes of this run."""
-    gradients = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
+    spec, num_public = facts.spec, len(facts.pool)
+    gradients = match_label_price(config, spec.nominal_size, num_public)
     if gradients is None or not facts.has_records:
         return NOISE_ADVICE
-    is_image, is_encoded = facts.spec.is_image, facts.spec.encoder is not None
-    options: dict[str, Any] = {"is_image": is_image, "is_encoded": is_encoded, "num_queries": len(facts.pool)}
-    return suggest_gradients(gradients, gradient_overrides(config, gradients, **options))
+    is_encoded = spec.encoder is not None
+    return suggest_gradients(
+        gradients,
+        gradient_overrides(config, gradients, is_image=spec.is_image, is_encoded=is_encoded, num_queries=num_public),
+    )
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:

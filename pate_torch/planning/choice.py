@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
@@ -125,7 +124,8 @@ class PlanEvaluator:
         try:
             method = method.calibrate(terms.target_epsilon, terms.delta)
             self._check(method)
-            events = self._list_events(replace(plan, method=method), method)
+            plan = replace(plan, method=method)  # the publication of the price, if there is one, is of this noise
+            events = method.label_events() + plan.extra_privacy_events(self.num_classes)
             routes = accounting.compute_route_epsilons(events, terms.delta)
         except ValueError as error:
             problem = str(error)
@@ -166,10 +166,6 @@ class PlanEvaluator:
             allow_uninformative = method.allow_uninformative_labels
             feasibility.check_informative(method.mechanism, **counts, allow_uninformative=allow_uninformative)
 
-    def _list_events(self, plan: RunConfig, method: LabelingMethod) -> tuple[PrivacyEvent, ...]:
-        """What a run of this method may charge, the publication of the price as the plan has it."""
-        return method.label_events() + plan.extra_privacy_events(self.num_classes)
-
     def _find_max_queries(self, plan: RunConfig, method: LabelingMethod) -> int:
         """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
 
@@ -177,7 +173,7 @@ class PlanEvaluator:
             larger_method = replace(method, num_queries=num_queries)
             try:
                 self._check(larger_method)
-                events = self._list_events(plan, larger_method)
+                events = larger_method.label_events() + plan.extra_privacy_events(self.num_classes)
                 if self.account is not None:
                     return not self.account.admits(events)
                 return not PrivacyFilter.can_admit(events, epsilon=self.get_budget(plan), delta=plan.privacy.delta)

@@ -41,7 +41,7 @@ from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.votes_file import VotesFile
 from pate_torch.planning import alternatives
-from pate_torch.planning.choice import PlanEvaluator, get_parameters, select_best
+from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig
 from pate_torch.planning.report import PlanReport, format_report
 from pate_torch.privacy.accounts import Account
@@ -102,7 +102,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
         choices = tuple(evaluate(*row) for row in _iterate_rows(fixed_settings, axes, keys))
         affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
         priced = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
-        suggestion = None if priced is None else _suggest_gradients(compose_plan(priced.settings), facts)
+        suggestions = () if priced is None else tuple(_suggest_gradients(priced, facts))
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
@@ -111,7 +111,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
         delta=terms.delta,
         target_epsilon=terms.target_epsilon or budget,
         choices=choices,
-        notes=(*_make_notes(base, facts, account, options), *([] if suggestion is None else [suggestion])),
+        notes=(*_make_notes(base, facts, account, options), *suggestions),
     )
 
 
@@ -257,18 +257,17 @@ def _make_notes(base: RunConfig, facts: SourceFacts, account: Account | None, op
             yield f"A run would be refused: the {text} {value}."
 
 
-def _suggest_gradients(plan: RunConfig, facts: SourceFacts) -> str | None:
-    """Per-record gradients at the price of this plan of teachers, as settings; None where they bear no such noise."""
-    if facts.num_private is None or not isinstance(plan.method, TeacherVotes):
-        return None
-    priced_plan = replace(plan, method=plan.method.calibrate(plan.privacy.target_epsilon, plan.privacy.delta))
+def _suggest_gradients(choice: Choice, facts: SourceFacts) -> Iterator[str]:
+    """Per-record gradients at the price of this choice of teachers, as settings, if they bear their noise."""
+    plan = compose_plan(choice.settings)
+    method, terms = plan.method, plan.privacy
+    if facts.num_private is None or not isinstance(method, TeacherVotes):
+        return
+    priced_plan = replace(plan, method=method.calibrate(terms.target_epsilon, terms.delta))
     gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
-    if gradients is None or gradients.is_noise_dominated:
-        return None
-    is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-    options: dict[str, Any] = {
-        "is_image": False if is_encoded else None,
-        "is_encoded": is_encoded,
-        "num_queries": facts.num_public,
-    }
-    return alternatives.suggest_gradients(gradients, alternatives.gradient_overrides(plan, gradients, **options))
+    if gradients is not None and not gradients.is_noise_dominated:
+        is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
+        settings = alternatives.gradient_overrides(
+            plan, gradients, is_image=False if is_encoded else None, is_encoded=is_encoded, num_queries=facts.num_public
+        )
+        yield alternatives.suggest_gradients(gradients, settings)

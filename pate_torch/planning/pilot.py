@@ -1,8 +1,8 @@
 """A plan tried on public data: votes of a small ensemble, or the gradients of records. Never private votes.
 
 The small ensemble's teachers are trained with shards of the planned size, and K votes are drawn from the shares of its
-own. A few teachers are not as often right together as many, so that the forecast is a little low: by about a point for
-64 teachers (docs/experiments/forecasts.md).
+own. A few teachers are not as often right together as many, so that the forecast is low: with 64 teachers by a point
+under noise of an eighth of the votes, and by up to seven without noise (docs/experiments/forecasts.md).
 """
 
 from __future__ import annotations

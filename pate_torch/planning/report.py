@@ -53,7 +53,7 @@ def format_report(report: PlanReport) -> str:
     choices, best = report.choices, report.best_choice
     budget = f"budget epsilon {report.budget_epsilon:g} ({report.budget_source})"
     head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}. No private record was read"
-    lines = [*_wrap(f"{head}; nothing is charged."), "", *format_table(report), ""]
+    lines = [*_wrap(f"{head}; nothing is charged.", 2), "", *format_table(report), ""]
     verdicts = {choice.verdict for choice in choices} - {"cannot"}
     for name, meaning in VERDICTS.items():
         lines += _wrap(f"{name:>8}  {meaning}") if name in verdicts else []
@@ -103,10 +103,12 @@ _CELLS: dict[str, Callable[[Choice], str]] = {
 
 
 def format_table(report: PlanReport) -> list[str]:
-    """One line a choice, the best marked; of columns that do not fit into 80, the least needed are left out."""
+    """One line a choice, the best marked; of columns that do not fit into 80, those of one value leave first."""
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
-    for name in ("screen", "shard", "thr", "answered", "asked"):
+    for name in sorted(
+        ("screen", "thr", "asked", "mechanism", "answered", "shard"), key=lambda n: len(set(columns[n])) > 2
+    ):
         if sum(widths.values()) + 2 * len(widths) - 1 > WIDTH:
             widths.pop(name, None)
     marks = [" ", *("*" if choice is report.best_choice else " " for choice in report.choices)]
