@@ -28,6 +28,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
+from pate_torch.accounting.formatting import format_delta
 from pate_torch.cli import hydra_config
 from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
@@ -36,6 +37,7 @@ from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset
+from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -193,7 +195,9 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
 
 def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
     """The pilot on the public data set that is named; never the one that is planned for."""
-    planned = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
+    planned = base.dataset
+    while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
+        planned = planned.source
     planned_facts = planned.declared_facts()
     root = [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
     paths = [setting for setting in fixed_settings if _get_key(setting) == "hydra.searchpath"]
@@ -246,8 +250,9 @@ def _make_notes(base: RunConfig, facts: SourceFacts, account: Account | None, op
         yield f"Tried on {options.dataset}: the forecast is as good as these public data are like yours."
     if account is None:
         return
-    state = f"{'closed; ' if account.is_closed else ''}{account.num_releases} releases so far"
-    yield f"Account {account.name}: {state}; what is left of epsilon {account.budget_epsilon:g} holds what fits."
+    spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
+    state = f"{'closed, ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
+    yield f"Account {account.name} {state} at delta {format_delta(account.delta)}; what is left holds what fits."
     for planned, value, text in (
         (base.privacy.budget_epsilon or account.budget_epsilon, account.budget_epsilon, "account's cap is epsilon"),
         (base.privacy.delta, account.delta, "account was opened at delta"),

@@ -191,7 +191,7 @@ def test_what_is_left_is_what_the_ledger_admits_and_nothing_is_charged(home):
     path.unlink()
     of_a_new_account = only("num_teachers=50", "mechanism.sigma=8.3", "privacy.budget_epsilon=4")
     assert choice.max_queries == of_a_new_account.max_queries - 20  # mu^2 adds up
-    assert "1 releases so far; what is left of epsilon 4" in " ".join(reports.format_report(report).split())
+    assert "of 4 at delta 1e-4; what is left holds" in " ".join(reports.format_report(report).split())
 
 
 def test_terms_that_a_run_would_refuse_are_named(home):
@@ -506,6 +506,7 @@ def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(enc
     mails(tmp_path, "bare", seed=2, labeled=False)
     for settings, said in (
         (planned, "the very records"),  # nobody knows of which file
+        ((*planned, "labels_only=true"), "the very records"),
         ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
         ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
         ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "of unknown classes"),
