@@ -1,76 +1,63 @@
-"""What K, noise and number of questions does a privacy budget allow, and what labels will they give?
+"""What does a choice of K, noise and number of questions cost, and what must teachers do for useful labels?
 
     pate plan dataset=svhn privacy.budget_epsilon=2
-    pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80 pilot.teacher_accuracy=0.83
+    pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
     pate plan dataset=csv dataset.nominal_size=2000 pilot.dataset=digits pilot.num_classes=10 --json
 
-The keys are those of ``train.py``; lists are tried in every combination, and without one K and sigma are halved and
-doubled. ``teachers`` is here another name of ``num_teachers``. ``pilot.*``: see ``planning/pilot.py``.
+The keys are those of ``train.py``, and ``teachers`` is another name of ``num_teachers``. Lists are tried in every
+combination; without one, sigma is halved and doubled, and with a pilot (``planning/pilot.py``) also K.
 
-Nothing is charged and no private record is read: the data set is asked for what its configuration declares, and
-``load()`` is never called. The pilot's votes are simulated, or those of a small ensemble on public data. With
-``pilot.dataset``, and neither mechanism nor method given, per-record gradients are tried at the price of the best
-choice of teachers, and recommended where more of their answers are right. The ledger is read only to say what is left.
-Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
+Nothing is charged and no private record is read: the data set is asked for what its source declares, and ``load()`` is
+never called. ``pilot.dataset`` names a public data set on which the choices are tried. The ledger is read only to say
+what is left. Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import functools
 import itertools
-import json
 import math
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch.cli import hydra_config as composer
+from pate_torch.accounting.formatting import format_delta
+from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import find_config_folder
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset
-from pate_torch.mechanisms.confident import ConfidentGNMax
-from pate_torch.mechanisms.interactive import InteractiveGNMax
-from pate_torch.planning import feasibility
-from pate_torch.planning import report as reports
-from pate_torch.planning.choice import Choice, DeclaredFacts, PlanEvaluator, select_best, takes_probabilities
-from pate_torch.planning.pilot import PUBLIC_DATASETS, PilotConfig, VoteModel, simulate_votes, train_vote_model
-from pate_torch.planning.report import PlanReport
+from pate_torch.data.labels_only import LabelPrivacyDataset
+from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.votes_file import VotesFile
+from pate_torch.planning import alternatives
+from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
+from pate_torch.planning.pilot import Pilot, PilotConfig
+from pate_torch.planning.report import PlanReport, format_report
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset
 
-SWEEP_KEYS = (
-    "num_teachers",
-    "num_queries",
-    "mechanism",
-    "mechanism.sigma",
-    "mechanism.screen_sigma",
-    "mechanism.threshold",
-)
+_NOISE_KEYS = ("mechanism.sigma", "mechanism.screen_sigma", "mechanism.threshold")
+SWEEP_KEYS = ("num_teachers", "num_queries", "mechanism", *_NOISE_KEYS)
 """Keys that may list several values: those the table shows."""
-GROUP_KEYS = {"mechanism", "method", "query", "student", "features", "private_epsilon"}
-"""Keys of which a row may name another component."""
-
 MAX_ROWS = 60
 DEFAULT_NUM_CLASSES = 2
 
 Settings = tuple[str, ...]
+Axes = dict[str, Settings]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -89,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
-    print(json.dumps(reports.to_payload(report), allow_nan=False) if args.json else reports.format_report(report))
+    print(report.to_json() if args.json else format_report(report))
     return 0
 
 
@@ -99,375 +86,194 @@ def plan(settings: Sequence[str]) -> PlanReport:
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
     """
-    pilot_options, other_settings = _split_pilot_options(settings)
-    axes, fixed_settings = _parse_axes(other_settings)
+    options, axes, fixed_settings = _parse_settings(settings)
+    keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        compose_plan = PlanComposer(fixed_settings)
-        votes = dict(map(_parse_setting, fixed_settings)).get("votes", "null")
-        if votes != "null":
-            raise checks.error("votes", votes, "are private; a plan looks at none", "Give teachers=<how many>.")
-        base = compose_plan(tuple(f"{key}={values[0]}" for key, values in axes.items()))
-        if base.labels is not None:
-            raise checks.error("labels", base.labels, "are paid for", "There is nothing to plan: run train.py.")
-        explicit_keys = {key for key, _ in map(_parse_setting, fixed_settings)} | set(axes)
-        if not axes and "experiment" not in explicit_keys:
-            axes = _make_default_axes(base, explicit_keys)
-        teachers = compose_plan.recommended_teachers or base.num_teachers
-        if "mechanism.sigma" in axes and base.privacy.target_epsilon is not None:
-            raise checks.error(
-                "privacy.target_epsilon", base.privacy.target_epsilon, "sets mechanism.sigma; sweep one of them"
-            )
-        plans = {
-            (*fixed_settings, *row): config
-            for row, config in _iterate_rows(compose_plan, axes, explicit_keys, teachers)
-        }
-    account, ledger_path = _find_account(base)
-    facts = DeclaredFacts.from_source(base.dataset)
-    num_classes = _get_num_classes(facts, pilot_options)
-    if "num_teachers" in explicit_keys and "num_teachers" not in axes:
-        teachers = base.num_teachers  # the guess is for the one K given, else for the recommended one
-    pilot = replace(pilot_options, at_teachers=pilot_options.at_teachers or teachers)
-    search_paths = tuple(setting for setting in fixed_settings if _parse_setting(setting)[0] == "hydra.searchpath")
-    proxy_dataset = functools.cache(lambda: _load_proxy_dataset(pilot, base, num_classes, search_paths))
-    votes_by_num_teachers = _make_votes_by_num_teachers(pilot, base, facts, num_classes, proxy_dataset)
-    evaluate = PlanEvaluator(facts, pilot, votes_by_num_teachers, proxy_dataset, num_classes, account)
-    plan_by_choice = {evaluate(config, settings): config for settings, config in plans.items()}
-    if pilot.dataset is not None and not explicit_keys & {"method", "mechanism", "experiment"}:
-        plan_by_choice |= _evaluate_gradients(evaluate, plan_by_choice, fixed_settings, compose_plan)
-    choices = tuple(plan_by_choice)
+        base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
+        facts, account, terms = base.dataset.declared_facts(), _find_account(base), base.privacy
+        if facts.num_classes is not None and options.num_classes not in (None, facts.num_classes):
+            problem = f"the data set declares {facts.num_classes}"
+            raise checks.error("pilot.num_classes", options.num_classes, problem)
+        num_classes = facts.num_classes or options.num_classes or DEFAULT_NUM_CLASSES
+        if "mechanism.sigma" in axes and terms.target_epsilon is not None:
+            problem = "sets mechanism.sigma; sweep one of them"
+            raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem)
+        pilot = None if options.dataset is None else _make_pilot(options, base, num_classes, fixed_settings)
+        if not axes and "experiment" not in keys:
+            axes = _make_default_axes(base, keys, has_pilot=pilot is not None)
+        evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
+        choices = tuple(evaluate(*row) for row in _iterate_rows(fixed_settings, axes, keys))
+        affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
+        priced = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
+        suggestions = () if priced is None else tuple(_suggest_gradients(priced, facts))
+    budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
-        budget=evaluate.get_budget(base),
-        budget_source=_format_budget_source(base, account),
-        target=base.privacy.target_epsilon or evaluate.get_budget(base),
-        pilot=_describe(pilot, facts, num_classes),
+        budget_epsilon=budget,
+        budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
+        delta=terms.delta,
+        target_epsilon=terms.target_epsilon or budget,
         choices=choices,
-        best_choice=select_best(list(choices)),
-        account=account,
-        ledger_path=ledger_path,
-        sweep_keys=tuple(axes),
-        notes=tuple(
-            _make_notes(
-                base, account, facts, choices, pilot, soft=any(map(takes_probabilities, plan_by_choice.values()))
-            )
-        ),
+        notes=(*_make_notes(base, facts, account, options), *suggestions),
     )
 
 
 # ---- from the command line to plans --------------------------------------------------------------------------------
 
 
-class PlanComposer:
-    """Plans of one command line: composed once for each mechanism, the numbers then set (composing takes long).
+def compose_plan(settings: Settings) -> RunConfig:
+    """The plan that train.py would make of the same settings.
 
-    Args:
-        fixed_settings: The settings that all rows share.
+    Raises:
+        ValueError: There is nothing to plan.
     """
-
-    def __init__(self, fixed_settings: Settings) -> None:
-        self._fixed_settings, self._config_by_groups = fixed_settings, dict[Settings, DictConfig]()
-
-    def __call__(self, row: Settings) -> RunConfig:
-        """The plan of the fixed settings and those of one row."""
-        groups = tuple(setting for setting in row if _parse_setting(setting)[0] in GROUP_KEYS)
-        if groups not in self._config_by_groups:
-            group_keys = {_parse_setting(setting)[0] for setting in row} & GROUP_KEYS
-            fixed_settings = [
-                setting
-                for setting in self._fixed_settings
-                if _parse_setting(setting)[0].split(".")[0] not in group_keys
-            ]
-            self._config_by_groups[groups] = compose("config", overrides=[*fixed_settings, *groups])
-        cfg = copy.deepcopy(self._config_by_groups[groups])
-        for override in OverridesParser.create().parse_overrides([s for s in row if s not in groups]):
-            OmegaConf.update(cfg, override.get_key_element(), override.value())
-        plan = composer.build_run_config(cfg, Path("."))
-        if not plan.num_teachers and not plan.method.releases_model:
-            fix = "Set privacy.target_epsilon in train.py to have its noise found."
-            raise checks.error("method", plan.method.name, "has no teachers to plan", fix)
-        return plan
-
-    @property
-    def recommended_teachers(self) -> int | None:
-        """The K that the data set's other recommended values are for."""
-        cfg = next(iter(self._config_by_groups.values()))
-        return cast("int | None", OmegaConf.select(cfg, "recommended.num_teachers"))
+    plan = hydra_config.build_run_config(compose("config", overrides=list(settings)), Path("."))
+    if isinstance(plan.method, VotesFile):
+        fix = "Give teachers=<how many>."
+        raise checks.error("votes", str(plan.method.path), "are private; a plan looks at none", fix)
+    if plan.labels is not None:
+        raise checks.error("labels", plan.labels, "are paid for", "There is nothing to plan: run train.py.")
+    if not isinstance(plan.method, TeacherVotes | GradientMethod):
+        fix = "Set privacy.target_epsilon in train.py to have its noise found."
+        raise checks.error("method", plan.method.name, "has no teachers to plan", fix)
+    return plan
 
 
-def _parse_setting(setting: str) -> tuple[str, str]:
-    """(key, value) of ``key=value``, without the marks of Hydra's grammar."""
-    key, equals, value = setting.partition("=")
-    if not equals and not setting.startswith("~"):
-        raise ValueError(f"{setting!r}: must be key=value, as for train.py")
-    return key.lstrip("+~"), value
+def _get_key(setting: str) -> str:
+    return setting.partition("=")[0].lstrip("+~")
 
 
-def _split_pilot_options(settings: Sequence[str]) -> tuple[PilotConfig, Settings]:
-    """The pilot's keys, and the others with ``teachers=<K>`` by its other name."""
-    pilot_settings, other_settings = list[str](), list[str]()
+def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Settings]:
+    """The pilot's options, {key: values} of the settings that list several, and the other settings."""
+    options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
     for setting in settings:
-        key, value = _parse_setting(setting)
-        if key.startswith("pilot."):
-            pilot_settings.append(setting.removeprefix("pilot."))
-        elif key == "pilot":
-            raise checks.error(
-                "pilot", value, "is a group", f"Set pilot.{', pilot.'.join(f.name for f in fields(PilotConfig))}."
-            )
-        elif key == "teachers":
-            if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
-                raise checks.error("teachers", value, "must be a number of teachers here, or a list of them")
-            other_settings.append(f"num_teachers={value}")
-        else:
-            other_settings.append(setting)
-    keys = [_parse_setting(setting)[0] for setting in other_settings]
-    for key in keys:
-        if keys.count(key) > 1:
+        setting = f"num_{setting}" if setting.startswith("teachers=") else setting
+        if "=" not in setting and not setting.startswith("~"):
+            raise ValueError(f"{setting!r}: must be key=value, as for train.py")
+        override, key = OverridesParser.create().parse_override(setting), _get_key(setting)
+        if key in axes or key in fixed_settings:
             raise ValueError(f"{key}: given twice")
-    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist(pilot_settings)))
-    for key in values:
-        checks.one_of("pilot key", key, [f.name for f in fields(PilotConfig)])
-    return PilotConfig(**values), tuple(other_settings)
+        if key.startswith("pilot."):
+            name = checks.one_of("pilot key", key.removeprefix("pilot."), [f.name for f in fields(PilotConfig)])
+            options[name] = override.value()
+        elif not override.is_sweep_override():
+            fixed_settings[key] = setting
+        elif key not in SWEEP_KEYS or not override.is_discrete_sweep():
+            raise ValueError(f"{key}: must have one value here; lists and ranges are for {', '.join(SWEEP_KEYS)}")
+        else:
+            axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
+    return PilotConfig(**options), axes, tuple(fixed_settings.values())
 
 
-def _parse_axes(settings: Settings) -> tuple[dict[str, tuple[str, ...]], Settings]:
-    """({key: values} of the settings that list several, the other settings)."""
-    axes, fixed_settings = dict[str, tuple[str, ...]](), list[str]()
-    parser = OverridesParser.create()
-    for setting in settings:
-        override = parser.parse_override(setting)
-        if not override.is_sweep_override():
-            fixed_settings.append(setting)
-            continue
-        key = override.get_key_element()
-        if key not in SWEEP_KEYS:
-            raise ValueError(f"{key}: must have one value here; lists are for {', '.join(SWEEP_KEYS)}")
-        if not override.is_discrete_sweep():
-            raise checks.error(key, setting, "must be a list or a range")
-        axes[key] = tuple(str(value) for value in override.sweep_string_iterator())
-    return axes, tuple(fixed_settings)
-
-
-def _make_default_axes(base: RunConfig, explicit_keys: set[str]) -> dict[str, tuple[str, ...]]:
-    """Half, once and twice the K and the sigma that the user left open."""
-    axes = dict[str, tuple[str, ...]]()
-    if "num_teachers" not in explicit_keys and base.num_teachers:
-        teachers = base.num_teachers
-        axes["num_teachers"] = tuple(str(k) for k in dict.fromkeys((max(1, teachers // 2), teachers, 2 * teachers)))
-    sigma = getattr(base.mechanism, "sigma", None)
+def _make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bool) -> Axes:
+    """Half, once and twice the sigma that the user left open; and the K, where a pilot tells what it does to labels."""
+    method, axes = base.method, Axes()
+    assert isinstance(method, LabelingMethod)
+    if "num_teachers" not in explicit_keys and method.ensemble_size and has_pilot:
+        sizes = max(1, method.ensemble_size // 2), method.ensemble_size, 2 * method.ensemble_size
+        axes["num_teachers"] = tuple(map(str, dict.fromkeys(sizes)))
+    sigma = get_parameters(method).get("sigma")
     if "mechanism.sigma" not in explicit_keys and sigma is not None and base.privacy.target_epsilon is None:
         axes["mechanism.sigma"] = tuple(f"{factor * sigma:g}" for factor in (0.5, 1, 2))
     return axes
 
 
-def _iterate_rows(
-    compose_plan: PlanComposer, axes: dict[str, tuple[str, ...]], explicit_keys: set[str], recommended_teachers: int
-) -> Iterator[tuple[Settings, RunConfig]]:
+def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Iterator[tuple[RunConfig, Settings]]:
     """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
     if math.prod(map(len, axes.values())) > MAX_ROWS:
         raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MAX_ROWS}")
     for values in itertools.product(*axes.values()):
-        row = tuple(f"{key}={value}" for key, value in zip(axes, values, strict=True))
-        row_plan = compose_plan(row)
-        is_recommended = not explicit_keys & {"mechanism.threshold", "experiment"}
-        if (
-            isinstance(row_plan.mechanism, ConfidentGNMax | InteractiveGNMax)
-            and is_recommended
-            and row_plan.num_teachers != recommended_teachers
-        ):
-            threshold = row_plan.mechanism.threshold * row_plan.num_teachers / recommended_teachers
-            row = (*row, f"mechanism.threshold={threshold:.4g}")
-            row_plan = compose_plan(row)
-        yield row, row_plan
+        settings = (*fixed_settings, *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
+        cfg = compose("config", overrides=list(settings))
+        if "threshold" in cfg.mechanism and not keys & {"mechanism.threshold", "experiment"}:
+            factor = cfg.num_teachers / cfg.recommended.num_teachers
+            settings += () if factor == 1 else (f"mechanism.threshold={cfg.mechanism.threshold * factor:.4g}",)
+        yield compose_plan(settings), settings
 
 
-def _evaluate_gradients(
-    evaluate: PlanEvaluator,
-    plan_by_choice: dict[Choice, RunConfig],
-    fixed_settings: Settings,
-    compose_plan: PlanComposer,
-) -> dict[Choice, RunConfig]:
-    """Per-record gradients at the price of the best of these choices of teachers (the cheapest, where none works)."""
-    priced_choices = [
-        choice for choice in plan_by_choice if choice.epsilon is not None and math.isfinite(choice.epsilon)
-    ]
-    teacher_choice = select_best(list(plan_by_choice)) or min(
-        priced_choices, key=lambda choice: choice.epsilon or 0.0, default=None
-    )
-    if teacher_choice is None or evaluate.facts.num_records is None:
-        return {}
-    plan = plan_by_choice[teacher_choice]
-    gradients = feasibility.match_label_price(
-        plan, plan.calibrate_noise().mechanism, evaluate.facts.num_records, evaluate.facts.num_public
-    )
-    if gradients is None:
-        return {}
-    is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-    is_image = False if is_encoded else None
-    overrides = feasibility.gradient_overrides(
-        plan, gradients, is_image=is_image, is_encoded=is_encoded, num_queries=evaluate.facts.num_public
-    )
-    replaced_keys = {"num_teachers", *(_parse_setting(setting)[0].split(".")[0] for setting in overrides)}
-    other_settings = tuple(
-        setting for setting in fixed_settings if _parse_setting(setting)[0].split(".")[0] not in replaced_keys
-    )
-    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        gradient_plan = compose_plan(overrides)
-    return {evaluate(gradient_plan, (*other_settings, *overrides)): gradient_plan}
+# ---- the pilot, the account and the notes --------------------------------------------------------------------------
 
 
-# ---- the pilot and the account -------------------------------------------------------------------------------------
-
-
-def _get_num_classes(facts: DeclaredFacts, pilot: PilotConfig) -> int:
-    if facts.num_classes is not None and pilot.num_classes not in (None, facts.num_classes):
-        raise checks.error("pilot.num_classes", pilot.num_classes, f"the data set declares {facts.num_classes}")
-    return facts.num_classes or pilot.num_classes or DEFAULT_NUM_CLASSES
-
-
-def _make_votes_by_num_teachers(
-    pilot: PilotConfig, base: RunConfig, facts: DeclaredFacts, num_classes: int, proxy_dataset: Callable[[], Dataset]
-) -> Callable[[int], VoteModel]:
-    """K -> the votes to try it on."""
-
-    def make_votes(num_teachers: int) -> VoteModel:
-        if pilot.dataset is None:
-            accuracy = pilot.compute_accuracy(num_teachers, num_classes)
-            return simulate_votes(accuracy, num_classes, pilot.num_queries, base.seed, pilot.error_correlation)
-        shard_size = facts.compute_shard_size(num_teachers)
-        if shard_size is None:
-            raise checks.error(
-                "dataset.nominal_size", None, "must be declared for pilot.dataset", "About how many records?"
-            )
-        return train_vote_model(pilot, base.teacher, proxy_dataset(), shard_size, base.seed)
-
-    return make_votes
-
-
-def _load_proxy_dataset(pilot: PilotConfig, base: RunConfig, num_classes: int, search_paths: Settings) -> Dataset:
-    """The public data set that the pilot trains on; never the one that is planned for.
-
-    Args:
-        pilot: Names it.
-        base: What is planned.
-        num_classes: Number of classes of the data that are planned for.
-        search_paths: Where its YAML may lie, beside the package's: the command's ``hydra.searchpath``.
-    """
-    root = base.dataset.declared_facts().root
-    settings = [f"dataset={pilot.dataset}", *search_paths, *([] if root is None else [f"data_root={root}"])]
-    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        try:
-            cfg = compose("config", overrides=settings)
-        except MissingConfigException as error:
-            fix = f"Name one of {', '.join(PUBLIC_DATASETS)}, or a file of your own in a hydra.searchpath."
-            raise checks.error("pilot.dataset", pilot.dataset, "is no data set here", fix) from error
-        source: DatasetSource = composer.instantiate_component(cfg, "dataset", DatasetSource)
-    planned_source = base.dataset.source if isinstance(base.dataset, EncodedDataset) else base.dataset
-    if source.name == planned_source.name or not _is_distinct_source(source, planned_source):
+def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
+    """The pilot on the public data set that is named; never the one that is planned for."""
+    planned = base.dataset
+    while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
+        planned = planned.source
+    planned_facts = planned.declared_facts()
+    root = [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
+    paths = [setting for setting in fixed_settings if _get_key(setting) == "hydra.searchpath"]
+    try:
+        cfg = compose("config", overrides=[f"dataset={options.dataset}", *paths, *root])
+    except MissingConfigException as error:
+        fix = "Name a public benchmark, or a file of your own in a hydra.searchpath."
+        raise checks.error("pilot.dataset", options.dataset, "is no data set here", fix) from error
+    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
+    facts = source.declared_facts()
+    are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
+    if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
         fix = "Use another public data set; two of your own files must each be named, by dataset.path."
-        raise checks.error(
-            "pilot.dataset", pilot.dataset, "holds the very records that this plan must not look at", fix
-        )
-    if not source.declared_facts().is_benchmark:
-        fix = f"Use {', '.join(PUBLIC_DATASETS)}, or say dataset.benchmark=true in its file."
-        raise checks.error(
-            "pilot.dataset", pilot.dataset, "is not declared as public, and a plan looks at no private record", fix
-        )
+        problem = "holds the very records that this plan must not look at"
+        raise checks.error("pilot.dataset", options.dataset, problem, fix)
+    if not facts.is_benchmark:
+        fix = "Use a public benchmark, or say dataset.benchmark=true in its file."
+        problem = "is not declared as public, and a plan looks at no private record"
+        raise checks.error("pilot.dataset", options.dataset, problem, fix)
+    if planned_facts.num_private is None:
+        fix = "About how many records?"
+        raise checks.error("dataset.nominal_size", None, "must be declared for pilot.dataset", fix)
     data = source.load()
-    if data.spec.num_classes != num_classes:
-        problem = f"has {data.spec.num_classes} classes, the data set {num_classes}"
-        raise checks.error("pilot.dataset", pilot.dataset, problem, "Use public data of as many classes.")
-    if data.evaluation.pool_y is None:
-        fix = "Give its public points a label each."
+    if data.spec.num_classes != num_classes or data.evaluation.pool_y is None:
+        problem = f"must have public points of {num_classes} known classes, not of {data.spec.num_classes}"
+        problem = problem if data.evaluation.pool_y is not None else "has public points of unknown classes"
         raise checks.error(
-            "pilot.dataset", pilot.dataset, "has public points of unknown classes, and judges no plan", fix
+            "pilot.dataset", options.dataset, problem, "Use public data of as many classes, with labels."
         )
     if isinstance(base.dataset, EncodedDataset):
-        return replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
-    return data
+        data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
+    return Pilot(options, data, planned_facts.num_private, base.seed)
 
 
-def _is_distinct_source(proxy_source: DatasetSource, planned_source: DatasetSource) -> bool:
-    """Whether two sources are of two kinds, or of users' files of one kind that cannot be the same."""
-    if type(proxy_source) is not type(planned_source):
-        return True
-    proxy_paths, planned_paths = proxy_source.declared_facts().paths, planned_source.declared_facts().paths
-    return bool(proxy_paths and planned_paths) and not proxy_paths & planned_paths
-
-
-def _describe(pilot: PilotConfig, facts: DeclaredFacts, num_classes: int) -> str:
-    classes = f"{num_classes} classes" + ("" if facts.num_classes else " (undeclared: pilot.num_classes)")
-    query_text = f"{pilot.num_queries} questions asked at random, {classes}"
-    if pilot.dataset is not None:
-        return (
-            f"{query_text}; {pilot.teachers} teachers trained on {pilot.dataset} for {pilot.steps} steps at each shard "
-            "size, or the gradients of its records."
-        )
-    return (
-        f"{query_text}; votes simulated from one guess: a teacher is right {100 * pilot.teacher_accuracy:g} % of the "
-        f"time at K {pilot.at_teachers} (pilot.teacher_accuracy), its error growing as K^{pilot.exponent:g}. How many "
-        "mistakes teachers share is "
-        + (
-            "not known (pilot.error_correlation): so the wide intervals."
-            if pilot.error_correlation is None
-            else f"{pilot.error_correlation:g}."
-        )
-    )
-
-
-def _find_account(base: RunConfig) -> tuple[Account | None, Path | None]:
+def _find_account(base: RunConfig) -> Account | None:
     """The data set's account, if there is a ledger that has one; read, and left as it is."""
-    path = base.root / "ledger.sqlite"
-    if not path.exists():
-        return None, None
-    with Ledger(path, create=False, readonly=True) as ledger:
-        matching_account = {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
-    return matching_account, None if matching_account is None else path
+    if not base.ledger_path.exists():
+        return None
+    with Ledger(base.ledger_path, create=False, readonly=True) as ledger:
+        return {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
 
 
-def _format_budget_source(base: RunConfig, account: Account | None) -> str:
-    if base.privacy.budget_epsilon is not None:
-        return "privacy.budget_epsilon"
-    return "privacy.opening_budget" if account is None else "the account's cap"
-
-
-def _make_notes(
-    base: RunConfig,
-    account: Account | None,
-    facts: DeclaredFacts,
-    choices: tuple[Choice, ...],
-    pilot: PilotConfig,
-    *,
-    soft: bool,
-) -> list[str]:
+def _make_notes(base: RunConfig, facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
     """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
-    notes = []
-    if facts.num_records is None:
-        notes.append("How many private records there are is not declared (dataset.nominal_size): shards are unknown.")
-    if not all(choice.num_teachers for choice in choices):
-        notes.append("Per-record gradients cost the same for any num_queries: ask about all public points.")
-    elif select_best(list(choices)) is None and pilot.dataset is None and facts.num_records is not None:
-        notes.append(
-            "Per-record gradients bear more noise than votes (method=gradients mechanism=gradient_descent). A guess of "
-            "votes cannot forecast them; pilot.dataset=<public data like yours> does, and chooses them if they are "
-            "better."
-        )
-    if soft and pilot.dataset is None:
-        notes.append(
-            "Soft labels are forecast as if every probability were 0 or 1: a guess of votes knows none. Real ones "
-            "spread over more bins, and as a rule fewer questions are answered; pilot.dataset=<public data like yours> "
-            "tries them."
-        )
-    elif soft:
-        notes.append(
-            f"Soft labels are forecast from the probabilities of at most {pilot.teachers} teachers, drawn K times: so "
-            "few fill too few bins, and fewer questions may be answered. pilot.teachers=<more> is nearer."
-        )
+    if facts.num_classes is None and options.num_classes is None:
+        yield f"The classes are not declared (dataset.classes, pilot.num_classes): {DEFAULT_NUM_CLASSES} are assumed."
+    if facts.num_private is None:
+        yield "How many private records there are is not declared (dataset.nominal_size): shards are unknown."
+    if options.dataset is not None:
+        yield f"Tried on {options.dataset}: the forecast is as good as these public data are like yours."
     if account is None:
-        return notes
-    if base.privacy.budget_epsilon not in (None, account.budget_epsilon):
-        notes.append(f"A run would be refused: the account's cap is epsilon {account.budget_epsilon:g}.")
-    if base.privacy.delta != account.delta:
-        notes.append(f"A run would be refused: the account was opened at delta {account.delta:g}.")
-    if base.partition.adjacency != account.adjacency:
-        notes.append(f"A run would be refused: the account was opened for partition={account.adjacency}.")
-    return notes
+        return
+    spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
+    state = f"{'closed, ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
+    yield f"Account {account.name} {state} at delta {format_delta(account.delta)}; what is left holds what fits."
+    for planned, value, text in (
+        (base.privacy.budget_epsilon or account.budget_epsilon, account.budget_epsilon, "account's cap is epsilon"),
+        (base.privacy.delta, account.delta, "account was opened at delta"),
+        (base.partition.adjacency, account.adjacency, "account was opened for partition"),
+    ):
+        if planned != value:
+            yield f"A run would be refused: the {text} {value}."
+
+
+def _suggest_gradients(choice: Choice, facts: SourceFacts) -> Iterator[str]:
+    """Per-record gradients at the price of this choice of teachers, as settings, if they bear their noise."""
+    plan = compose_plan(choice.settings)
+    method, terms = plan.method, plan.privacy
+    if facts.num_private is None or not isinstance(method, TeacherVotes):
+        return
+    priced_plan = replace(plan, method=method.calibrate(terms.target_epsilon, terms.delta))
+    gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
+    if gradients is not None and not gradients.is_noise_dominated:
+        is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
+        settings = alternatives.gradient_overrides(
+            plan, gradients, is_image=False if is_encoded else None, is_encoded=is_encoded, num_queries=facts.num_public
+        )
+        yield alternatives.suggest_gradients(gradients, settings)
