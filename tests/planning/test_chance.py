@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import PATE
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import label as label
+from pate_torch.cli import plan
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
@@ -21,7 +22,7 @@ from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods import feasibility
 from pate_torch.methods.gradient_budget import CalibratedDescent, calibrate_gradients
-from pate_torch.planning import alternatives, autoconfig, command
+from pate_torch.planning import alternatives, autoconfig
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
@@ -150,8 +151,8 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
 def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student):
     """Of features: where noise is large, a student of the model's answers."""
-    with command.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
-        run = command.compose_plan(("dataset=csv",))
+    with plan.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+        run = plan.compose_plan(("dataset=csv",))
     descent = calibrate_gradients(epsilon=0.5, delta=1e-5, adjacency="add_remove", num_records=records, num_public=500)
     said = alternatives.gradient_overrides(run, descent, is_image=False, is_encoded=True, num_queries=500)
     assert student in said and ("student.alpha=.5" in said) == descent.needs_self_training(True)

@@ -16,6 +16,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import BoundedRangeEvent
+from pate_torch.cli import plan as command
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import SourceFacts
 from pate_torch.data.digits import Digits
@@ -30,7 +31,6 @@ from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods import feasibility
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.planning import command as command
 from pate_torch.planning import pilot as pilots
 from pate_torch.planning import report as reports
 from pate_torch.planning.choice import select_best
