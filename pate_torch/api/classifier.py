@@ -36,7 +36,6 @@ from pate_torch.data.roles import get_categories_origin
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.methods import panel
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
@@ -66,6 +65,7 @@ from pate_torch.students.linear_model import ReleasedModel
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers import panel
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 

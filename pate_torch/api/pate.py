@@ -38,7 +38,7 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.methods.panel import Panel, PanelMethod, fit_estimators, fit_modules
+from pate_torch.methods.panel import PanelMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.opening import open_budget
@@ -74,6 +74,7 @@ from pate_torch.students.label_spreading import LabelSpreading
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from pate_torch.students.vat import Vat
+from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore
 

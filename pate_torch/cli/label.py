@@ -33,12 +33,13 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.methods.votes_file import VotesFile, read
+from pate_torch.methods.votes_file import VotesFile
 from pate_torch.pipeline import run
 from pate_torch.planning.alternatives import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.queries.random import Random
+from pate_torch.teachers.vote_table import read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from pate_torch.methods import panel
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords
+from pate_torch.teachers import panel
 from pate_torch.teachers.recipe import TeacherRecipe
 
 N, K, C = 240, 8, 3

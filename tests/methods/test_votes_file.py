@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
-from pate_torch.methods.votes_file import read
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.teachers.vote_table import read
 from tests.command_runs import TINY, train
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny

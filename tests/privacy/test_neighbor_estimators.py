@@ -16,8 +16,8 @@ from pate_torch.api.pate import PATE
 from pate_torch.core import rng
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
-from pate_torch.methods import panel
 from pate_torch.privacy import unit_ids
+from pate_torch.teachers import panel
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls

@@ -1,0 +1,305 @@
+"""Teachers of any kind, fitted in this process and not kept."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import clone, is_classifier
+from torch import Tensor, nn
+
+from pate_torch.core import checks, rng
+from pate_torch.core.device import deterministic_mode
+from pate_torch.core.progress import Progress, do_nothing
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.teachers import independence, voting
+from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
+from pate_torch.teachers.recipe import TeacherRecipe
+
+Member = Callable[[Tensor], Tensor]
+"""PRIVATE. Raw points [Q, ...] -> classes, int64 [Q]."""
+
+FALLBACK_CLASS = 0
+"""What a teacher votes that learnt nothing, or cannot answer: it still has exactly one vote."""
+
+
+@dataclass(eq=False, repr=False)
+class Panel:
+    """PRIVATE. K fitted teachers.
+
+    Attributes:
+        num_failed: How many could not be fitted and vote class 0 (for the owner's eyes).
+        retraining_check: Until ``check_retraining`` has passed: the work of a fresh process, and the records and the
+            number of the teacher that it trains again. None: tried, or there is only one teacher.
+    """
+
+    members: tuple[Member, ...]
+    spec: DataSpec
+    num_failed: int = 0
+    retraining_check: tuple[bytes, Tensor, Tensor, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        return f"Panel({len(self)} teachers, content withheld)"
+
+    def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
+        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class becomes class 0."""
+        rows = []
+        for number, member in enumerate(self.members):
+            label_Q = member(x)
+            rows.append(torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS))
+            progress(number + 1, len(self))
+        return torch.stack(rows)
+
+    def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
+        """PRIVATE. Every teacher's one vote on each point."""
+        return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
+
+    def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
+        """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
+        if self.retraining_check is not None:
+            pickled_fit, own_x, own_y, teacher = self.retraining_check
+            label_Q = independence.call_in_fresh_process(pickled_fit, own_x, own_y, teacher, x)
+            label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
+            if not torch.equal(label_Q, prediction_KQ[teacher]):
+                raise independence.dependence_error(len(self))
+            self.retraining_check = None
+
+
+def make_constant(label: int) -> Member:
+    """A teacher that always predicts the same class."""
+    return lambda x: torch.full((len(x),), label, dtype=torch.int64)
+
+
+Fit = Callable[[Tensor, Tensor, int], Member]
+"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher; raises what it raises."""
+
+
+def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
+    """PRIVATE. The teacher of these records; a constant where it cannot be fitted: stopping would tell of its shard."""
+    if len(y) == 0:
+        return make_constant(FALLBACK_CLASS)
+    try:
+        with rng.seeded_generators(seed, "teacher", teacher, "fit"):
+            member = fit(x, y, teacher)
+    except Exception as error:
+        errors.append(error)
+        return make_constant(FALLBACK_CLASS)
+
+    def predict_seeded(points: Tensor) -> Tensor:
+        with rng.seeded_generators(seed, "teacher", teacher, "predict"):
+            return member(points)
+
+    return predict_seeded
+
+
+def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, points: Tensor) -> Tensor:
+    return _fit_member(fit, seed, x, y, teacher, [])(points)
+
+
+def _fit_all(
+    fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
+) -> Panel:
+    """PRIVATE. Every shard's teacher. ``teacher_type``: the error where no teacher could be fitted."""
+    several = shards.num_teachers > 1
+    pickled_fit = (
+        independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if several else b""
+    )  # before anything is trained
+    members, errors = list[Member](), list[Exception]()
+    for teacher in range(shards.num_teachers):
+        own_rows = shards.get_indices(teacher)
+        members.append(_fit_member(fit, seed, private.x[own_rows], private.y[own_rows], teacher, errors))
+        progress(teacher + 1, shards.num_teachers)
+    if errors and len(errors) == shards.num_teachers:
+        raise ValueError(f"teacher: no {teacher_type} could be fitted: {type(errors[0]).__name__}") from errors[0]
+    panel = Panel(tuple(members), spec, len(errors))
+    if several:
+        test_teacher = independence.draw_candidate(range(1, shards.num_teachers))
+        own_rows = shards.get_indices(test_teacher)
+        panel.retraining_check = pickled_fit, private.x[own_rows], private.y[own_rows], test_teacher
+    return panel
+
+
+def fit_estimators(
+    estimator: Any,
+    private: PrivateRecords,
+    spec: DataSpec,
+    shards: Shards,
+    *,
+    seed: int,
+    progress: Progress = do_nothing,
+) -> Panel:
+    """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
+
+    A shard without records votes class 0, one of a single class votes that class, and so does (for class 0) a teacher
+    that cannot be fitted: stopping there would tell of that shard. Its warnings are not shown for the same reason.
+    ``random_state``s that were left open are set by teacher.
+
+    Raises:
+        ValueError: ``estimator`` is no classifier, or no copy can be fitted.
+    """
+    if not is_classifier(estimator):
+        raise checks.error("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
+    fit = functools.partial(_fit_estimator, estimator, spec, seed)
+    return _fit_all(fit, private, spec, shards, seed, progress, type(estimator).__name__)
+
+
+def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
+    if len(torch.unique(y)) < 2:
+        return make_constant(int(y[0]))
+    classifier = copy.deepcopy(clone(estimator))  # some estimators are their own clone
+    states = {
+        key: rng.derive_seed(seed, "teacher", teacher, key) % 2**32
+        for key, value in classifier.get_params(deep=True).items()
+        if value is None and key.split("__")[-1] == "random_state"
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        classifier.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
+
+    def predict(points: Tensor) -> Tensor:
+        label = np.full(len(points), FALLBACK_CLASS, dtype=np.int64)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                label[:] = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+            except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
+                label[:] = FALLBACK_CLASS
+        return torch.from_numpy(label)
+
+    return predict
+
+
+def fit_modules(
+    factory: Callable[[], nn.Module],
+    private: PrivateRecords,
+    spec: DataSpec,
+    shards: Shards,
+    recipe: TeacherRecipe,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    progress: Progress = do_nothing,
+) -> Panel:
+    """PRIVATE. Train a network of the user's own for every shard, as ``recipe`` says (but for its network).
+
+    A shard without records votes class 0, and so do non-finite logits.
+
+    Args:
+        factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from
+            the teacher's own stream.
+        private: The private records.
+        spec: How they are normalized.
+        shards: Which records each teacher learns from.
+        recipe: Recipe of the training.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
+        progress: Called with (done, total) teachers.
+
+    Raises:
+        ValueError: The network has another shape, or networks share parameters.
+    """
+    check_factory("teacher", factory, spec)
+    fit = functools.partial(_fit_module_member, factory, spec, recipe, seed, torch.device(device))
+    return _fit_all(fit, private, spec, shards, seed, progress, "network")
+
+
+def _fit_module_member(
+    factory: Callable[[], nn.Module],
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    seed: int,
+    device: torch.device,
+    x: Tensor,
+    y: Tensor,
+    teacher: int,
+) -> Member:
+    module = fit_module(factory, x, y, spec, recipe, teacher, seed=seed, device=device)
+
+    @torch.no_grad()
+    def predict(points: Tensor) -> Tensor:
+        parts = [torch.zeros(0, dtype=torch.int64)]
+        for part in points.split(512):
+            logits = module(spec.normalize(part.to(device), recipe.torch_dtype))
+            parts.append(torch.where(logits.isfinite().all(1), logits.argmax(1), FALLBACK_CLASS).cpu())
+        return torch.cat(parts)
+
+    return predict
+
+
+def fit_module(
+    factory: Callable[[], nn.Module],
+    x: Tensor,
+    y: Tensor,
+    spec: DataSpec,
+    recipe: TeacherRecipe,
+    teacher: int,
+    *,
+    seed: int,
+    device: torch.device,
+) -> nn.Module:
+    """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
+    with deterministic_mode(device), rng.seeded_generators(seed, "teacher", teacher, "module"):
+        module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
+        chunk = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
+        _train_module(module, Feed(chunk, spec, recipe, seed, device), recipe)
+    return module
+
+
+def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
+    """Raise ValueError unless it makes a fresh network each time, from points of this form to logits.
+
+    ``key`` names it.
+    """
+    with rng.seeded_generators(0, "factory"), torch.no_grad():
+        module, other_module = factory(), factory()
+        for network in (module, other_module):
+            if not isinstance(network, nn.Module):
+                raise checks.error(key, type(network).__name__, "must be made a torch.nn.Module by its factory")
+        fix = (
+            "Make every layer afresh inside the function, or put copy.deepcopy(...) around what it takes from outside."
+        )
+        if module is other_module or _collect_storages(module) & _collect_storages(other_module):
+            problem = "makes networks that share parameters or buffers, and so one network would be trained by all"
+            raise checks.error(key, type(module).__name__, problem, fix)
+        try:
+            module = copy.deepcopy(module)
+        except Exception as error:
+            raise checks.error(
+                key, type(module).__name__, f"makes a network that cannot be copied ({error})"
+            ) from error
+        logits = module.eval()(torch.zeros(2, *spec.input_shape))
+    if tuple(logits.shape) != (2, spec.num_classes):
+        raise checks.error(key, tuple(logits.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
+
+
+def _collect_storages(module: nn.Module) -> set[int]:
+    """The places in memory of a network's parameters and buffers."""
+    tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
+    return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}
+
+
+def _train_module(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
+    params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+    optimizer = make_optimizer(params, recipe)
+    module.train()
+    for step, (x, y) in enumerate(feed):
+        F.cross_entropy(module(x[:, 0]), y[0], label_smoothing=recipe.label_smoothing).backward()
+        for parameter in params:
+            if parameter.grad is None:  # takes no part in the logits
+                parameter.grad = torch.zeros_like(parameter)
+        with torch.no_grad():
+            optimizer.step(recipe.compute_learning_rate(step))
+        for parameter in params:
+            parameter.grad = None
+    module.eval()
