@@ -208,7 +208,9 @@ def data_of(x, y, num_classes=2):
         mean=(0.5,) * width, std=(0.3,) * width,
     )  # fmt: skip
     pool = torch.rand(40, width, generator=torch.Generator().manual_seed(1))
-    private = PrivateRecords(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str))
+    private = PrivateRecords.from_rows(
+        torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str)
+    )
     return Dataset(spec, private, PublicPool(pool), Evaluation(pool, torch.zeros(40, dtype=torch.int64)))
 
 

@@ -187,7 +187,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
     names, pool = np.array(["a", "b", "c"])[np.arange(40) % 3], images(60, seed=5)[0]
 
     def sums(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         records = GradientMethod(size=50).build_sensitive(
             data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder()
         )
@@ -262,7 +262,7 @@ def test_classes_need_not_be_equally_common(rare):
     spec = dataclasses.replace(
         IMAGES, num_classes=2, class_names=("a", "b"), input_shape=(20,), mean=(0.0,), std=(1.0,)
     )
-    private = PrivateRecords(x[:4000], y[:4000], np.arange(4000).astype(str))
+    private = PrivateRecords.from_rows(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
     records = GradientMethod(size=4000).build_sensitive(data, AddRemove().make_shards(private, 1, 0), encoder=encoder)
