@@ -26,13 +26,14 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig, Study
 from pate_torch.core import checks
 from pate_torch.data.base import DatasetSource
+from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import Dataset, Release
-from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student, StudentTask
 from pate_torch.teachers.training import train
@@ -137,9 +138,22 @@ class Split:
             seed = self.plan.privacy.insecure_noise_seed
             yield Budget.from_account(ledger, "split", run=f"{self.name}-{self.number}", insecure_seed=seed)
 
-    def release_labels(self, sensitive: Any, mechanism: Any, strategy: QueryStrategy, num_queries: int) -> Release:
-        """Release labels of public points by a mechanism."""
-        data, events = self.data, mechanism.privacy_events(num_queries, min(strategy.rounds, num_queries))
+    def release_labels(
+        self, sensitive: Votes | SoftVotes, mechanism: VoteMechanism, strategy: QueryStrategy, num_queries: int
+    ) -> Release:
+        """Release labels of public points by a mechanism.
+
+        Raises:
+            ValueError: The mechanism refuses the plan.
+        """
+        data, rounds = self.data, min(strategy.rounds, num_queries)
+        mechanism.check(
+            num_queries=num_queries,
+            num_teachers=sensitive.num_teachers,
+            num_classes=data.spec.num_classes,
+            rounds=rounds,
+        )
+        events = mechanism.privacy_events(num_queries, rounds)
         prepared = PreparedLabeling(
             sensitive=sensitive,
             spec=data.spec,
