@@ -63,7 +63,7 @@ def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a
     # One recipe for teachers, questions and student is learnt once.
     assert plan.method.features == plan.method.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
-    assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
+    assert (other.method.mechanism.name, other.method.mechanism.sigma) == ("confident", 245)
 
 
 @pytest.mark.parametrize("kind,adjacency", [("AddRemove", "add_remove"), ("ReplaceOne", "replace_one")])
