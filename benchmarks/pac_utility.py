@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.agnostic import compute_two_thirds_teachers, plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.boosting import run_high_confidence
@@ -31,7 +32,7 @@ from pate_torch.pac.classes import (
     enumerate_representatives,
     fit_erm,
 )
-from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
+from pate_torch.pac.exponential import run_exponential_mechanism
 from pate_torch.pac.nets import compute_net_size
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample, draw_without_replacement
 from pate_torch.pac.semi_private import run_sspp

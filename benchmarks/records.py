@@ -1,6 +1,6 @@
 """Peak memory and processor time of whole runs in which every record answers, up to a million records of 784 bytes.
 
-    python benchmarks/records.py [--json] [--voters gradients reverse_knn] [--records 10000 100000 1000000]
+    python benchmarks/records.py [--json] [--methods gradients reverse_knn] [--records 10000 100000 1000000]
 
 Each run is a process of its own: noise images with ten classes, named by hashes of their content, and 1,000 public
 points; partition, encoding, noise, student and reports. The 784 pixels are the features; ``--features`` learns others.
@@ -19,21 +19,34 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from pate_torch.config import PrivacyConfig, RunConfig
+from pate_torch.core.rng import make_torch_generator
+from pate_torch.data.base import DatasetSource
+from pate_torch.data.tensors import Tensors
+from pate_torch.features.contrastive import ContrastiveFeatures
+from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.records import RecordMethod
+from pate_torch.methods.reverse_knn import ReverseKnn
+from pate_torch.pipeline import run
+from pate_torch.privacy.partition import AddRemove
+from pate_torch.privacy.records import Dataset
+from pate_torch.students.supervised import Supervised
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseImages:
+class NoiseImages(DatasetSource):
     """A data set of uint8 noise, 28 x 28, of so many private records."""
 
     records: int
     name: str = "noise"
 
-    def load(self) -> object:
-        import torch
-
-        from pate_torch.core.rng import make_torch_generator
-        from pate_torch.data.tensors import Tensors
-
+    def load(self) -> Dataset:
         draw = make_torch_generator(0, "benchmark", "records")
         sizes = {"": self.records, "pool_": 1000, "test_": 100}
         parts = {}
@@ -43,33 +56,27 @@ class NoiseImages:
         return Tensors(name=self.name, class_names=10, nominal_size=self.records, **parts).load()
 
 
-def one(voters: str, records: int, features: bool, home: Path) -> dict[str, object]:
-    """One run in this process."""
-    from pate_torch.config import PrivacyConfig, RunConfig
-    from pate_torch.features.contrastive import ContrastiveFeatures
-    from pate_torch.mechanisms.gradient_descent import GradientDescent
-    from pate_torch.mechanisms.histogram import Histogram
-    from pate_torch.methods.gradients import GradientMethod
-    from pate_torch.methods.reverse_knn import ReverseKnn
-    from pate_torch.pipeline import run
-    from pate_torch.privacy.partition import AddRemove
-    from pate_torch.queries.random import Random
-    from pate_torch.students.supervised import Supervised
+def make_method(name: str, features: bool) -> RecordMethod:
+    """The method of that name, which learns features or takes the pixels as they are."""
+    options: dict[str, Any] = {
+        "features": ContrastiveFeatures(steps=5, network="cnn") if features else None,
+        "allow_uninformative_labels": True,
+    }
+    if name == "gradients":
+        descent = GradientDescent(sigma=100.0, steps=8, adjacency="add_remove")
+        return GradientMethod(mechanism=descent, num_queries=1000, **options)
+    return ReverseKnn(mechanism=Histogram(sigma=10.0, adjacency="add_remove"), num_queries=400, **options)
 
-    gradients = voters == "gradients"
+
+def one(method: str, records: int, features: bool, home: Path) -> dict[str, object]:
+    """One run in this process."""
     config = RunConfig(
         dataset=NoiseImages(records=records),
         partition=AddRemove(),
-        method=GradientMethod() if gradients else ReverseKnn(),
-        mechanism=GradientDescent(sigma=100.0, steps=8, adjacency="add_remove")
-        if gradients
-        else Histogram(sigma=10.0, adjacency="add_remove"),
-        query=Random(),
-        num_queries=1000 if gradients else 400,
-        privacy=PrivacyConfig(delta=1e-7, opening_budget=10.0, allow_uninformative_labels=True),
+        method=make_method(method, features),
+        privacy=PrivacyConfig(delta=1e-7, opening_budget=10.0),
         root=home,
         folder=home / "runs" / "noise",
-        features=ContrastiveFeatures(steps=5, network="cnn") if features else None,
         student=Supervised(network="logistic", steps=20, augment=None),
         quiet=True,
     )
@@ -78,7 +85,7 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
         run(config)
     unit = 1 if sys.platform == "darwin" else 1024
     return {
-        "method": voters,
+        "method": method,
         "records": records,
         "features": features,
         "seconds": round(time.process_time() - began, 1),
@@ -88,26 +95,26 @@ def one(voters: str, records: int, features: bool, home: Path) -> dict[str, obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--voters", nargs="+", default=["gradients", "reverse_knn"])
+    parser.add_argument("--methods", nargs="+", default=["gradients", "reverse_knn"])
     parser.add_argument("--records", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--features", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--one", nargs=2, metavar=("VOTERS", "RECORDS"), help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "RECORDS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         with tempfile.TemporaryDirectory() as home:
             print(json.dumps(one(args.one[0], int(args.one[1]), args.features, Path(home))))
         return
     rows = []
-    for voters in args.voters:
+    for method in args.methods:
         for records in args.records:
-            command = [sys.executable, __file__, *["--features"] * args.features, "--one", voters, str(records)]
+            command = [sys.executable, __file__, *["--features"] * args.features, "--one", method, str(records)]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             rows.append(json.loads(done.stdout))
             if not args.json:
                 row = rows[-1]
                 print(
-                    f"{voters:12s} {records:9d} records {row['seconds']:7.1f} s {row['peak_gib']:6.2f} GiB", flush=True
+                    f"{method:12s} {records:9d} records {row['seconds']:7.1f} s {row['peak_gib']:6.2f} GiB", flush=True
                 )
     if args.json:
         json.dump(rows, sys.stdout, indent=2)

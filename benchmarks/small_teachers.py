@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.same_encoder import data, ours
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning import feasibility
+from pate_torch.methods import feasibility
 from pate_torch.privacy.records import DataSpec, NoisyCounts
 from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids, Prototypes
@@ -81,7 +81,7 @@ def rows(split: data.Split) -> Iterator[dict[str, Any]]:
     for records in RECORDS:
         num_teachers = max(2, split.about // records)
         with ours.asked(split, num_teachers, GNMax(sigma=1.0), TEACHER, split.scale) as pate:
-            votes_PC = pate._stored_teachers.ensemble.votes(ours.floats(split.public)).counts_QC.double()
+            votes_PC = pate._stored_teachers.ensemble.count_votes(ours.floats(split.public)).counts_QC.double()
         for epsilon, a_class, name in itertools.product(EPSILONS, QUESTIONS_A_CLASS, QUERIES):
             count = min(a_class * split.classes, len(pool))
             mechanism = GNMax(sigma=ours.calibrated(lambda sigma: GNMax(sigma=sigma), count, epsilon))

@@ -65,7 +65,7 @@ DELTA, TEACHERS, QUESTIONS = 1e-5, 100, 200
 # %%
 data = Glyphs(private=25_000, public=QUESTIONS, test=1, size=16).load()
 shards = AddRemove().make_shards(data.private, TEACHERS, seed=0)
-recipe = TeacherRecipe(network="lean_cnn", steps=150, batch_size=32, backend="vectorised")
+recipe = TeacherRecipe(network="lean_cnn", steps=150, batch_size=32, backend="vectorized")
 votes = train(data.private, data.spec, shards, recipe, seed=0).count_votes(data.pool.x)
 counts_QC, truth_Q = votes.counts_QC.numpy(), data.evaluation.pool_y.numpy()
 

@@ -42,7 +42,7 @@ from pate_torch.data.digits import Digits
 from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.planning.feasibility import LowSignalWarning
+from pate_torch.methods.feasibility import LowSignalWarning
 from pate_torch.privacy.whitening import solve_ridge
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.teachers.recipe import TeacherRecipe

@@ -28,14 +28,14 @@ import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
-from pate_torch.pac.selection import draw_model
 
 from benchmarks.theory.classes import Listed
 from benchmarks.theory.stability import by_teachers, on_average_stability
+from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_model_index
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.agnostic import plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.exponential import compute_log_probabilities, run_exponential_mechanism
+from pate_torch.pac.exponential import run_exponential_mechanism
 from pate_torch.pac.nets import compute_log_sauer_shelah
 from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
 from pate_torch.pac.semi_private import run_sspp
@@ -130,7 +130,8 @@ print(caught[0].message)
 
 # %%
 errors = np.array([212, 187, 240, 190])
-picks = np.bincount([draw_model(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)], minlength=4)
+drawn = [draw_model_index(errors, 0.5, budget, adjacency="replace_one") for _ in range(500)]
+picks = np.bincount(drawn, minlength=4)
 print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 
 # %% [markdown]

@@ -42,24 +42,28 @@ def run(home: Path, *overrides: str):
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name, tmp_path):
-    _, study = configured(tmp_path, f"experiment={name}", f"hydra.searchpath=[file://{REPLICATIONS}]")
-    assert (study is not None) == (name in {"liu2021_table4", "dpsgd_baseline", "five_papers"})
+    plan, study = configured(tmp_path, f"experiment={name}", f"hydra.searchpath=[file://{REPLICATIONS}]")
+    assert (study is not None) == (name in {"liu2021_table4", "five_papers"})
+    methods = {"dpsgd_baseline": "dpsgd", "mnist_low_epsilon": "gradients", "mnist_reverse_knn": "reverse_knn"}
+    transductive = ("mnist_pate", "mnist_prototypes", "labels_only")
+    default = "teachers_transductive" if name in transductive else "teachers"
+    assert plan.method.name == methods.get(name, default)
 
 
 def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
-    assert plan.dataset.name == "mnist" and plan.num_teachers == 1000
+    assert plan.dataset.name == "mnist" and plan.method.num_teachers == 1000
     assert (
         accounting.compute_guarantee(
             plan.method.mechanism.privacy_events(plan.method.num_queries), plan.privacy.delta
         ).epsilon
         < 0.1
     )
-    assert isinstance(plan.teacher.start, PublicStart) and plan.method.mechanism.counts
+    assert isinstance(plan.method.teacher.start, PublicStart) and plan.method.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
-    assert plan.method.features == plan.teacher.start.features == plan.student.features
+    assert plan.method.features == plan.method.teacher.start.features == plan.student.features
     other, _ = configured(tmp_path, "experiment=mnist_prototypes", "mechanism=confident")
-    assert (other.mechanism.name, other.mechanism.sigma) == ("confident", 245)
+    assert (other.method.mechanism.name, other.method.mechanism.sigma) == ("confident", 245)
 
 
 @pytest.mark.parametrize("kind,adjacency", [("AddRemove", "add_remove"), ("ReplaceOne", "replace_one")])
@@ -131,7 +135,7 @@ def test_labels_only_runs_on_digits(tmp_path):
 @pytest.mark.slow
 def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
     overrides = ("mechanism.sigma=10", "num_queries=20")
-    found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "study.steps=60")
+    found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "method.steps=60")
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
         accounting.compute_guarantee(plan.method.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6

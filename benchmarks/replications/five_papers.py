@@ -37,6 +37,7 @@ from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.students.adaboost import AdaBoost
@@ -162,7 +163,8 @@ def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
     """One of ``pate learn``, below its guarantee."""
     algorithm = ALGORITHMS[name]
     choices = LearnOptions(epsilon=epsilon, constants="sharp", **asked)
-    parts = make_problems(split.data, choices, split.delta / 2, split.seed)  # the other half composes
+    facts = DatasetFacts.from_dataset(split.data, split.plan.partition)
+    parts = make_problems(split.data.private, facts, choices, split.delta / 2, split.seed)  # the other half composes
     with warnings.catch_warnings():
         for category in (BelowGuaranteeWarning, NoisyVotesWarning):
             warnings.simplefilter("ignore", category)
@@ -170,7 +172,7 @@ def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
         with split.open_budget(events) as budget:
             found = [algorithm.learn(part, budget) for part in parts]
     make = students.make_logistic_student if algorithm.is_linear else students.make_rule_student
-    predicted = make(split.data, found).predict(split.data.evaluation.x)
+    predicted = make(facts, found).predict(split.data.evaluation.x)
     return predicted, accounting.compute_guarantee(events, split.delta).epsilon, None
 
 

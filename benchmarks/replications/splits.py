@@ -23,16 +23,17 @@ from torch import Tensor
 from benchmarks.theory.sample_sizes import lzcw21_algorithm_1
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.config import RunConfig
+from pate_torch.config import RunConfig, Study
 from pate_torch.core import checks
 from pate_torch.data.base import DatasetSource
+from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import Dataset, Release
-from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student, StudentTask
 from pate_torch.teachers.training import train
@@ -45,8 +46,8 @@ MAX_EPSILON = 1e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitStudy:
-    """A table over random splits, by the plan's recipe, partition, student and device; delta is 1/n.
+class SplitStudy(Study):
+    """A table over random splits, by the plan's teachers, partition, student and device; delta is 1/n.
 
     Attributes:
         tables: Name -> {"dataset": a source whose ``seed`` draws the split}.
@@ -77,9 +78,11 @@ class SplitStudy:
                 raise checks.error(f"study.tables.{name}.dataset", source, "must be a source with a seed for its split")
 
     def check_plan(self, plan: RunConfig) -> None:
-        """Raise ValueError unless the number of records, which delta tells, is public."""
+        """Raise ValueError unless teachers vote, and the number of records, which delta tells, is public."""
         if plan.partition.adjacency != "replace_one":
             raise checks.error("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
+        if plan.method.teacher_recipe is None:
+            raise checks.error("method", plan.method.name, "trains no teachers", "Use method=teachers.")
 
 
 @dataclass
@@ -110,9 +113,10 @@ class Split:
 
     @cached_property
     def ensemble(self) -> Any:
-        private, plan = self.data.private, self.plan
+        private, plan, recipe = self.data.private, self.plan, self.plan.method.teacher_recipe
+        assert recipe is not None  # ``SplitStudy.check_plan``
         shards = assign_shards(plan.partition, private, round(len(private) / self.study.shard), self.seed)
-        return train(private, self.data.spec, shards, plan.teacher, seed=self.seed, device=plan.device)
+        return train(private, self.data.spec, shards, recipe, seed=self.seed, device=plan.device)
 
     @cached_property
     def votes(self) -> Votes:
@@ -134,9 +138,22 @@ class Split:
             seed = self.plan.privacy.insecure_noise_seed
             yield Budget.from_account(ledger, "split", run=f"{self.name}-{self.number}", insecure_seed=seed)
 
-    def release_labels(self, sensitive: Any, mechanism: Any, strategy: QueryStrategy, num_queries: int) -> Release:
-        """Release labels of public points by a mechanism."""
-        data, events = self.data, mechanism.privacy_events(num_queries, min(strategy.rounds, num_queries))
+    def release_labels(
+        self, sensitive: Votes | SoftVotes, mechanism: VoteMechanism, strategy: QueryStrategy, num_queries: int
+    ) -> Release:
+        """Release labels of public points by a mechanism.
+
+        Raises:
+            ValueError: The mechanism refuses the plan.
+        """
+        data, rounds = self.data, min(strategy.rounds, num_queries)
+        mechanism.check(
+            num_queries=num_queries,
+            num_teachers=sensitive.num_teachers,
+            num_classes=data.spec.num_classes,
+            rounds=rounds,
+        )
+        events = mechanism.privacy_events(num_queries, rounds)
         prepared = PreparedLabeling(
             sensitive=sensitive,
             spec=data.spec,

@@ -17,7 +17,7 @@ from benchmarks import tables
 from benchmarks.same_encoder.data import Split
 from pate_torch.accounting import calibration
 from pate_torch.api.pate import PATE
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.planning.autoconfig import PublicFacts, choose_method
@@ -55,7 +55,7 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
         is_encoded=split.encoded,
     )
     chosen = choose_method(facts, "teachers")
-    assert chosen.mechanism is not None
+    assert isinstance(chosen.mechanism, VoteMechanism)
     mean, std = split.scale
     if not split.encoded:  # what is 0 or 1 stays so
         binary = ((split.public == 0) | (split.public == 1)).all(0)
@@ -64,7 +64,7 @@ def teachers(split: Split, epsilon: float, *, transductive: bool = False) -> Ans
         voters = "teachers_transductive" if transductive else None
         release = pate.label(floats(split.public), chosen.num_queries, strategy=chosen.query, method=voters)
         assert pate._stored_teachers is not None
-        plain = pate._stored_teachers.ensemble.votes(floats(split.public)).plurality().numpy()
+        plain = pate._stored_teachers.ensemble.count_votes(floats(split.public)).compute_plurality().numpy()
         learner = LEARNER if split.encoded else Supervised(network="mlp")
         student = SelfTraining(first_student=learner, later_students=learner, alpha=0.5, num_generations=1)
         predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
@@ -86,7 +86,8 @@ def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: floa
     student = SelfTraining(
         first_student=LEARNER, later_students=LEARNER, alpha=alpha, keep_fraction=keep, num_generations=1
     )
-    with asked(split, None, Histogram(sigma=sigma, adjacency="add_remove"), ReverseKnn(), split.scale) as pate:
+    method = ReverseKnn(mechanism=Histogram(sigma=sigma, adjacency="add_remove"), allow_uninformative_labels=True)
+    with asked(split, None, None, method, split.scale) as pate:
         release = pate.label(floats(split.public), cells, strategy=Medoids())
         predicted = pate.fit_student(student).predict(floats(split.test)).numpy()
     asked_A = release.query_Q[release.answered_Q].numpy()
@@ -99,7 +100,11 @@ def reverse_knn(split: Split, epsilon: float, *, cells_a_class: int, alpha: floa
 
 @contextlib.contextmanager
 def asked(
-    split: Split, num_teachers: int | None, mechanism: Mechanism, teacher: Any, scale: tuple[np.ndarray, np.ndarray]
+    split: Split,
+    num_teachers: int | None,
+    mechanism: VoteMechanism | None,
+    teacher: Any,
+    scale: tuple[np.ndarray, np.ndarray],
 ) -> Any:
     """Voters that are ready to be asked; the account counts, and refuses nothing."""
     mean, std = scale
