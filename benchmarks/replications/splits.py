@@ -29,6 +29,7 @@ from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.labeling import PreparedLabeling
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
@@ -81,7 +82,7 @@ class SplitStudy(Study):
         """Raise ValueError unless teachers vote, and the number of records, which delta tells, is public."""
         if plan.partition.adjacency != "replace_one":
             raise checks.error("partition", plan.partition.adjacency, "delta is 1/n here", "Use partition=replace_one.")
-        if plan.method.teacher_recipe is None:
+        if not isinstance(plan.method, TeacherVotes):
             raise checks.error("method", plan.method.name, "trains no teachers", "Use method=teachers.")
 
 
@@ -113,7 +114,7 @@ class Split:
 
     @cached_property
     def ensemble(self) -> Any:
-        private, plan, recipe = self.data.private, self.plan, self.plan.method.teacher_recipe
+        private, plan, recipe = self.data.private, self.plan, self.plan.method.teacher
         assert recipe is not None  # ``SplitStudy.check_plan``
         shards = assign_shards(plan.partition, private, round(len(private) / self.study.shard), self.seed)
         return train(private, self.data.spec, shards, recipe, seed=self.seed, device=plan.device)

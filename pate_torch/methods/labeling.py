@@ -26,7 +26,7 @@ from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import to_graph_device
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import Mechanism, VoteMechanism
 from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod, make_sensitivity_record
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.budget import Budget, Spending
@@ -37,6 +37,7 @@ from pate_torch.privacy.sensitive import (
     SensitiveRecords,
     SensitiveValue,
     Sensitivity,
+    SoftVotes,
     Votes,
     check_sensitivity,
 )
@@ -253,7 +254,14 @@ class PreparedLabeling(PreparedMethod):
         self.on_ledger_head(head)
 
     def check(self, budget: Budget) -> None:
-        """Raise ValueError, before anything is charged, for values or noise that the mechanism was not priced for."""
+        """Raise ValueError, before anything is charged, for a plan, values or noise that the mechanism refuses."""
+        if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
+            self.mechanism.check(
+                num_queries=self.num_queries,
+                num_teachers=self.sensitive.num_teachers,
+                num_classes=self.sensitive.num_classes,
+                rounds=min(self.query.rounds, self.num_queries),
+            )
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"
             raise checks.error("noise", budget.kind, problem)

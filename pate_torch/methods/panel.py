@@ -1,4 +1,4 @@
-"""Teachers of any kind, fitted in this process and not kept: a scikit-learn classifier or a network of the user's own."""
+"""Teachers of any kind, fitted in this process and not kept: classifiers or networks of the user's own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,16 @@
 """The measures of size find in a tiny package what was put there, and know every module of the real one."""
 
 from tests import ROOT
-from tools.size import assign_modules, format_table, measure_package, read_modules
+from tools.size import (
+    FOREIGN_ATTRIBUTES,
+    assign_modules,
+    find_circles,
+    find_duck_attributes,
+    find_imports,
+    format_table,
+    measure_package,
+    read_modules,
+)
 
 FIRST = '''"""A module."""
 
@@ -81,3 +90,14 @@ def test_a_missing_and_an_unknown_module_are_errors(tmp_path):
     faults = assign_modules(modules)[1]
     assert "first.py is a module that no list names" in faults
     assert "session.py is listed, and no module fits it" in faults
+
+
+def test_the_package_reads_no_attribute_that_a_component_may_lack():
+    """What a component may leave out is a member of its base class, with a default that is documented there."""
+    found = find_duck_attributes(read_modules(ROOT / "pate_torch"))
+    assert {name: places for name, places in found.items() if name not in FOREIGN_ATTRIBUTES} == {}
+
+
+def test_no_modules_of_the_package_import_each_other_in_a_circle():
+    modules = read_modules(ROOT / "pate_torch")
+    assert find_circles(modules, find_imports(modules)) == []
