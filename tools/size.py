@@ -42,12 +42,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FUNCTION_LINES = 60
 
-# Every module that computes a sensitivity, a unit's name or shard, a record's contribution, a price or a claim, or that
-# decides whether a release is charged. What is checked when it runs is not trusted: readers of data (the gate for
-# records converts row by row), the training of teachers and networks (one teacher is trained again alone), encoders and
-# learnt features (a function of public points, tried alone and in company). A name that ends in a slash is a folder with
-# all that lies in it; where two names fit a module, the longer one counts. A name that fits no module, and a module that
-# no name fits, is an error: list here what is moved or new.
+# Every module that computes a sensitivity, a unit's name or shard, a record's contribution, a price or a claim, or
+# that decides whether a release is charged. What is checked when it runs is not trusted: readers of data (the gate
+# for records converts row by row), the training of teachers and networks (one teacher is trained again alone),
+# encoders and learnt features (a function of public points, tried alone and in company). A name that ends in a slash
+# is a folder with all that lies in it; where two names fit a module, the longer one counts. A name that fits no
+# module, and a module that no name fits, is an error: list here what is moved or new.
 KERNEL = (
     *("accounting/", "privacy/", "mechanisms/"),  # prices, records, values, noise, ledger
     *("core/files.py", "core/locks.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
