@@ -284,14 +284,14 @@ class ReleaseSession:
             self.check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
-                prepared.check(budget)
+                prepared.check(budget, self.facts.pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
             events, name = method.privacy_events(self.facts), method.mechanism_name
             with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
                 if prepared is None:
                     prepared = self._prepare_after_first_answers(inputs, spending)
-                    prepared.check(budget)
+                    prepared.check(budget, self.facts.pool)
                 release = prepared.release(self.facts.pool, spending)
                 record, digests = self._write_answers(
                     release, record | ({"teachers_id": prepared.id} if prepared.id else {}), prepared.guide

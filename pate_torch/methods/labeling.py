@@ -252,8 +252,12 @@ class PreparedLabeling(PreparedMethod):
     def record_ledger_head(self, head: str) -> None:
         self.on_ledger_head(head)
 
-    def check(self, budget: Budget) -> None:
-        """Raise ValueError, before anything is charged, for values or noise that the mechanism was not priced for."""
+    def check(self, budget: Budget, pool: PublicPool) -> None:
+        """Raise ValueError, before anything is charged, for values or noise that the mechanism was not priced for.
+
+        So is a value that does not cover every public point.
+        """
+        self._check_plan(pool)
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"
             raise checks.error("noise", budget.kind, problem)
