@@ -177,7 +177,6 @@ def methods() -> list[type[PrivateMethod]]:
     return list(dict.fromkeys(hydra.utils.get_class(target) for target in targets))
 
 
-@functools.cache
 def slots() -> dict[str, list[Any]]:
     """field of a plan, or slot of its method -> the type hints that it has in the classes that have it.
 
@@ -191,10 +190,10 @@ def slots() -> dict[str, list[Any]]:
     return found
 
 
-def places(value: Any) -> list[str]:
-    """The fields of a plan, and the slots of its method, whose type this value has."""
+def places(value: Any, known: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The fields of a plan, and the slots of its method (``slots``), whose type this value has."""
     found = []
-    for name, hints in slots().items():
+    for name, hints in known.items():
         kinds = [k for hint in hints for k in (typing.get_args(hint) or (hint,)) if isinstance(k, type)]
         if any(k.__module__.startswith("pate_torch.") and issubclass(kind_of(value), k) for k in kinds):
             found.append(name)
@@ -205,6 +204,7 @@ def places(value: Any) -> list[str]:
 def values() -> dict[str, dict[str, Make]]:
     """field of a plan or slot of its method -> name of a value -> how it is made. "none" where each may be None."""
     found: dict[str, dict[str, Make]] = {}
+    known = slots()
     for group in groups():
         members = {
             file.stem: made
@@ -213,9 +213,9 @@ def values() -> dict[str, dict[str, Make]]:
             if (made := component(group, file.stem, (), True, "torch", "add_remove")) is not None
         }
         # A group is of one kind (what only looks like another kind is left out), or each member is of its own.
-        alike = set.intersection(*(set(places(made)) for made in members.values())) if members else set()
+        alike = set.intersection(*(set(places(made, known)) for made in members.values())) if members else set()
         for option, made in members.items():
-            for field in alike or places(made):
+            for field in alike or places(made, known):
                 if field == "guide_student" and made.returns_released_model:
                     continue  # learns nothing that could guide: refused
                 for change in _changes(made, field):
@@ -223,7 +223,7 @@ def values() -> dict[str, dict[str, Make]]:
                     found.setdefault(field, {})[name] = functools.partial(
                         component, group, option, tuple(change.items())
                     )
-    for field, hints in slots().items():
+    for field, hints in known.items():
         if field in found and all(type(None) in typing.get_args(hint) for hint in hints):
             found[field] = {"none": lambda *_: None, **found[field]}
     return found
