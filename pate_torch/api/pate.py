@@ -193,6 +193,9 @@ class PATE:
             raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
         if isinstance(teacher, PrivateMethod):
+            if teacher.releases_model:
+                fix = f'Use PATEClassifier(method="{teacher.name}").'
+                raise checks.error("teacher", teacher.name, "releases a model, and labels no public points", fix)
             if mechanism is not None or num_teachers is not None:
                 key = "num_teachers" if mechanism is None else "mechanism"
                 problem = "goes with teachers that are trained here; this method has a mechanism of its own"
