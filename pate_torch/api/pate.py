@@ -193,9 +193,6 @@ class PATE:
             raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
                               f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
         if isinstance(teacher, PrivateMethod):
-            if teacher.releases_model:
-                fix = f'Use PATEClassifier(method="{teacher.name}").'
-                raise checks.error("teacher", teacher.name, "releases a model, and labels no public points", fix)
             if mechanism is not None or num_teachers is not None:
                 key = "num_teachers" if mechanism is None else "mechanism"
                 problem = "goes with teachers that are trained here; this method has a mechanism of its own"
@@ -617,6 +614,10 @@ class PATE:
             raise checks.error("method", method, "needs the probabilities of a recipe's teachers", fix)
         choices["allow_uninformative_labels"] = self.allow_uninformative_labels
         if isinstance(self.teacher, PrivateMethod):
+            if self.teacher.releases_model:
+                fix = f'Use PATEClassifier(method="{self.teacher.name}").'
+                problem = "releases a model, and labels no public points"
+                raise checks.error("teacher", self.teacher.name, problem, fix)
             return replace(self.teacher, **choices)
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
