@@ -257,18 +257,16 @@ class Calls:
         voters, kind = self.case["method"], VOTERS[self.case["method"]]
         if self.case["column"] == "texts":
             raise ValueError("PATE has no such thing")
-        if voters == "dpsgd":
-            PATE("toy", classes=CLASSES, delta=1e-4, home=self.root, teacher=DPSGD(network="logistic"))
-            raise AssertionError("PATE labels points, which DP-SGD does not")
-        of_records = voters == "gradients"
         names = ids(self.case, rows)
         code = {name: number for number, name in enumerate(CLASSES)}
         replaced = self.case["adjacency"] == "replace_one"
         descent = GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"])
-        answers = (
-            {"teacher": GradientMethod(size=RECORDS, mechanism=descent)} if of_records
-            else {"teacher": kind, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
-        )  # fmt: skip
+        of_records = {
+            "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
+            "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
+        }
+        teachers = {"teacher": kind, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
+        answers = of_records.get(voters, teachers)
         made = PATE(
             "toy", classes=CLASSES, delta=1e-4, budget_epsilon=1e4, **answers,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
