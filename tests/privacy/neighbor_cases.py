@@ -357,8 +357,8 @@ def mechanism_for(case: Case) -> str:
 def of_records(form: str | None = None) -> Iterator[Case]:
     """Every combination of what touches records, all else plain.
 
-    Features learnt of encoded points are features learnt of rows: the two meet at random alone. So do DP-SGD and what it
-    has no slot for, features and whole numbers.
+    Features learnt of encoded points are features learnt of rows: the two meet at random alone. So do DP-SGD and
+    what it has no slot for, features and whole numbers.
     """
     known = space()
     names = [name for name in RECORDS if form is None or name != "form"]
