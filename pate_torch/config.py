@@ -117,6 +117,9 @@ class RunConfig:
         if self.selection is not None and self.method.noise != "torch":
             problem = "is drawn in floating point, not in whole numbers"
             raise checks.error("selection", self.selection.name, problem, "Use noise=torch, or selection=none.")
+        if self.selection is not None and self.method.releases_model:
+            fix = "Use selection=none: the model that is released is the student."
+            raise checks.error("selection", self.selection.name, f"cannot go with method={self.method.name}", fix)
         if self.private_epsilon is not None and not isinstance(self.method, VotingMethod):
             fix = "Leave out private_epsilon: there are no votes of teachers."
             raise checks.error("method", self.method.name, "cannot be combined with private_epsilon", fix)

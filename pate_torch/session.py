@@ -278,14 +278,15 @@ class ReleaseSession:
             self.check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
-                prepared.check(budget)
+                prepared.check(budget, self.facts.pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
             events, name = method.privacy_events(self.facts), method.mechanism_name
             with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
                 if prepared is None:
-                    prepared = self._prepare_after_first_answers(inputs, spending)
-                    prepared.check(budget)
+                    prepared, digests = self._prepare_after_first_answers(inputs, spending)
+                    record |= digests
+                    prepared.check(budget, self.facts.pool)
                 release = prepared.release(self.facts.pool, spending)
                 record, digests = self._write_answers(
                     release, record | ({"teachers_id": prepared.id} if prepared.id else {}), prepared.guide
@@ -296,14 +297,22 @@ class ReleaseSession:
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
-    def _prepare_after_first_answers(self, inputs: MethodInputs, spending: Spending) -> PreparedMethod:
-        """PRIVATE. Ask the method's first question, whose answer is on disk before anything depends on it; prepare."""
+    def _prepare_after_first_answers(
+        self, inputs: MethodInputs, spending: Spending
+    ) -> tuple[PreparedMethod, dict[str, str]]:
+        """PRIVATE. Ask the method's first question; prepare, once its answer is on disk and its SHA-256 in the ledger.
+
+        Returns:
+            The method that is ready to release, and the SHA-256 for its record.
+        """
         first_answers = self.config.method.first_answers(inputs.records, spending)
         text = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
         run_folders.create_protected_folder(self.release_dir)
-        write_atomically(self.release_dir / "first_answers.json", text + "\n")
-        spending.record_files({"first_answers_sha256": compute_file_digest(self.release_dir / "first_answers.json")})
-        return self.config.method.prepare(replace(inputs, first_answers=first_answers))
+        path = self.release_dir / release_store.FIRST_ANSWERS_FILE
+        write_atomically(path, text + "\n")
+        digests = {"first_answers_sha256": compute_file_digest(path)}
+        spending.record_first_answers(digests)
+        return self.config.method.prepare(replace(inputs, first_answers=first_answers)), digests
 
     def _write_answers(
         self, release: Release | ModelRelease, record: dict[str, Any], guide: Student | None

@@ -9,7 +9,7 @@ def answer_queries(*, sensitive, pool, spec, mechanism, strategy, budget, num_qu
         sensitive=sensitive, spec=spec, mechanism=mechanism, query=strategy, num_queries=num_queries, seed=seed
     )
     rounds = min(strategy.rounds, num_queries)
-    prepared.check(budget)
+    prepared.check(budget, pool)
     with budget.spend(mechanism.privacy_events(num_queries, rounds), mechanism=mechanism.name) as spending:
         release = prepared.release(pool, spending)
         if write is not None:

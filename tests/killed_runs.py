@@ -25,7 +25,7 @@ import torch
 import torch._dynamo  # what the first vmap of a process would import: seconds, in every child
 from safetensors import torch as safetensors_torch
 
-from pate_torch import PATE, pipeline
+from pate_torch import PATE, owner_metrics, pipeline, session
 from pate_torch.accounting.events import from_json
 from pate_torch.api.journal import Journal
 from pate_torch.api.labeler import PrivateLabeler
@@ -49,8 +49,8 @@ from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.clusters import Medoids
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from pate_torch.release import private_metrics
 from pate_torch.release import store as release_store
+from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers import launch
@@ -158,8 +158,9 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
-        (pipeline, ("fit_student", "write_reports", "print_summary")),
-        (private_metrics, ("save_file", "compute_private_metrics", "run_membership_attack")),
+        (ReleaseSession, ("fit", "write_report")),
+        (session, ("compute_owner_metrics", "attack_released_student", "print_summary")),
+        (owner_metrics, ("save_file",)),
         (PreparedLabeling, ("release",)),
         (release_store, ("write",)),
         (Ledger, ("open_account", "reserve", "commit")),

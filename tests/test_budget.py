@@ -73,14 +73,18 @@ def package() -> dict[str, ast.Module]:
 
 
 def callers(*names: str) -> set[tuple[str, str]]:
-    """(file, method) of whoever uses these methods of anything that is not a budget."""
+    """(file, method) of whoever uses these methods of anything that is not a budget.
+
+    Of a report and of a written release, ``record`` is a part: what is said of it, or its release.json.
+    """
     found = set()
     for name, tree in package().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in names:
                 whose = ast.unparse(node.value)
-                own = name == "privacy/ledger.py" and whose == "self"
-                if not own and whose.split(".")[-1] not in ("budget", "done"):  # done.record: a release's facts
+                own = name in ("privacy/ledger.py", "release/report.py") and whose == "self"
+                is_part = node.attr == "record" and whose.split(".")[-1] in ("report", "written", "reused")
+                if not own and not is_part and whose.split(".")[-1] != "budget":
                     found.add((name, node.attr))
     return found
 

@@ -8,9 +8,8 @@ from joblib import parallel_backend
 from sklearn.model_selection import cross_val_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from pate_torch import PATE, PATEClassifier, pipeline
+from pate_torch import PATE, PATEClassifier, pipeline, session
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods import dpsgd
 from pate_torch.privacy.ledger import Ledger
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import clouds
@@ -19,9 +18,9 @@ X, Y = (part.numpy() for part in clouds(900, 0))
 PUBLIC = clouds(150, 1)[0].numpy()
 METHODS = ("gradients", "teachers", "dpsgd")
 STAGE = {
-    "gradients": (pipeline, "save_student"),
-    "teachers": (pipeline, "save_student"),
-    "dpsgd": (dpsgd, "write_release"),
+    "gradients": (session, "save_student"),
+    "teachers": (session, "save_student"),
+    "dpsgd": (session, "write_release"),
 }
 """What a fit does after its answers are committed."""
 
@@ -97,7 +96,7 @@ def test_folds_in_threads_charge_once(tmp_path):
 def test_a_run_of_the_command_is_finished_by_the_same_run(tmp_path, monkeypatch):
     plan = tiny(tmp_path)
     with monkeypatch.context() as interrupted, pytest.raises(Killed):
-        interrupted.setattr(pipeline, "write_reports", kill)
+        interrupted.setattr(session, "write_release", kill)
         pipeline.run(plan)
     pipeline.run(again(plan, "second"))
     assert len(charges(tmp_path, "blobs")) == 1 and summary(plan)["student_accuracy"] > 0.5

@@ -164,7 +164,7 @@ class Split:
             seed=self.seed,
         )
         with self.open_budget(events) as budget:
-            prepared.check(budget)
+            prepared.check(budget, data.pool)
             with budget.spend(events, mechanism=mechanism.name) as spending:
                 return prepared.release(data.pool, spending)
 

@@ -613,6 +613,10 @@ class PATE:
             raise checks.error("method", method, "needs the probabilities of a recipe's teachers", fix)
         choices["allow_uninformative_labels"] = self.allow_uninformative_labels
         if isinstance(self.teacher, PrivateMethod):
+            if self.teacher.releases_model:
+                fix = f'Use PATEClassifier(method="{self.teacher.name}").'
+                problem = "releases a model, and labels no public points"
+                raise checks.error("teacher", self.teacher.name, problem, fix)
             return replace(self.teacher, **choices)
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)

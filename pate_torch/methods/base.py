@@ -109,7 +109,7 @@ class PreparedMethod(ABC):
     ensemble: TeacherEnsemble | None = None
     guide: Student | None = None
 
-    def check(self, budget: Budget) -> None:  # noqa: B027
+    def check(self, budget: Budget, pool: PublicPool) -> None:  # noqa: B027
         """Raise ValueError, before anything is charged, for what would be refused once it is."""
 
     @abstractmethod

@@ -253,14 +253,15 @@ class PreparedLabeling(PreparedMethod):
     def record_ledger_head(self, head: str) -> None:
         self.on_ledger_head(head)
 
-    def check(self, budget: Budget) -> None:
+    def check(self, budget: Budget, pool: PublicPool) -> None:
         """Raise ValueError, before anything is charged, for a plan, values or noise that the mechanism refuses."""
+        rounds = self._check_plan(pool)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
             self.mechanism.check(
                 num_queries=self.num_queries,
                 num_teachers=self.sensitive.num_teachers,
                 num_classes=self.sensitive.num_classes,
-                rounds=min(self.query.rounds, self.num_queries),
+                rounds=rounds,
             )
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"

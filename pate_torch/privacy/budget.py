@@ -96,7 +96,15 @@ class Spending:
         secret: Whether its noise is: else nothing it draws is private.
     """
 
-    def __init__(self, reservation: Reservation, kind: str, insecure_seed: int | None, adjacency: str) -> None:
+    def __init__(
+        self,
+        reservation: Reservation,
+        kind: str,
+        insecure_seed: int | None,
+        adjacency: str,
+        record_in_ledger: Callable[[Spending], object],
+    ) -> None:
+        self._record_in_ledger = record_in_ledger
         self.id, self.reserved_events = reservation.id, reservation.reserved_events
         self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
         self._suspended_state: str | None = None
@@ -158,6 +166,20 @@ class Spending:
         """Remember the SHA-256 of what was written down, by a name each: an edit of it shows against the ledger."""
         self._check_active()
         self._digests |= digests
+
+    def record_first_answers(self, digests: Mapping[str, str]) -> None:
+        """Write the SHA-256 of a first stage's answers into the ledger, before anything depends on them.
+
+        Raises:
+            ValueError: The first stage drew noise and did not say what that cost, so that the rest could be charged
+                without it.
+        """
+        self.record_files(digests)
+        if self._has_unrecorded_noise or self.incurred_events is None:
+            fix = "Call spending.record_cost(events) after the draw."
+            raise checks.error("first_answers", None, "does not say what its answers cost", fix)
+        self._has_fresh_noise = False
+        self._record_in_ledger(self)
 
     def suspend(self, state_digest: str) -> None:
         """Leave the release open after the ``with``, to be resumed where ``state_digest``, a hash, says it stands."""
@@ -334,7 +356,11 @@ class Budget:
         self, reservation: Reservation, noise_state: Mapping[str, float] | None = None
     ) -> Iterator[Spending]:
         self.on_charge(self.ledger.get_head())
-        spending = Spending(reservation, self.kind, self.insecure_seed, self.adjacency)
+
+        def record_in_ledger(spending: Spending) -> None:
+            self.ledger.record(reservation, spending.charged_events, digests=spending._digests)
+
+        spending = Spending(reservation, self.kind, self.insecure_seed, self.adjacency, record_in_ledger)
         if noise_state:
             spending.noise.state.update(noise_state)
         try:

@@ -341,17 +341,30 @@ class Ledger:
                 raise budget_exceeded_error(state.to_account(account), events, requested_cost)
             return requested_cost
 
-    def record(self, reservation: Reservation | str, events: Iterable[PrivacyEvent], *, state_digest: str = "") -> None:
+    def record(
+        self,
+        reservation: Reservation | str,
+        events: Iterable[PrivacyEvent],
+        *,
+        state_digest: str = "",
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
         """Note what the release has incurred so far; the charge stays at its worst.
 
         Args:
             reservation: Or its id.
             events: Incurred so far.
             state_digest: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
+            digests: SHA-256 of what was written down so far, by name.
         """
         with self._chain.transaction():
             account, identity, _ = self._find_open_charge(reservation)
-            facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state_digest}
+            facts = {
+                **(digests or {}),
+                "reservation": identity,
+                "events": json.loads(to_json(events)),
+                "state": state_digest,
+            }
             self._chain.append("record", account, facts)
 
     def resume(self, reservation: Reservation | str, *, state_digest: str) -> Reservation:

@@ -35,11 +35,13 @@ from pate_torch.students.base import Student
 
 SCHEMA_VERSION = 1
 _GUIDE_FILE = "guide.safetensors"
+FIRST_ANSWERS_FILE = "first_answers.json"
 _ANSWER_FILES = {
     "labels_sha256": "labels.csv",
     "cells_sha256": "cells.csv",
     "scores_sha256": "scores.safetensors",
     "guide_sha256": _GUIDE_FILE,
+    "first_answers_sha256": FIRST_ANSWERS_FILE,
 }
 """The files of answers, by the name under which record and ledger hold their SHA-256.
 
@@ -319,6 +321,8 @@ def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: 
         if scores is not None and release.score_RPC is not None:
             is_intact &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
             is_intact &= release.score_RPC.shape == (len(release.queries_per_round), len(pool), spec.num_classes)
+        if "first_answers_sha256" in record:
+            is_intact &= compute_file_digest(folder / FIRST_ANSWERS_FILE) == record["first_answers_sha256"]
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _corrupt_release_error(record, f"cannot be read ({type(error).__name__}: {error})", fix) from error
     rounds_add_up = sum(release.queries_per_round) == len(rows) and min(release.queries_per_round, default=0) >= 0

@@ -20,7 +20,7 @@ RELATIVE_TOLERANCE = 1e-9  # relative: the same sum in another order, the same r
 LOOSE_FACTOR = 1.01
 ACCOUNTANT_FACTOR = 1.005  # what two accountants may differ by, of a mechanism whose noise follows from its epsilon
 ANSWER_FILES = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_sha256": "scores.safetensors",
-           "guide_sha256": "guide.safetensors"}  # fmt: skip
+           "guide_sha256": "guide.safetensors", "first_answers_sha256": "first_answers.json"}  # fmt: skip
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
 """What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
 SQRT2 = math.sqrt(2)

@@ -9,8 +9,10 @@ from hydra import initialize_config_dir
 
 from pate_torch import networks
 from pate_torch.cli import hydra_config
+from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.networks import remove_head
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import GradientSums
@@ -31,7 +33,9 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return GradientMethod(size=size).build_sensitive(data, partition.make_shards(private, 1, 0), encoder=encoder())
+    method = GradientMethod(size=size, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
+    facts = DatasetFacts.from_dataset(data, partition)
+    return method.build_sensitive(private, partition.make_shards(private, 1, 0), facts, encoder=encoder())
 
 
 def configured(home: Path, *overrides: str):

@@ -29,6 +29,7 @@ from pate_torch import PATE, PATEClassifier
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
+from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -254,17 +255,20 @@ class Calls:
 
     def _pate(self, rows: list[Record]) -> None:
         voters, kind = self.case["method"], VOTERS[self.case["method"]]
-        if voters == "dpsgd" or self.case["column"] == "texts":
+        if self.case["column"] == "texts":
             raise ValueError("PATE has no such thing")
-        of_records = voters == "gradients"
         names = ids(self.case, rows)
         code = {name: number for number, name in enumerate(CLASSES)}
         replaced = self.case["adjacency"] == "replace_one"
+        descent = GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"])
+        of_records = {
+            "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
+            "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
+        }
+        teachers = {"teacher": kind, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
+        answers = of_records.get(voters, teachers)
         made = PATE(
-            "toy", classes=CLASSES, num_teachers=None if of_records else TEACHERS, delta=1e-4, budget_epsilon=1e4,
-            mechanism=GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"]) if of_records
-            else GNMax(sigma=2.0),
-            teacher=GradientMethod(size=RECORDS) if of_records else kind,
+            "toy", classes=CLASSES, delta=1e-4, budget_epsilon=1e4, **answers,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
             partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
             unit="record" if names is None else "group:person", home=self.root, quiet=False,

@@ -17,7 +17,7 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from pate_torch import PATE, pipeline
+from pate_torch import PATE, pipeline, session
 from pate_torch.cli import label as label
 from pate_torch.core import run_folders
 from pate_torch.core.run_folders import find_config_folder
@@ -29,6 +29,7 @@ from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -122,7 +123,7 @@ def test_a_choice_that_the_account_does_not_admit_is_refused_before_training(tmp
 
 
 def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, nothing_runs):
-    discrete = {"noise": "discrete", "mechanism": GNMax(sigma=2.0, noise="discrete")}
+    discrete = {"mechanism": GNMax(sigma=2.0, noise="discrete")}
     pipeline.run(first := plan(tmp_path, "first", **discrete))
     with pytest.raises(ValueError, match=r"selection=.*floating point"):
         plan(tmp_path, "b", selection=selection(), **discrete)
@@ -156,7 +157,7 @@ every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["revers
 
 @every_answer
 def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism):
-    settings = (f"method={voting.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
+    settings = (f"method={voting.func.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
     outcome = train(tmp_path, *settings, monkeypatch=monkeypatch)
     assert "partition.capacity=50" in outcome.error and "Leave out partition.capacity" in outcome.error
     assert ledger_entries(tmp_path) == []
@@ -165,8 +166,8 @@ def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism
 @every_answer
 def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
     x, y = points(60, 0)
-    given = {"mechanism": mechanism, "partition": AddRemove(capacity=50)}
-    one = PATE("line", classes=3, home=tmp_path, teacher=voting, delta=1e-4, **given).fit_teachers(x, y)
+    given = {"teacher": voting(mechanism=mechanism), "partition": AddRemove(capacity=50)}
+    one = PATE("line", classes=3, home=tmp_path, delta=1e-4, **given).fit_teachers(x, y)
     with pytest.raises(ValueError, match=r"partition\.capacity=50"):
         one.label(points(30, 1)[0], num_queries=5)
     assert "reserve" not in ledger_entries(tmp_path)
@@ -176,9 +177,9 @@ def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
 @pytest.mark.parametrize("capacity,moved", [(None, 1.0), (1000, math.inf), (3, math.inf)])
 def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism, capacity, moved):
     """Whether or not it drops a record of these: that is theirs to change."""
-    data = blobs().load()
-    shards = AddRemove(capacity=capacity).make_shards(data.private, 1, 0)
-    answers = voting.build_sensitive(data, shards, encoder=None)
+    data, partition = blobs().load(), AddRemove(capacity=capacity)
+    shards, facts = partition.make_shards(data.private, 1, 0), DatasetFacts.from_dataset(data, partition)
+    answers = voting(mechanism=mechanism).build_sensitive(data.private, shards, facts, encoder=None)
     assert answers.sensitivity.l2 == moved and shards.has_capacity is (capacity is not None)
     value = answers.select(torch.arange(5))
     if capacity is None:
@@ -190,7 +191,7 @@ def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism,
 
 @every_answer
 def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
-    monkeypatch.setattr(RecordMethod, "check", lambda self, config: None)
+    monkeypatch.setattr(RecordMethod, "validate", lambda self, facts: None)
     nothing_runs()
     one = plan(tmp_path, "one", method=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
@@ -348,8 +349,8 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
 
     monkeypatch.setattr(NoiseSourceOptimizer, "add_noise", add_noise)
     source = benchmark_clouds(x=x, y=y, unit_id=unit_id, nominal_size=60, mean=(0.0,) * 3, std=(1.0,) * 3)
-    one = plan(home, "one", dataset=source, mechanism=GNMax(sigma=9.0))
-    DPSGD(network="logistic", steps=1, batch_size=60, clip=CLIP).run(one)
+    method = partial(DPSGD, network="logistic", steps=1, batch_size=60, clip=CLIP)
+    pipeline.run(plan(home, "one", dataset=source, method=method, mechanism=GNMax(sigma=9.0)))
     return torch.cat(sums)
 
 
@@ -391,7 +392,7 @@ def test_a_folder_that_holds_a_release_is_not_written_again(tmp_path):
 
 def test_an_interrupted_run_goes_on_in_its_folder_with_its_own_labels_alone(tmp_path, monkeypatch):
     with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
-        interrupted.setattr(pipeline, "write_reports", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        interrupted.setattr(session, "write_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         pipeline.run(plan(tmp_path, "one"))
     with pytest.raises(ValueError, match="holds a release already"):
         pipeline.run(plan(tmp_path, "one", mechanism=GNMax(sigma=9.0)))
@@ -419,15 +420,14 @@ def _label(home, monkeypatch):
 
 def _api(home, monkeypatch):
     monkeypatch.setattr("pate_torch.api.pate.make_unique_run_id", lambda: "one")
-    one = PATE(
-        "blobs", classes=3, num_teachers=0, teacher=partial(ReverseKnn), mechanism=HISTOGRAM, delta=1e-4, home=home
-    )
+    one = PATE("blobs", classes=3, teacher=ReverseKnn(mechanism=HISTOGRAM), delta=1e-4, home=home)
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
 
 def _dpsgd(home, monkeypatch):
     source = benchmark_clouds(name="blobs", nominal_size=300)
-    DPSGD(network="logistic", steps=2, batch_size=60).run(plan(home, "one", dataset=source))
+    method = partial(DPSGD, network="logistic", steps=2, batch_size=60)
+    pipeline.run(plan(home, "one", dataset=source, method=method))
 
 
 def _labeler(home, monkeypatch):
@@ -479,14 +479,14 @@ def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothi
 
 def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
     """DP-SGD, killed between the model and what it claims."""
-    run = plan(tmp_path, "one", dataset=benchmark_clouds(name="blobs"))
-    study = DPSGD(network="logistic", steps=2, batch_size=60)
-    study.run(run)
+    method = partial(DPSGD, network="logistic", steps=2, batch_size=60)
+    run = plan(tmp_path, "one", dataset=benchmark_clouds(name="blobs"), method=method)
+    pipeline.run(run)
     for file in (run.folder / "release").glob("*.*"):
         if file.name != "student.safetensors":
             file.unlink()
     with pytest.raises(ValueError, match="holds a release already"):
-        study.run(run)
+        pipeline.run(run)
     assert reserved(tmp_path) == 1
 
 

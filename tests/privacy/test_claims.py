@@ -157,16 +157,13 @@ def test_brought_votes(tmp_path, name, noise):
         mechanism=mechanism,
         query=Random(rounds=2 if name == "interactive" else 1),
         num_queries=QUERIES,
-        noise=noise,
         student=student(),
         guide_student=student(),
     )
     pipeline.run(one)
     found = check(tmp_path, one.folder)
-    assert found["epsilon"] == pytest.approx(
-        min(accounting.compute_guarantee(mechanism.privacy_events(QUERIES, one.num_rounds), DELTA).epsilon, 50.0),
-        rel=REL,
-    )
+    events = mechanism.privacy_events(QUERIES, one.method.num_rounds)
+    assert found["epsilon"] == pytest.approx(min(accounting.compute_guarantee(events, DELTA).epsilon, 50.0), rel=REL)
 
 
 @every_form
@@ -209,7 +206,6 @@ RUNS = {
         "method": partial(ReverseKnn),
         "query": Random(rounds=2),
         "mechanism": Histogram(sigma=3.0, adjacency="add_remove", noise="discrete"),
-        "noise": "discrete",
     },
     "gradients": {
         "method": partial(GradientMethod, size=100),
@@ -231,7 +227,7 @@ def test_whole_runs(tmp_path, route):
         + [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
     )
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
-    labels = accounting.compute_guarantee(one.mechanism.privacy_events(one.num_queries, one.num_rounds), DELTA).epsilon
+    labels = accounting.compute_guarantee(one.method.label_events(), DELTA).epsilon
     if len(expected) == 1:
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
@@ -307,8 +303,9 @@ def test_labels_used_again(tmp_path, capsys, chosen):
 
 
 def test_dp_sgd(tmp_path):
-    one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), mechanism=GNMax(sigma=4.0))
-    DPSGD(network="logistic", steps=2, batch_size=30).run(one)
+    method = partial(DPSGD, network="logistic", steps=2, batch_size=30)
+    one = plan(tmp_path, "one", dataset=benchmark_clouds(benchmark=False), method=method, mechanism=GNMax(sigma=4.0))
+    pipeline.run(one)
     found = check(tmp_path, one.folder, "clouds")
     assert whats(one.folder) == ["model by DP-SGD"] and found["release_id"] is None and found["seconds"] == {}
     again = plan(tmp_path, "two", dataset=one.dataset, mechanism=GNMax(sigma=6.0))
@@ -388,9 +385,8 @@ def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, 
     pipeline.run(one := plan(tmp_path, "one", seed=1))
     found, said = read(one.folder), read(one.folder, "privacy.json")
     assert found["private"] is True and found["epsilon_charged"] is found["epsilon_charged_ex_post"] is None
-    assert found["epsilon"] == pytest.approx(
-        accounting.compute_guarantee(one.mechanism.privacy_events(one.num_queries), DELTA).epsilon, rel=REL
-    )
+    events = one.method.mechanism.privacy_events(one.method.num_queries)
+    assert found["epsilon"] == pytest.approx(accounting.compute_guarantee(events, DELTA).epsilon, rel=REL)
     assert breaks(said) == []
     assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL_NOTE
     (other,) = said["other_releases"]
@@ -447,7 +443,7 @@ def test_only_stages_of_public_sizes_are_timed_in_public(tmp_path, route):
     found = read(one.folder)["seconds"]
     assert set(found) == STAGES[route] and found.items() <= owner.items()
     assert {"data", "labels", "student", "owner"} <= set(owner)
-    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.num_teachers > 0)
+    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.method.ensemble_size is not None)
 
 
 def test_labels_used_again_tell_no_time_of_reading_records(tmp_path):

@@ -21,6 +21,7 @@ from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.chain import LedgerError
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.release import store as release_store
@@ -345,8 +346,8 @@ def full_disk(*_, **__):
         ("pate_torch.teachers.training.save_file", 0),
         ("pate_torch.release.store.write_atomically", 1),
         ("pate_torch.release.private_metrics.save_file", 1),
-        ("pate_torch.pipeline.save_student", 1),
-        ("pate_torch.pipeline.write_release", 1),
+        ("pate_torch.session.save_student", 1),
+        ("pate_torch.session.write_release", 1),
     ],
 )
 def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
@@ -760,7 +761,7 @@ def test_a_refused_run_leaves_a_home_as_it_was(tmp_path):
     data = killed_runs.blobs().load()
     one = plan(tmp_path / "home", "first", num_queries=31)
     with pytest.raises(ValueError, match="num_queries"):
-        one.check_data(data)
+        one.validate(DatasetFacts.from_dataset(data, one.partition))
     with pytest.raises(ValueError, match="num_queries"):
         pipeline.run(one)
     assert not (tmp_path / "home").exists()

@@ -36,6 +36,7 @@ from pate_torch.students.supervised import Supervised
 from tests import ROOT, command_runs, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations
+from tests.run_configs import changed
 
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
 NUMBERS = [7331.15625, -9173.828125]
@@ -354,7 +355,7 @@ def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeyp
     monkeypatch.setattr(teacher_votes, "train", spy)
     pipeline.run(plan(tmp_path, "a"))
     pipeline.run(plan(tmp_path, "b", mechanism=GNMax(sigma=3.0)))  # the same teachers: not trained again
-    pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").teacher, steps=6)))
+    pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").method.teacher, steps=6)))
     assert len(seen) == 2
     assert torch.equal(seen[0].index_KS, seen[1].index_KS)
     used = seen[0].index_KS[seen[0].mask_KS]
@@ -413,9 +414,9 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
 
     for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_exponential", "draw_uniform"):
         watch(name)
-    strategy = dataclasses.replace(plan(tmp_path, "x").query, rounds=rounds)
+    strategy = dataclasses.replace(plan(tmp_path, "x").method.query, rounds=rounds)
     try:
-        pipeline.run(plan(tmp_path, "only", mechanism=mechanism, query=strategy, noise=mechanism.noise))
+        pipeline.run(plan(tmp_path, "only", mechanism=mechanism, query=strategy))
     except ValueError as error:
         assert "none of the" in str(error)  # noise may pass every question over; it is charged all the same
     assert drawn and min(drawn) == 1
@@ -483,7 +484,7 @@ def images() -> Tensors:
 
 def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
     """A vote on a randomly distorted point is another question; here distortion ends with training."""
-    recipe = dataclasses.replace(plan(tmp_path, "x").teacher, augment=Affine(rotate=20.0, shift=1.0))
+    recipe = dataclasses.replace(plan(tmp_path, "x").method.teacher, augment=Affine(rotate=20.0, shift=1.0))
     one = plan(tmp_path, "only", dataset=images(), teacher=recipe)
     pipeline.run(one)
     (file,) = tmp_path.glob("teachers/[0-9a-f]*/votes/*.safetensors")
@@ -492,7 +493,7 @@ def test_teachers_see_the_questions_as_they_are(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(augmentation.Affine, "draw", lambda *a, **k: drawn.append(1))
     monkeypatch.setattr(augmentation, "warp", lambda *a, **k: drawn.append(1))
-    pipeline.run(dataclasses.replace(one, folder=one.folder.with_name("again"), mechanism=GNMax(sigma=3.0)))
+    pipeline.run(changed(one, folder=one.folder.with_name("again"), mechanism=GNMax(sigma=3.0)))
     assert torch.equal(load_file(file)["counts_QC"], first)
     assert not drawn
 

@@ -65,6 +65,12 @@ def test_ids_that_name_no_units_are_refused(door, ids):
     assert any(words in next(iter(tally.reasons)) for words in calls.IDS_REFUSED)
 
 
+def test_python_refuses_a_method_that_labels_nothing():
+    tally = Tally()
+    assert not calls.attempt(case(door="PATE", method="dpsgd"), tally)
+    assert "releases a model" in next(iter(tally.reasons))
+
+
 # ---- every break is found when it is planted again -----------------------------------------------------------------
 
 
