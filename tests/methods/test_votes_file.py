@@ -221,9 +221,7 @@ def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
 
 def test_beside_votes_from_a_file_no_model_is_trained_on_the_records(tmp_path, monkeypatch):
     """Their teachers are elsewhere: there is nothing to compare it with."""
-    monkeypatch.setattr(
-        "pate_torch.release.private_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained")
-    )
+    monkeypatch.setattr("pate_torch.owner_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained"))
     np.save(tmp_path / "votes.npy", np.arange(6 * 40).reshape(6, 40) % 10)
     settings = [word for word in TINY if not word.startswith("baseline")]
     assert train(tmp_path, f"votes={tmp_path / 'votes.npy'}", monkeypatch=monkeypatch, base=settings).code == 0
