@@ -239,7 +239,7 @@ def test_a_unit_is_counted_once():
 def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan, partition):
     test = MembershipTest(held_out=0.3)
     chosen = Selection(candidates={"a": plan.student, "b": plan.student}, validation=0.2)
-    loaded = DataSplits.from_config(changed(plan, partition=partition, membership=test, selection=chosen))
+    loaded = DataSplits.from_config(changed(plan, partition=partition, membership=test, selection=chosen), stages)
     parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.membership_holdout)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from pate_torch import pipeline
+from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
+from pate_torch.session import make_inputs
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
@@ -150,13 +153,19 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
 
 
 def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
-    here = plan.method.make_identity(data, plan)
+    def identify(data, **changes):
+        config = changed(plan, **changes)
+        facts = DatasetFacts.from_dataset(data, config.partition)
+        with Stages(quiet=True) as stages:
+            return config.method.make_identity(make_inputs(config, data, facts, stages, StageTimer()))
+
+    here = identify(data)
+    assert here == identify(data)
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
-    assert plan.method.make_identity(dataclasses.replace(data, pool=pool), plan) != here
+    assert identify(dataclasses.replace(data, pool=pool)) != here
     longer = dataclasses.replace(START, copies=3)
-    assert plan.method.make_identity(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
-    from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
-    assert "pool" not in plan.method.make_identity(data, from_nothing).configuration
+    assert identify(data, teacher=dataclasses.replace(RECIPE, start=longer)) != here
+    assert "pool" not in identify(data, teacher=dataclasses.replace(RECIPE, start=None)).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
