@@ -47,7 +47,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
         std=tuple(np.where(std > 0, std, 1.0)),
     )
     points, label = torch.tensor(x, dtype=torch.float32), torch.tensor(y.astype(np.int64))
-    private = PrivateRecords(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
+    private = PrivateRecords.from_rows(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
         teachers = min(MOST_TEACHERS, len(private) // shard)
         recipe = TeacherRecipe(network=network, steps=PilotConfig().steps)

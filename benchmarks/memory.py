@@ -35,7 +35,7 @@ def one(network: str, teachers: int, queries: int) -> dict[str, object]:
     draw = make_torch_generator(0, "benchmark", "memory")
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 12)
-    private = PrivateRecords(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
+    private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     public = torch.randint(256, (queries, 1, 28, 28), dtype=torch.uint8, generator=draw)
     recipe = TeacherRecipe(network=network, steps=3, backend="vectorized")
     few = Shards(index[:8], index[:8] >= 0, "replace_one")

@@ -35,7 +35,7 @@ def rank(teachers: int, steps: int) -> None:
     count = 240 * teachers
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     index = torch.arange(count).view(teachers, 240)
-    private = PrivateRecords(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
+    private = PrivateRecords.from_rows(x, torch.randint(10, (count,), generator=draw), np.arange(count).astype(str))
     shards = Shards(index, index >= 0, "replace_one")
     train(private, spec, shards, TeacherRecipe(steps=2, backend="vectorized", chunk=8), seed=0)  # warm-up
     distributed.barrier()

@@ -48,7 +48,7 @@ def records(teachers: int) -> tuple[PrivateRecords, Shards]:
     x = torch.randint(256, (count, 1, 28, 28), dtype=torch.uint8, generator=draw)
     y = torch.randint(10, (count,), generator=draw)
     index = torch.arange(count).view(teachers, SHARD)
-    return PrivateRecords(x, y, np.arange(count).astype(str)), Shards(index, index >= 0, "replace_one")
+    return PrivateRecords.from_rows(x, y, np.arange(count).astype(str)), Shards(index, index >= 0, "replace_one")
 
 
 def sequential(

@@ -106,7 +106,7 @@ def check_new_account_cap(
             f"privacy.{key}",
             budget,
             f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})",
-            "Ask fewer questions (num_queries), add noise (mechanism.sigma), or open with a larger cap.",
+            f"{config.method.price_advice}, or open with a larger cap.",
         )
 
 

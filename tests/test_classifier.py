@@ -215,7 +215,7 @@ def test_a_full_disk_is_named_with_what_was_charged(make, tmp_path, monkeypatch)
     def full(*_, **__):
         raise OSError(28, "No space left on device", str(tmp_path / "student.safetensors"))
 
-    monkeypatch.setattr("pate_torch.pipeline.save_student", full)
+    monkeypatch.setattr("pate_torch.session.save_student", full)
     with pytest.raises(
         OSError, match=r"No space left.*Account 'clouds' is charged, and stays.*home=.*student\.safetensors"
     ):

@@ -16,6 +16,7 @@ from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.unit_ids import make_position_ids
 from pate_torch.release import store as release_store
 from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written
@@ -457,7 +458,7 @@ GOOD = {"name": "t", "class_names": 3, "test_y": torch.tensor([0, 1, 2, 0]), **R
         ({"x": torch.full((9, 2), float("nan"))}, "finite"),
         ({"pool_x": torch.full((4, 2), float("nan"))}, "finite"),
         ({"x": torch.zeros(0, 2)}, "at least one point"),
-        ({"x": torch.zeros(9, 2, dtype=torch.int64)}, "float rows"),
+        ({"x": torch.zeros(9, 2, dtype=torch.uint8)}, "float rows"),
         ({"pool_x": torch.randn(4, 3)}, "pool_x"),
         ({"test_x": torch.randn(4, 3)}, "test_x"),
         ({"y": torch.arange(8) % 3}, "integers, one for each point"),
@@ -487,8 +488,8 @@ def test_tensors_of_a_wrong_kind_are_refused(change, words):
         lambda: Votes(torch.tensor([1, 2]), 3),
         lambda: Votes(torch.tensor([[3]]), 3),
         lambda: Votes(torch.tensor([[3, 0]]), 0),
-        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64), np.array(["a", "b"])),
-        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(2), np.array(["a", "b"])),
+        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(3, dtype=torch.int64), make_position_ids(2)),
+        lambda: PrivateRecords(torch.zeros(2, 1), torch.zeros(2), make_position_ids(2)),
         lambda: DataSpec(name="t", num_classes=1, input_shape=(2,), class_names=("a",), mean=(0.0,), std=(1.0,)),
         lambda: DataSpec(name="t", num_classes=2, input_shape=(2,), class_names=("a",), mean=(0.0,), std=(1.0,)),
         lambda: checks.delta("delta", float("nan")),
@@ -518,8 +519,8 @@ def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
     mechanism = build(name, noise, **({"max_failures": 5} if "max_failures" in vars(build(name)) else {}))
     if name in ("confident", "interactive"):
         mechanism = dataclasses.replace(mechanism, screen_sigma=40.0)  # else the checks alone cost more
-    config = changed(tiny(tmp_path), mechanism=mechanism, noise=noise, num_queries=30, delta=1e-4, target_epsilon=2.0)
-    events = config.calibrate_noise().mechanism.privacy_events(30)
+    method = changed(tiny(tmp_path), mechanism=mechanism, num_queries=30, delta=1e-4).method
+    events = method.calibrate(2.0, 1e-4).label_events()
     assert 2 * (1 - 1e-6) < compute_guarantee(events, 1e-4).epsilon <= 2
 
 

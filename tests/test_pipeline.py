@@ -17,6 +17,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
@@ -25,6 +26,7 @@ from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
 from pate_torch.release import store as release_store
+from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
 from pate_torch.students.supervised import Supervised
 from tests.run_configs import changed
@@ -214,7 +216,7 @@ def _shuffled_evaluation(source):
 
 
 def test_augment_of_feature_rows_is_refused(plan):
-    recipe = dataclasses.replace(plan.teacher, augment=Affine(rotate=5.0))
+    recipe = dataclasses.replace(plan.method.teacher, augment=Affine(rotate=5.0))
     with pytest.raises(ValueError, match="augment"):
         pipeline.run(changed(plan, teacher=recipe))
 
@@ -240,7 +242,7 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     assert set(rest.private.unit_id).isdisjoint(held.unit_id)
     assert len(rest.private) + len(held) == len(data.private)
     fewer = dataclasses.replace(
-        data, private=PrivateRecords(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
+        data, private=PrivateRecords.from_rows(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
     )
     assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
         data.private.unit_id[0]
@@ -252,7 +254,7 @@ def test_private_records_choose_no_student_under_neighbors_that_their_source_can
     data = dataclasses.replace(blobs().load(), adjacencies=("add_remove",), advice="Use partition=add_remove.")
     one = changed(plan, selection=two_candidates(), partition=ReplaceOne(), labels="0" * 16)
     with pytest.raises(ValueError, match=r"partition='replace_one'.*Use partition=add_remove\."):
-        one.check_data(data)
+        one.validate(DatasetFacts.from_dataset(data, one.partition))
     with pytest.raises(ValueError, match="adjacencies"):
         dataclasses.replace(data, adjacencies="add_remove")
 
@@ -320,7 +322,7 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
 
 
 def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
-    discrete = changed(plan, noise="discrete", mechanism=GNMax(sigma=2.0, noise="discrete"))
+    discrete = changed(plan, mechanism=GNMax(sigma=2.0, noise="discrete"))
     with pytest.raises(ValueError, match="no data-dependent price"):
         pipeline.run(dataclasses.replace(discrete, private_epsilon=PrivateEpsilon(allow_net_loss=True)))
     with pytest.raises(ValueError, match="rounds"):
@@ -328,8 +330,7 @@ def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(pl
     assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Refusing:
+class _Refusing(StudentAlgorithm):
     """A guide that must not be asked."""
 
     name: str = "refusing"
@@ -346,7 +347,7 @@ def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, stra
     with pytest.raises(AssertionError, match="nobody looks"):
         pipeline.run(again(plan, "margin", query=Margin(rounds=3), guide_student=_Refusing()))
     looking = InteractiveGNMax(sigma=4.0, screen_sigma=6.0, threshold=4.0, student_confidence=0.9)
-    assert changed(plan, query=strategy, mechanism=looking).is_guided
+    assert changed(plan, query=strategy, mechanism=looking).method.is_guided
 
 
 def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_back(plan):

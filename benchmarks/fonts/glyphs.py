@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import matplotlib
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.fonts import drawn
 from pate_torch.core import checks
-from pate_torch.data import benchmark, locations
+from pate_torch.data import benchmark
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.privacy.records import Dataset
 
@@ -36,7 +35,7 @@ _OVERSAMPLING = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Glyphs:
+class Glyphs(benchmark.Benchmark):
     """The first ``num_classes`` of 0-9A-Z in 16 fonts, uint8 [N, 1, size, size], white on black.
 
     Attributes:
@@ -55,7 +54,6 @@ class Glyphs:
             set begins with the smaller one.
     """
 
-    benchmark: ClassVar[bool] = True
     name: str = "glyphs"
     private: int = 25_000
     public: int = 4_000
@@ -70,12 +68,15 @@ class Glyphs:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        benchmark.check_counts(self.public, self.test, self.private)
+        super().__post_init__()
         checks.integer("dataset.num_classes", self.num_classes, low=2, high=len(CHARACTERS))
         checks.integer("dataset.size", self.size, low=8, high=256)
         checks.between("dataset.noise", self.noise, 0, 1)
         self._distortion()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(CHARACTERS[: self.num_classes])
 
     def load(self) -> Dataset:
         atlas = _atlas(self.size * _OVERSAMPLING)[:, : self.num_classes]
@@ -83,7 +84,7 @@ class Glyphs:
             kind="glyphs",
             name=self.name,
             seed=self.seed,
-            class_names=tuple(CHARACTERS[: self.num_classes]),
+            class_names=self.class_names,
             batch=functools.partial(self._batch, atlas),
             size=_BATCH,
             private=self.private,

@@ -11,7 +11,6 @@ import functools
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ _KNOTS = 6  # of a bend, each way
 
 
 @dataclass(frozen=True, kw_only=True)
-class Handwriting:
+class Handwriting(benchmark.Benchmark):
     """Digits 0 to 9 in every font of a folder, uint8 [N, 1, 28, 28], white on black.
 
     Attributes:
@@ -52,7 +51,6 @@ class Handwriting:
         seed: Seed of the data set itself, not of a run; a record depends on (fonts, seed, part, position) alone.
     """
 
-    benchmark: ClassVar[bool] = True
     name: str = "handwriting"
     path: str | PathLike[str] | None = None
     root: str | PathLike[str] | None = None
@@ -66,8 +64,7 @@ class Handwriting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        benchmark.check_counts(self.public, self.test, self.private)
+        super().__post_init__()
         checks.between("dataset.bend", self.bend, 0, 20)
         self._distortion()
 
@@ -83,7 +80,7 @@ class Handwriting:
             kind="handwriting",
             name=self.name,
             seed=self.seed,
-            class_names=tuple(_DIGITS),
+            class_names=self.class_names,
             batch=functools.partial(self._batch, atlas, 1 / (order + 1).double()),
             size=_BATCH,
             private=self.private,

@@ -137,7 +137,7 @@ def _check_encoded_records(setup: Setup, spec: DataSpec, times: int) -> Finding:
     private, _ = workloads.draw_shards(spec, 1, 41)
 
     def encode(x: Tensor) -> Tensor:
-        records = PrivateRecords(x, private.y[: len(x)], private.unit_id[: len(x)])
+        records = PrivateRecords.from_rows(x, private.y[: len(x)], private.unit_id[: len(x)])
         return map_records_batch_invariant(lambda feature_BD: feature_BD, encoder, records, spec, do_nothing)
 
     x, kept = private.x[:40], torch.arange(40) != VICTIM

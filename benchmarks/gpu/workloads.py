@@ -87,7 +87,7 @@ def draw_shards(spec: DataSpec, teachers: int, size: int) -> tuple[PrivateRecord
     x, y = draw_images(spec, teachers * size)
     index_KS = torch.arange(teachers * size).view(teachers, size)
     shards = Shards(index_KS, torch.ones_like(index_KS, dtype=torch.bool), "add_remove")
-    return PrivateRecords(x, y, np.arange(len(x)).astype(str)), shards
+    return PrivateRecords.from_rows(x, y, np.arange(len(x)).astype(str)), shards
 
 
 def make_recipe(network: str, options: Options, **changes: Any) -> TeacherRecipe:

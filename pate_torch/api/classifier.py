@@ -56,7 +56,7 @@ from pate_torch.privacy.records import (
     PublicPool,
 )
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value
-from pate_torch.privacy.units import parse_unit_ids
+from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.session import ReleaseSession
 from pate_torch.students.base import Student, StudentAlgorithm

@@ -33,7 +33,7 @@ from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, compute_normalization
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
@@ -97,7 +97,7 @@ class InMemoryDataset(DatasetSource):
     data: Dataset
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.data.spec.name
 
     def load(self) -> Dataset:
@@ -256,7 +256,7 @@ class PATE:
             x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A row that is not finite, like a label that is no
                 class, cannot be used: the record is left out or, under replace_one, filled in.
             y: PRIVATE. Integers [N].
-            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates (``data.units.parse_unit_ids``).
+            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates.
                 None: a hash of the record, so equal records are one unit.
             public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
                 images by 1/2 and 1/4, rows as they are.
@@ -330,7 +330,7 @@ class PATE:
         pool = PublicPool(tensors.parse_points("pool_x", pool_x))
         if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
             raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
-        mean, std = self._constants or tensors.compute_statistics(pool.x)
+        mean, std = self._constants or compute_normalization(pool.x)
         spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
         evaluation = empty_evaluation(spec, private.x)
         data = Dataset(
@@ -531,9 +531,7 @@ class PATE:
     # ---- parts --------------------------------------------------------------------------------------------------
 
     def _make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
-        constants = self._constants or (
-            tensors.compute_statistics(public) if len(public) else _make_default_constants(x)
-        )
+        constants = self._constants or (compute_normalization(public) if len(public) else _make_default_constants(x))
         mean, std = constants
         return DataSpec(
             name=self.name,

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -50,7 +49,7 @@ class VotesOnlyDataset(DatasetSource):
     size: int
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """The data set's name, whose account is charged."""
         return self.spec.name
 
@@ -58,7 +57,7 @@ class VotesOnlyDataset(DatasetSource):
         """The public points; no private records, no test points."""
         empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
         row = torch.arange(self.size, dtype=torch.float32)[:, None]
-        private = PrivateRecords(empty_x, empty_y, np.array([], dtype=str), self.unit)
+        private = PrivateRecords.from_rows(empty_x, empty_y, [], self.unit)
         return Dataset(self.spec, private, PublicPool(row), Evaluation(empty_x, empty_y),
                        provenance={CLASSES: FROM_OWNER})  # fmt: skip
 

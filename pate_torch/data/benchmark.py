@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.data import locations
-from pate_torch.data.base import DatasetSource
-from pate_torch.privacy.records import (
-    CLASSES,
-    FROM_DATASET_CODE,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    NUMBER_OF_RECORDS,
-    Dataset,
-    DataSpec,
-    Evaluation,
-    PrivateRecords,
-    PublicPool,
-)
-from pate_torch.privacy.units import make_position_ids
-
-
-def compute_channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel of public uint8 images [Q, Ch, H, W], as fractions of 255.
-
-    Of the public pool, never of private records. The usual published constants of these benchmarks are statistics of
-    their training images, which are the private side here.
-    """
-    channels = x.transpose(0, 1).flatten(1)
-    counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
-    level = torch.arange(256, dtype=torch.float64) / 255
-    weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    mean = weight @ level
-    variance = weight @ level.square() - mean.square()
-    std = variance.clamp(min=0).sqrt().clamp(min=1 / 255)  # a constant channel must not divide by zero
-    return tuple(mean.tolist()), tuple(std.tolist())
+from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset
+from pate_torch.privacy.records import FROM_DATASET_CODE, Dataset, Evaluation, PrivateRecords, PublicPool
+from pate_torch.privacy.unit_ids import UnitIds, make_position_ids
 
 
 def check_counts(public: int, test: int, private: int | None = None) -> None:
@@ -72,68 +44,89 @@ def assemble(
     private: tuple[Tensor, Tensor],
     public_test: tuple[Tensor, Tensor, Tensor, Tensor],
     nominal_size: int,
-    unit_id: np.ndarray | None = None,
+    unit_id: UnitIds | None = None,
 ) -> Dataset:
     """A benchmark's Dataset from uint8 images and int64 labels; unit ids are positions in the original file."""
     x, y = private
     pool_x, pool_y, test_x, test_y = public_test
-    mean, std = compute_channel_statistics(pool_x)
-    spec = DataSpec(
+    unit_id = make_position_ids(len(y)) if unit_id is None else unit_id
+    return assemble_dataset(
+        PrivateRecords.from_rows(x, y, unit_id, num_classes=len(class_names)),
+        PublicPool(pool_x),
+        Evaluation(test_x, test_y, pool_y),
         name=name,
-        num_classes=len(class_names),
-        input_shape=tuple(x.shape[1:]),
         class_names=class_names,
-        mean=mean,
-        std=std,
-        benchmark=True,
         nominal_size=nominal_size,
-    )
-    return Dataset(
-        spec=spec,
-        private=PrivateRecords(x, y, make_position_ids(len(y)) if unit_id is None else unit_id),
-        pool=PublicPool(pool_x),
-        evaluation=Evaluation(test_x, test_y, pool_y),
-        provenance={
-            CLASSES: FROM_DATASET_CODE,
-            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
-            NUMBER_OF_RECORDS: FROM_DATASET_CODE,
-        },
+        origin=FROM_DATASET_CODE,
+        benchmark=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageBenchmark(DatasetSource):
-    """Files of a public benchmark: the training files are private, the first test images the pool, the next the test.
+class Benchmark(DatasetSource):
+    """Public data in three parts of fixed sizes.
 
     Attributes:
         name: Declared name.
-        path: The folder that holds the files.
-        root: The same, where ``path`` is None.
-        download: Whether to fetch missing files.
-        private: The first so many training images; None: all.
-        public: The first so many test images.
-        test: The test images after these.
-
-    Raises:
-        ValueError: The files are not there; it names the folder and ``dataset.download=true``.
+        private: Number of private records; None: all that the private part holds.
+        public: Number of public points.
+        test: Number of test records.
     """
 
     name: str
-    path: str | None = None
-    root: str | None = None
-    download: bool = False
     private: int | None = None
     public: int = 9000
     test: int = 1000
 
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        check_counts(self.public, self.test, self.private)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name for each class."""
+        return self.classes
+
+    @property
+    def size(self) -> int:
+        """Number of records of the private part, as published."""
+        raise NotImplementedError
+
+    def declared_facts(self) -> SourceFacts:
+        return SourceFacts(
+            name=self.name,
+            num_classes=len(self.class_names),
+            num_private=self.private or self.size,
+            num_public=self.public,
+            is_benchmark=True,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBenchmark(Benchmark):
+    """Files of a public benchmark: the training files are private, the first test images the pool, the next the test.
+
+    Attributes:
+        path: The folder that holds the files.
+        root: The same, where ``path`` is None.
+        download: Whether to fetch missing files.
+
+    Raises:
+        ValueError: The files are not there; it names the folder and ``dataset.download=true``.
+    """
+
+    path: str | None = None
+    root: str | None = None
+    download: bool = False
+
     sizes: ClassVar[Mapping[str, int]]
     """Number of images of each training file, as published."""
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
+        super().__post_init__()
         checks.boolean("dataset.download", self.download)
-        check_counts(self.public, self.test, self.private)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -142,8 +135,11 @@ class ImageBenchmark(DatasetSource):
 
     @property
     def size(self) -> int:
-        """Number of images these hold, as published."""
+        """Number of images of the training files, as published."""
         return sum(self.sizes[split] for split in self.splits)
+
+    def declared_facts(self) -> SourceFacts:
+        return replace(super().declared_facts(), root=self.root)
 
     def _get_folder(self, root: Path) -> Path:
         """The folder of the files, for messages."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 
 from pate_torch.core import checks, rng
-from pate_torch.data import benchmark, locations
-from pate_torch.data.base import DatasetSource
+from pate_torch.data import benchmark
 from pate_torch.privacy.records import Dataset
+from pate_torch.privacy.unit_ids import make_position_ids
 
 _NUM_RECORDS = 1797
 _SPLIT_SEED = 0  # fixed: a record that is public under one run's seed must not be private under another's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digits(DatasetSource):
+class Digits(benchmark.Benchmark):
     """1,100 private, 450 public and 247 test records, drawn once by a fixed permutation of the file's positions.
 
     Images are uint8 [N, 1, 8, 8], the file's 0..16 scaled to 0..255. Unit ids are positions in the original file.
@@ -32,11 +31,8 @@ class Digits(DatasetSource):
     public: int = 450
     test: int = 247
 
-    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
-
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        benchmark.check_counts(self.public, self.test, self.private)
+        super().__post_init__()
         if self.private + self.public + self.test > _NUM_RECORDS:
             raise checks.error(
                 "dataset.private + public + test",
@@ -58,5 +54,5 @@ class Digits(DatasetSource):
             private=(x[private_index], y[private_index]),
             public_test=benchmark.split_public_test(x[other_index], y[other_index], self.public, self.test),
             nominal_size=self.private,
-            unit_id=private_index.astype(str),
+            unit_id=make_position_ids(private_index),
         )

@@ -16,10 +16,11 @@ from torch import Tensor
 from pate_torch.core import checks, texts
 from pate_torch.core.files import read_tensors
 from pate_torch.data import locations
-from pate_torch.data.file_source import Part, Points, make_content_ids
+from pate_torch.data.base import compute_common_scale
+from pate_torch.data.file_source import Part, Points, hash_points
 from pate_torch.data.tabular import LabeledTable
 from pate_torch.privacy.records import Dataset, EncoderCard
-from pate_torch.privacy.units import parse_unit_ids
+from pate_torch.privacy.unit_ids import parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """What may be declared of whatever made the vectors."""
@@ -65,10 +66,8 @@ class Embeddings(LabeledTable):
 
     def load(self) -> Dataset:
         data = super().load()
-        x_PD = data.pool.x.double()
-        std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
-        spec = replace(data.spec, mean=tuple(x_PD.mean(0).tolist()), std=(std,) * x_PD.shape[1], encoder=self.card)
-        return replace(data, spec=spec)
+        mean, std = compute_common_scale(data.pool.x)
+        return replace(data, spec=replace(data.spec, mean=mean, std=std, encoder=self.card))
 
     def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         assert self.id is not None
@@ -80,18 +79,14 @@ class Embeddings(LabeledTable):
         record_ids = [texts.to_canonical_text(name) for part in parts.values() for name in part.content[self.id]]
         row_N = torch.tensor([row_by_id.get(name, -1) for name in record_ids])
         x = x[row_N]
-        has_vector_N = ((row_N >= 0) & x.isfinite().all(1)).numpy()
+        x[row_N < 0] = torch.nan
+        has_vector_N = x.isfinite().all(1).numpy()
         public_N = self._is_public(role_N)
         if not has_vector_N[public_N].all():
             missing_ids = np.array(record_ids)[public_N & ~has_vector_N]
             message = f"has no finite vector of {len(missing_ids)} public records, such as {str(missing_ids[0])!r}"
             raise checks.error("dataset.vectors", str(file), message, "Every id of public records needs one.")
-        return Points(
-            x=x,
-            usable_N=has_vector_N,
-            drop_reason="without a finite vector",
-            make_content_ids=lambda public: make_content_ids(x[public]),
-        )
+        return Points(x=x, make_content_ids=lambda public: hash_points(x[public]))
 
     def _read_ids(self) -> list[str]:
         file = locations.resolve_path("dataset.ids", self.ids, self.root)
@@ -156,9 +151,10 @@ def _read_parquet(file: Path, column: str) -> tuple[list[str] | None, np.ndarray
         table = table.drop_columns([column])
     if "embedding" in table.column_names:
         rows = table.column("embedding").to_pylist()
-        if len({None if row is None else len(row) for row in rows}) > 1 or None in rows:
+        widths = {len(row) for row in rows if row is not None}
+        if len(widths) != 1:
             raise ValueError("its vectors are of several lengths")
-        return ids, np.array(rows, dtype=np.float32)
+        return ids, np.array([[np.nan] * max(widths) if row is None else row for row in rows], dtype=np.float32)
     numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
     if not numbers:
         raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")

@@ -8,14 +8,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
 from pate_torch.features.base import PointEncoder
 from pate_torch.features.encoding_cache import EncodingCache
 from pate_torch.privacy.records import (
@@ -51,14 +50,11 @@ class EncodedDataset(DatasetSource):
     device: torch.device
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         return self.source.name
 
-    def __getattr__(self, name: str) -> Any:
-        """What else the data set declares: its size, its classes, whether it is a public benchmark."""
-        if name.startswith("_") or name == "source":  # of a copy that is being made
-            raise AttributeError(name)
-        return getattr(self.source, name)
+    def declared_facts(self) -> SourceFacts:
+        return self.source.declared_facts()
 
     def load(self, stages: Stages | None = None) -> Dataset:
         """Load the data set and encode it, or find its points encoded.
@@ -79,12 +75,12 @@ class EncodedDataset(DatasetSource):
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
         )
         x_PD = feature_by_side["public"]
-        mean_D, std = x_PD.double().mean(0), x_PD.double().std(0, correction=0).square().mean().sqrt()
+        mean, std = compute_common_scale(x_PD)
         spec = replace(
             data.spec,
             input_shape=(x_PD.shape[1],),
-            mean=tuple(mean_D.tolist()),
-            std=(float(std) or 1.0,) * x_PD.shape[1],
+            mean=mean,
+            std=std,
             schema=None,
             resize=None,
             text=None,

@@ -15,26 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core import checks, rng, texts
+from pate_torch.core import checks, rng
 from pate_torch.data import locations, roles
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset
 from pate_torch.data.roles import PRIVATE, PUBLIC, TEST
-from pate_torch.privacy import units
 from pate_torch.privacy.records import (
     CATEGORIES,
     CLASSES,
-    FROM_OWNER,
     FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    NUMBER_OF_RECORDS,
+    UNKNOWN_CLASS,
     Dataset,
-    DataSpec,
     Evaluation,
     PointNames,
     PrivateRecords,
     PublicPool,
+    find_any,
+    find_unusable_rows,
 )
 from pate_torch.privacy.schema import TableSchema, normalize_class_name
+from pate_torch.privacy.unit_ids import UnitIds, concatenate_unit_ids, make_content_ids, make_position_ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -44,22 +43,21 @@ class Part:
     Attributes:
         content: What it holds, in the form of its source.
         label: Their labels [N]; "" unknown.
-        make_unit_ids: Makes the names of their units, str [N].
+        make_unit_ids: Makes the names of their units [N].
     """
 
     content: Any
     label: Sequence[str]
-    make_unit_ids: Callable[[], np.ndarray]
+    make_unit_ids: Callable[[], UnitIds]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Points:
-    """PRIVATE. The points of all records, one file after another.
+    """PRIVATE. The points of all records, one file after another, each read from its own row or file alone.
 
     Attributes:
-        x: uint8 [N, Ch, H, W] or float32 [N, D].
-        usable_N: bool [N]; a private record that cannot be used has a fixed filler as its point. None: all can be.
-        drop_reason: The reason why others cannot, for the owner.
+        x: uint8 [N, Ch, H, W], texts as uint8 [N, L] (zeros for none) or float32 [N, D] (NaN for what is missing).
+        is_readable_N: Whether a point could be read, bool [N]; None: all could.
         standardize: Which features are centered and scaled by the pool's statistics (images always are).
         schema: How a table became these rows, as it may be published.
         owner_columns: Columns whose categories the owner declared.
@@ -70,8 +68,7 @@ class Points:
     """
 
     x: Tensor
-    usable_N: np.ndarray | None = None
-    drop_reason: str = ""
+    is_readable_N: np.ndarray | None = None
     standardize: bool | Sequence[bool] = False
     schema: TableSchema | None = None
     owner_columns: Collection[str] = ()
@@ -129,6 +126,18 @@ class FileSource(DatasetSource):
         if self._role_assignment == "position" and not self._has_unnamed_records:
             message = "goes with one file of single records, named by position"
             raise checks.error("dataset.roles", self._role_assignment, message, "Use dataset.roles=hash.")
+
+    def declared_facts(self) -> SourceFacts:
+        path = None if self.path is None else Path(self.path).expanduser()
+        candidates = () if path is None else (path, locations.get_data_root(self.root) / path)
+        return SourceFacts(
+            name=self.name,
+            num_classes=None if self.classes is None else len(self.classes),
+            num_private=self.nominal_size,
+            is_benchmark=self.benchmark,
+            paths=frozenset(candidate.resolve() for candidate in candidates),
+            root=self.root,
+        )
 
     def _read_part(self, role: int, key: str, path: Path) -> Part:
         """The records of one file.
@@ -246,84 +255,75 @@ class FileSource(DatasetSource):
         return {role: self._read_part(role, key, path) for role, key, path in self._list_files()}
 
     def load(self) -> Dataset:
-        """Part the records by role; private ones of no use or of unknown class are marked and filled, one by one."""
+        """Part the records by role: each by its own unit's name or position."""
         parts = self._read_parts()
         sizes = [len(part.label) for part in parts.values()]
         if self._role_assignment == "position":
-            unit_id = units.make_position_ids(sizes[0])
+            unit_id = make_position_ids(sizes[0])
             role_N = roles.assign_by_position(sizes[0], self.fractions, self.seed)
         else:
-            unit_id = np.concatenate([part.make_unit_ids() for part in parts.values()])
+            unit_id = concatenate_unit_ids([part.make_unit_ids() for part in parts.values()])
             role_N = roles.assign_by_hash(unit_id, np.repeat(list(parts), sizes), set(parts), self.fractions, self.seed)
         roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
         points = self._build_points(parts, role_N)
         x = points.x
-        label_N = np.array([normalize_class_name(value) for part in parts.values() for value in part.label], dtype=str)
-        class_names = roles.build_class_list(self.classes, np.unique(label_N[self._is_public(role_N)]).tolist())
-        code_by_class = {value: index for index, value in enumerate(class_names)}
-        y_N = np.array([code_by_class.get(value, -1) for value in label_N.tolist()], dtype=np.int64)
-        has_point_N = np.ones(len(y_N), bool) if points.usable_N is None else points.usable_N
-        usable_N = has_point_N & (y_N >= 0)
+        class_names, y_N = self._encode_labels(parts, role_N)
+        unusable_by_reason = find_unusable_rows(x, y_N, len(class_names), points.is_readable_N)
+        unknown_N = unusable_by_reason.pop(UNKNOWN_CLASS, find_any(len(x), [])).numpy()
+        has_point_N = ~find_any(len(x), unusable_by_reason.values()).numpy()
         private = np.flatnonzero(role_N == PRIVATE)
         # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
         public = np.flatnonzero((role_N == PUBLIC) & has_point_N)
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
-        test = np.flatnonzero((role_N == TEST) & usable_N)
-        roles.check_parts(self.name, int(usable_N[private].sum()), len(public), len(test))
-        num_unknown = int(((role_N != PUBLIC) & has_point_N & (y_N < 0)).sum())
-        count_by_reason = {points.drop_reason: int((~has_point_N).sum()), "of no known class": num_unknown}
-        private_x = x[private]  # a copy, so that the filler is in these alone
-        filler = texts.encode_texts("filler", ["-"], private_x.shape[1])[0] if points.text else 0
-        private_x[torch.from_numpy(~has_point_N[private])] = filler
-        pool_x = x[public]
-        mean, std = roles.compute_normalization(pool_x, points.standardize)
-        has_pool_labels = bool((y_N[public] >= 0).all())
+        test = np.flatnonzero((role_N == TEST) & has_point_N & ~unknown_N)
+        num_usable = int((has_point_N & ~unknown_N)[private].sum())
+        roles.check_parts(self.name, num_usable, len(public), len(test))
+        counts = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
+        counts[UNKNOWN_CLASS] = int(unknown_N[role_N != PUBLIC].sum())
         adjacencies, advice = self._get_adjacency_terms()
-        schema = points.schema
-        return Dataset(
-            spec=DataSpec(
-                name=self.name,
-                num_classes=len(class_names),
-                input_shape=tuple(x.shape[1:]),
-                class_names=class_names,
-                mean=mean,
-                std=std,
-                benchmark=self.benchmark,
-                nominal_size=self.nominal_size,
-                schema=schema,
-                resize=points.resize,
-                text=points.text,
-            ),
-            private=PrivateRecords(
-                private_x,
-                torch.from_numpy(np.where(usable_N, y_N, 0)[private]),
-                unit_id[private],
-                self._unit_name,
-                usable_N=torch.from_numpy(usable_N[private]),
-            ),
-            pool=PublicPool(
-                pool_x,
-                0.0 if self.benchmark else self._compute_split_shares()[0],
-                self._make_point_names(parts, points, public) if self._is_pool_public else None,
-            ),
-            evaluation=Evaluation(
-                x[test],
-                torch.from_numpy(y_N[test]),
-                torch.from_numpy(y_N[public]) if has_pool_labels else None,
-                public=bool(self._is_public(np.array([TEST]))[0]),
-            ),
-            adjacencies=adjacencies,
-            advice=advice,
-            num_dropped_by_reason={reason: count for reason, count in count_by_reason.items() if count},
-            provenance={
-                CLASSES: FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
-                NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
-                **({} if schema is None else {CATEGORIES: roles.get_categories_origin(schema, points.owner_columns)}),
-                **({} if self.nominal_size is None else {NUMBER_OF_RECORDS: FROM_OWNER}),
+        provenance = {CLASSES: FROM_PUBLIC_POINTS} if self.classes is None else {}
+        if points.schema is not None:
+            provenance[CATEGORIES] = roles.get_categories_origin(points.schema, points.owner_columns)
+        records = PrivateRecords.from_rows(
+            x[private],
+            y_N[private],
+            unit_id[private],
+            self._unit_name,
+            num_classes=len(class_names),
+            is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
+        )
+        point_names = self._make_point_names(parts, points, public) if self._is_pool_public else None
+        pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
+        is_test_public = bool(self._is_public(np.array([TEST]))[0])
+        return assemble_dataset(
+            records,
+            PublicPool(x[public], 0.0 if self.benchmark else self._compute_split_shares()[0], point_names),
+            Evaluation(x[test], y_N[test], pool_y, public=is_test_public),
+            class_names=class_names,
+            standardize=points.standardize,
+            dataset_facts={
+                "adjacencies": adjacencies,
+                "advice": advice,
+                "num_dropped_by_reason": {reason: count for reason, count in counts.items() if count},
+                "provenance": provenance,
             },
+            name=self.name,
+            benchmark=self.benchmark,
+            nominal_size=self.nominal_size,
+            schema=points.schema,
+            resize=points.resize,
+            text=points.text,
         )
 
+    def _encode_labels(self, parts: dict[int, Part], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
+        """The classes, which public labels show or the owner declared, and each record's [N]; -1 where it is none."""
+        labels = [normalize_class_name(value) for part in parts.values() for value in part.label]
+        public_labels = {labels[row] for row in np.flatnonzero(self._is_public(role_N)).tolist()}
+        class_names = roles.build_class_list(self.classes, public_labels)
+        code_by_class = {value: code for code, value in enumerate(class_names)}
+        return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
 
-def make_content_ids(x_N: Tensor) -> list[str]:
+
+def hash_points(x_N: Tensor) -> list[str]:
     """A hash of each point's own numbers."""
-    return [units.compute_content_id([point.numpy().tobytes()]) for point in x_N]
+    return make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()

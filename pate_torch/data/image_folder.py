@@ -13,9 +13,9 @@ from PIL import Image
 
 from pate_torch.core import checks
 from pate_torch.data import roles
-from pate_torch.data.file_source import FileSource, Part, Points, make_content_ids
-from pate_torch.privacy import units
+from pate_torch.data.file_source import FileSource, Part, Points, hash_points
 from pate_torch.privacy.records import PointNames
+from pate_torch.privacy.unit_ids import parse_unit_ids
 
 RESIZE_METHOD = "bilinear"
 """How images get their size: by Pillow, in eight bits a channel."""
@@ -64,15 +64,28 @@ class ImageFolder(FileSource):
         return Part(
             content=(files, relative_paths),
             label=[file.parts[0] if len(file.parts) > 1 else "" for file in relative_paths],
-            make_unit_ids=lambda: units.parse_unit_ids(
+            make_unit_ids=lambda: parse_unit_ids(
                 "dataset.group", [self._parse_unit_id(file) for file in relative_paths], len(files)
             ),
         )
 
     def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
         files = [file for part in parts.values() for file in part.content[0]]
-        x = read_images("dataset.path", files, (self.channels, self.size, self.size), RESIZE_METHOD)
-        return Points(x=x, resize=RESIZE_METHOD, make_content_ids=lambda public: make_content_ids(x[public]))
+        shape = self.channels, self.size, self.size
+        x, is_readable_N = torch.zeros(len(files), *shape, dtype=torch.uint8), np.ones(len(files), dtype=bool)
+        for row, (file, is_public) in enumerate(zip(files, self._is_public(role_N).tolist(), strict=True)):
+            try:
+                x[row] = read_image("dataset.path", file, shape, RESIZE_METHOD)
+            except ValueError:
+                if is_public:
+                    raise
+                is_readable_N[row] = False
+        return Points(
+            x=x,
+            is_readable_N=is_readable_N,
+            resize=RESIZE_METHOD,
+            make_content_ids=lambda public: hash_points(x[public]),
+        )
 
     @property
     def _unit_name(self) -> str:
@@ -100,40 +113,42 @@ class ImageFolder(FileSource):
 
 
 def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
-    """Image files as uint8 [N, channels, height, width].
+    """Image files as uint8 [N, channels, height, width]; arguments and errors as of ``read_image``."""
+    x = torch.empty(len(files), *shape, dtype=torch.uint8)
+    for row, file in zip(x, files, strict=True):
+        row.copy_(read_image(key, file, shape, resize))
+    return x
+
+
+def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -> torch.Tensor:
+    """An image file as uint8 [channels, height, width].
 
     Args:
-        key: The setting that names them, for errors.
-        files: Their places.
+        key: The setting that names it, for errors.
+        file: Its place.
         shape: Channels (1: gray, 3: color), height and width.
         resize: RESIZE_METHOD, or None: only images of this size are taken.
 
     Raises:
-        ValueError: Names the file that cannot be read so.
+        ValueError: Names the file if it cannot be read so.
     """
     channels, height, width = shape
     if resize is not None:
         checks.one_of("resize", resize, (RESIZE_METHOD,))
-    x = torch.empty(len(files), channels, height, width, dtype=torch.uint8)
-    mode = "RGB" if channels == 3 else "L"
-    for row, file in zip(x, files, strict=True):
-        try:
-            with Image.open(file, formats=_FORMATS) as image:
-                image_mode, size = image.mode, image.size
-                resized_image = image.convert(mode).resize((width, height), Image.Resampling.BILINEAR)
-        except Exception as error:  # each format's reader has errors of its own for damaged files
-            raise checks.error(key, str(file), f"is not a readable image ({error})") from error
-        if image_mode not in _MODES:
-            raise checks.error(
-                "image mode",
-                image_mode,
-                f"must be one of {', '.join(_MODES)} (file {file})",
-                "Convert the image to eight bits a channel.",
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            image_mode, size = image.mode, image.size
+            resized_image = image.convert("RGB" if channels == 3 else "L").resize(
+                (width, height), Image.Resampling.BILINEAR
             )
-        if resize is None and size != (width, height):
-            raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
-        row.copy_(torch.from_numpy(np.array(resized_image)).view(height, width, -1).permute(2, 0, 1))
-    return x
+    except Exception as error:  # each format's reader has errors of its own for damaged files
+        raise checks.error(key, str(file), f"is not a readable image ({error})") from error
+    if image_mode not in _MODES:
+        problem = f"must be one of {', '.join(_MODES)} (file {file})"
+        raise checks.error("image mode", image_mode, problem, "Convert the image to eight bits a channel.")
+    if resize is None and size != (width, height):
+        raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
+    return torch.from_numpy(np.array(resized_image)).view(height, width, -1).permute(2, 0, 1)
 
 
 def list_image_files(folder: Path) -> list[Path]:

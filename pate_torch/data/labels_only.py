@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.core import checks
-from pate_torch.data.base import DatasetSource
+from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.privacy.records import LABEL_UNIT, Dataset, Evaluation, PublicPool
 
 
@@ -29,9 +29,12 @@ class LabelPrivacyDataset(DatasetSource):
     source: DatasetSource
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """Declared name of the source; what is loaded from a public benchmark has "_labels" added."""
         return self.source.name
+
+    def declared_facts(self) -> SourceFacts:
+        return dataclasses.replace(self.source.declared_facts(), num_public=None)  # private features join these points
 
     def load(self) -> Dataset:
         """Load the source, and move the private features into the pool.

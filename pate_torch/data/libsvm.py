@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pate_torch.core import checks, rng
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.privacy import units
 from pate_torch.privacy.schema import normalize_class_name
+from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
 _MAX_FEATURES = 2**24
 """A random sign is drawn for each: more take minutes."""
@@ -67,13 +67,10 @@ class Libsvm(FileSource):
         rows = sp.vstack([_widen(part.content, width) for part in parts.values()], format="csr")
         public_N = self._is_public(role_N)
         x = self._to_dense(rows, public_N)
-        finite_N = x.isfinite().all(1).numpy()
-        if not finite_N[public_N].all():
+        if not bool(x[torch.from_numpy(public_N)].isfinite().all()):
             message = "has public records whose features are not finite numbers"
             raise checks.error("dataset.name", self.name, message, "Remove NaN and infinity.")
-        return Points(
-            x=x, usable_N=finite_N, drop_reason="with features that are not finite", standardize=self.standardize
-        )
+        return Points(x=x, standardize=self.standardize)
 
     def _read_part(self, role: int, key: str, path: Path) -> Part:
         """Sparse float rows, labels as text, and unit ids."""
@@ -99,7 +96,7 @@ class Libsvm(FileSource):
             content=rows,
             label=label,
             make_unit_ids=lambda: (
-                units.parse_unit_ids("dataset.group", query_ids[0], len(y))
+                parse_unit_ids("dataset.group", query_ids[0], len(y))
                 if query_ids
                 else _compute_content_ids(rows, label)
             ),
@@ -133,13 +130,10 @@ def _widen(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
     return sp.csr_matrix((rows.data, rows.indices, rows.indptr), shape=shape)
 
 
-def _compute_content_ids(rows: sp.csr_matrix, label: list[str]) -> np.ndarray:
+def _compute_content_ids(rows: sp.csr_matrix, label: list[str]) -> UnitIds:
     """A hash of every row's own label and entries."""
     index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
-    row_ranges = itertools.pairwise(start)
-    return np.array(
-        [
-            units.compute_content_id((name.encode(), index[a:b].tobytes(), value[a:b].tobytes()))
-            for name, (a, b) in zip(label, row_ranges, strict=True)
-        ]
+    return make_content_ids(
+        (name.encode(), index[a:b].tobytes(), value[a:b].tobytes())
+        for name, (a, b) in zip(label, itertools.pairwise(start), strict=True)
     )

@@ -7,14 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.benchmark import compute_channel_statistics
 from pate_torch.privacy.records import FROM_OWNER, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PUBLIC_POINTS
 from pate_torch.privacy.schema import TableSchema, is_number, normalize_class_name
-from pate_torch.privacy.units import compute_keyed_hash
+from pate_torch.privacy.unit_ids import compute_keyed_hash
 
 PRIVATE, PUBLIC, TEST = 0, 1, 2
 
@@ -101,16 +98,6 @@ def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iter
     return classes
 
 
-def compute_feature_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per feature of public rows [Q, D]; deviation 1 where the pool is constant.
-
-    A small deviation there would blow up private records that differ from the pool.
-    """
-    x = x.double()
-    std = x.std(0, correction=0)
-    return tuple(x.mean(0).tolist()), tuple(torch.where(std > 1e-8, std, 1.0).tolist())
-
-
 def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -> str:
     """Where the categories of a table come from, for the statement; ``owner_columns``: columns whose were declared."""
     declared_columns = {column.name in owner_columns for column in schema.columns if column.categories is not None}
@@ -129,20 +116,3 @@ def check_parts(name: str, private: int, public: int, test: int) -> None:
                 f"has no {part} records",
                 "Check dataset.fractions and dataset.classes, and that the files hold labeled records.",
             )
-
-
-def compute_normalization(
-    pool_x: Tensor, standardize: bool | Sequence[bool]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Constants of public points; of feature rows, ``standardize`` says which are centered and scaled by theirs."""
-    if pool_x.dim() == 4:
-        return compute_channel_statistics(pool_x)
-    if pool_x.dtype == torch.uint8:  # texts
-        return (0.0,), (1.0,)
-    width = pool_x.shape[1]
-    is_standardized = [standardize] * width if isinstance(standardize, bool) else list(standardize)
-    if not any(is_standardized):
-        return (0.0,) * width, (1.0,) * width
-    mean, std = compute_feature_statistics(pool_x)
-    statistics = list(zip(is_standardized, mean, std, strict=True))
-    return tuple(m if c else 0.0 for c, m, _ in statistics), tuple(s if c else 1.0 for c, _, s in statistics)

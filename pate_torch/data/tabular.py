@@ -26,9 +26,9 @@ import torch
 from pate_torch.core import checks, texts
 from pate_torch.data import roles
 from pate_torch.data.file_source import FileSource, Part, Points
-from pate_torch.privacy import units
 from pate_torch.privacy.records import PointNames
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
+from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _OPEN_QUOTE_MESSAGE = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
@@ -83,15 +83,16 @@ class TableSource(FileSource):
             check_column(name, column, table)
         return Part(content=table, label=table[self.label], make_unit_ids=lambda: self._make_unit_ids(table, role))
 
-    def _make_unit_ids(self, table: Table, role: int) -> np.ndarray:
-        """Unit ids, str [N]. Public and test files may lack the column: their records are then named by content."""
+    def _make_unit_ids(self, table: Table, role: int) -> UnitIds:
+        """Unit ids [N]. Public and test files may lack the column: their records are then named by content."""
         key, column = self._unit_column
         if column is not None and role == roles.PRIVATE:
             check_column(key, column, table)
         if column is not None and column in table:
-            return np.array(table[column], dtype=str)
-        rows = zip(*table.values(), strict=True)
-        return np.array([units.compute_content_id(map(str.encode, row)) for row in rows])
+            return parse_unit_ids(key, table[column], count_rows(table))
+        return make_content_ids(
+            (_spell_number(cell).encode() for cell in row) for row in zip(*table.values(), strict=True)
+        )
 
     def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
         """Public points by their own ids where their file has them, else by content."""
@@ -201,8 +202,6 @@ class Csv(TableSource):
         releasable_table = _select_rows(table, np.flatnonzero(self._is_releasable(role_N)))
         return Points(
             x=torch.from_numpy(x),
-            usable_N=finite_ND.all(1),
-            drop_reason="with missing numbers",
             standardize=np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
             schema=schema.withhold_categories(releasable_table, self.categories or ()),
             owner_columns=self.categories or (),
@@ -244,6 +243,19 @@ class Csv(TableSource):
                 f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the"
                 " limit.",
             ) from None
+
+
+def _spell_number(text: str) -> str:
+    """A cell as content ids are made of it: large whole numbers as in a column of fractions, which have fewer digits.
+
+    One missing value makes a column of whole numbers one of fractions, and must rename no other record.
+    """
+    if len(text) < 16 and "e+" not in text:
+        return text
+    try:
+        return repr(float(text)) if abs(float(text)) >= 2**53 else text
+    except ValueError:
+        return text
 
 
 def _select_rows(table: Table, rows: np.ndarray) -> Table:
@@ -299,7 +311,7 @@ def read_table(
     if not table or not count_rows(table):
         raise checks.error(key, str(file), "has no rows")
     if unit[1] in table:
-        table[unit[1]] = units.parse_unit_ids(unit[0], table[unit[1]], count_rows(table)).tolist()
+        table[unit[1]] = parse_unit_ids(unit[0], table[unit[1]], count_rows(table)).tolist()
     return table
 
 

@@ -11,20 +11,9 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data import benchmark, locations, roles
-from pate_torch.data.base import DatasetSource
-from pate_torch.privacy import units
-from pate_torch.privacy.records import (
-    CLASSES,
-    FROM_OWNER,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    Dataset,
-    DataSpec,
-    Evaluation,
-    PrivateRecords,
-    PublicPool,
-)
+from pate_torch.data import locations
+from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset
+from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -74,102 +63,74 @@ class Tensors(DatasetSource):
     def __repr__(self) -> str:
         return f"Tensors({self.name!r}, content withheld)"
 
+    def declared_facts(self) -> SourceFacts:
+        num_classes = len(self._class_names)
+        return SourceFacts(
+            name=self.name,
+            num_classes=num_classes,
+            num_private=self.nominal_size,
+            num_public=len(self.pool_x),
+            is_benchmark=self.benchmark,
+        )
+
+    @property
+    def _class_names(self) -> tuple[str, ...]:
+        names = range(self.class_names) if isinstance(self.class_names, int) else self.class_names
+        return tuple(map(str, names))
+
     def load(self) -> Dataset:
-        names = self.class_names
-        classes = tuple(map(str, range(names))) if isinstance(names, int) else tuple(map(str, names))
+        classes = self._class_names
         if len(classes) < 2:
-            raise checks.error("class_names", names, "must list at least two classes")
-        private, drop_counts = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
+            raise checks.error("class_names", self.class_names, "must list at least two classes")
+        private, _ = build_private_data(self.x, self.y, self.unit_id, self.unit, len(classes))
         x, pool_x, test_x = private.x, parse_points("pool_x", self.pool_x), parse_points("test_x", self.test_x)
         for key, part_x in (("pool_x", pool_x), ("test_x", test_x)):
             if part_x.shape[1:] != x.shape[1:] or part_x.dtype != x.dtype:
                 raise checks.error(key, tuple(part_x.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
         test_y = parse_labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else parse_labels("pool_y", self.pool_y, len(pool_x), len(classes))
-        declared_constants = None if self.mean is None or self.std is None else (self.mean, self.std)
-        mean, std = (
-            compute_statistics(pool_x)
-            if declared_constants is None
-            else (tuple(map(float, constants)) for constants in declared_constants)
+        constants: Constants | None = None
+        if self.mean is not None and self.std is not None:
+            constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
+        return assemble_dataset(
+            private,
+            PublicPool(pool_x),
+            Evaluation(test_x, test_y, pool_y),
+            name=self.name,
+            class_names=classes,
+            constants=constants,
+            benchmark=self.benchmark,
+            nominal_size=self.nominal_size,
         )
-        return Dataset(
-            spec=DataSpec(
-                name=self.name,
-                num_classes=len(classes),
-                input_shape=tuple(x.shape[1:]),
-                class_names=classes,
-                mean=mean,
-                std=std,
-                benchmark=self.benchmark,
-                nominal_size=self.nominal_size,
-            ),
-            private=private,
-            pool=PublicPool(pool_x),
-            evaluation=Evaluation(test_x, test_y, pool_y),
-            num_dropped_by_reason=drop_counts,
-            provenance={
-                CLASSES: FROM_OWNER,
-                NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if self.mean is None else FROM_OWNER,
-            },
-        )
-
-
-def compute_statistics(public_x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of public points, per channel or feature."""
-    return (
-        benchmark.compute_channel_statistics(public_x)
-        if public_x.dim() == 4
-        else roles.compute_feature_statistics(public_x)
-    )
 
 
 def build_private_data(
-    x: Tensor | np.ndarray, y: Tensor | np.ndarray, unit_id: Any, unit: str, num_classes: int
+    x: Any, y: Any, unit_id: Any, unit: str, num_classes: int
 ) -> tuple[PrivateRecords, dict[str, int]]:
-    """PRIVATE. Records as data sets hold them, and how many cannot be used, by the reason; these are marked and filled.
+    """PRIVATE. ``PrivateRecords.from_rows`` of arrays, and how many cannot be used, by the reason.
 
     Args:
-        x: Images or rows; a row that is not finite cannot be used.
-        y: Labels; one that is no integer in 0..classes-1 cannot be used, and stops nobody's run.
+        x: Images or rows.
+        y: Labels.
         unit_id: Ids of their units; None names a record by a hash of its content.
         unit: "record" or "group:<what>".
-        num_classes: How many there are.
+        num_classes: Number C of classes.
 
     Raises:
-        ValueError: Another shape or type; no record can be used; groups without ids, each record would be one.
+        ValueError: Another shape or type; no record has a known class; ids that name no units.
     """
-    x, y = parse_points("x", x, require_finite=False), torch.as_tensor(y).detach().cpu()
-    if y.dim() != 1 or len(y) != len(x) or y.dtype in (torch.bool, torch.complex64, torch.complex128):
-        raise checks.error("y", y.dtype, "must be integers, one for each point")
-    finite_N = x.flatten(1).isfinite().all(1)
-    valid_label_N = (
-        (y >= 0) & (y < num_classes) & (y == y.to(torch.int64))
-    )  # one NaN makes all of them floating-point numbers
-    usable_N = finite_N & valid_label_N
-    if not bool(usable_N.any()):
-        raise checks.error(
-            "y", y.dtype, f"has no integer in 0..{num_classes - 1} beside a finite point", "List all classes."
-        )
-    # A fixed public filler in the record's own place: a valid record, as far from the old one as any other.
-    x = torch.where(finite_N.view(-1, *[1] * (x.dim() - 1)), x, torch.zeros_like(x[:1]))
-    y = torch.where(usable_N, y, torch.zeros_like(y)).to(torch.int64)
-    if unit_id is not None:
-        names = units.parse_unit_ids("unit_id", unit_id, len(y))
-    elif unit == "record":
-        pairs = zip(x.numpy(), y.tolist(), strict=True)
-        names = np.array([units.compute_content_id((point.tobytes(), str(label).encode())) for point, label in pairs])
-    else:
-        raise checks.error("unit_id", None, f"must name the unit of every record where it is {unit}")
-    count_by_reason = {
-        "of no known class": int((~valid_label_N).sum()),
-        "with numbers that are not finite": int((~finite_N).sum()),
-    }
-    return PrivateRecords(x, y, names, unit, usable_N=usable_N), {
-        reason: count for reason, count in count_by_reason.items() if count
-    }
+    x = parse_points("x", x, require_finite=False)
+    kind = getattr(y, "dtype", None)
+    if kind in (torch.bool, torch.complex64, torch.complex128):
+        raise checks.error("y", kind, "must be integers, one for each point")
+    private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes)
+    if private.usable_N is not None and not bool(private.usable_N.any()):
+        problem = f"has no integer in 0..{num_classes - 1} beside a finite point"
+        raise checks.error("y", kind, problem, "List all classes.")
+    return private, dict(private.num_unusable_by_reason)
 
 
-def parse_points(key: str, value: Tensor | np.ndarray, *, require_finite: bool = True) -> Tensor:
+def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:
     """Images or rows in the form that data sets hold them.
 
     Raises:
@@ -178,9 +139,8 @@ def parse_points(key: str, value: Tensor | np.ndarray, *, require_finite: bool =
     if hasattr(value, "columns"):
         fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
         raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
-    x = torch.as_tensor(value).detach().cpu()
+    x = convert_points(value)
     if x.dim() == 2 and x.dtype.is_floating_point:
-        x = x.to(torch.float32)
         if require_finite and not bool(x.isfinite().all()):
             raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
@@ -197,9 +157,10 @@ def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tenso
     Raises:
         ValueError: Another number of them, not integers, or outside 0..classes-1.
     """
-    y = torch.as_tensor(value).detach().cpu()
-    if y.dim() != 1 or len(y) != count or y.dtype.is_floating_point or y.dtype in (torch.bool, torch.complex64):
-        raise checks.error(key, f"{tuple(y.shape)} {y.dtype}", f"must be {count} integers, one for each point")
+    y = convert_labels(value)
+    if y.shape != (count,):
+        raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        raise checks.error(key, "labels", f"must lie in 0..{num_classes - 1}", "class_names must list every class.")
-    return y.long()
+        problem = f"must be integers in 0..{num_classes - 1}"
+        raise checks.error(key, "labels", problem, "class_names must list every class.")
+    return y

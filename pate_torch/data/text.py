@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from pate_torch.core import checks, texts
 from pate_torch.data.file_source import Part, Points
 from pate_torch.data.tabular import LabeledTable
-from pate_torch.privacy.units import compute_content_id
+from pate_torch.privacy.unit_ids import compute_content_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,9 @@ class Text(LabeledTable):
             )
         filled_texts = [text if has else "-" for text, has in zip(column, has_text_N.tolist(), strict=True)]
         x = texts.encode_texts(f"column {self.column}", filled_texts, self.max_bytes)
+        x[torch.from_numpy(~has_text_N)] = 0
         return Points(
             x=x,
-            usable_N=has_text_N,
-            drop_reason="without a text",
             text=self.column,
             make_content_ids=lambda public: [
                 compute_content_id([text.encode()]) for text in texts.decode_texts(x[public])

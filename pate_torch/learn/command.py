@@ -163,6 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
             config = compose_config(options.algorithm, options.settings)
+        if config.method.noise != "torch":
+            problem = "must be torch: these algorithms draw continuous noise"
+            raise checks.error("noise", config.method.noise, problem, "Leave out noise.")
         method = HypothesisMethod(
             algorithm_name=options.algorithm,
             options=_make_options(options),

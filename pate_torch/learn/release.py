@@ -24,7 +24,7 @@ from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Sensitivity
-from pate_torch.privacy.units import make_position_ids
+from pate_torch.privacy.unit_ids import make_position_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class HypothesisMethod(PrivateMethod):
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
+    price_advice: ClassVar[str] = "Take a smaller --epsilon"
     releases_model: ClassVar[bool] = True
     name: str = "hypothesis"
     algorithm_name: str

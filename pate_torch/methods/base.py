@@ -128,6 +128,7 @@ class PrivateMethod(ABC):
     Attributes:
         name: The name that ``release.json`` gives.
         purpose: What its reservation pays for, in the ledger's words.
+        price_advice: What makes a release cheaper, for messages.
         has_first_stage: Whether ``first_answers`` is to be called.
         uses_public_points: Whether the release depends on public points beyond constants.
         releases_model: Whether it releases a model that is published as it is, and no labels.
@@ -135,6 +136,7 @@ class PrivateMethod(ABC):
 
     name: str = ""
     purpose: ClassVar[str] = PURPOSE_LABELS
+    price_advice: ClassVar[str] = "Ask fewer questions (num_queries) or add noise (mechanism.sigma)"
     has_first_stage: ClassVar[bool] = False
     releases_model: ClassVar[bool] = False
     uses_public_points: ClassVar[bool] = True

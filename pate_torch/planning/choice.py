@@ -19,6 +19,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
+from pate_torch.data.base import DatasetSource
 from pate_torch.planning import feasibility
 from pate_torch.planning.pilot import Forecast, PilotConfig, VoteModel, forecast_gradients, simulate_release
 from pate_torch.privacy.accounts import Account
@@ -53,18 +54,14 @@ class DeclaredFacts:
     num_public: int | None = None
 
     @classmethod
-    def from_source(cls, source: Any) -> DeclaredFacts:
+    def from_source(cls, source: DatasetSource) -> DeclaredFacts:
         """Read off a source's own configuration: a benchmark's published constants, a user's declared keys."""
-        classes = getattr(source, "num_classes", getattr(source, "classes", getattr(source, "class_names", None)))
-        if hasattr(source, "nominal_size"):
-            num_records = source.nominal_size
-        else:  # a benchmark: so many of its records, or all of them
-            num_records = getattr(source, "private", None) or getattr(source, "size", None)
+        facts = source.declared_facts()
         return cls(
-            name=source.name,
-            num_classes=classes if classes is None or isinstance(classes, int) else len(classes),
-            num_records=num_records,
-            num_public=getattr(source, "public", None),
+            name=facts.name,
+            num_classes=facts.num_classes,
+            num_records=facts.num_private,
+            num_public=facts.num_public,
         )
 
     def compute_shard_size(self, num_teachers: int) -> int | None:

@@ -40,7 +40,6 @@ from pate_torch.cli.train import find_config_folder, format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.data import locations
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset
@@ -352,7 +351,7 @@ def _load_proxy_dataset(pilot: PilotConfig, base: RunConfig, num_classes: int, s
         num_classes: Number of classes of the data that are planned for.
         search_paths: Where its YAML may lie, beside the package's: the command's ``hydra.searchpath``.
     """
-    root = getattr(base.dataset, "root", None)
+    root = base.dataset.declared_facts().root
     settings = [f"dataset={pilot.dataset}", *search_paths, *([] if root is None else [f"data_root={root}"])]
     with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
         try:
@@ -367,7 +366,7 @@ def _load_proxy_dataset(pilot: PilotConfig, base: RunConfig, num_classes: int, s
         raise checks.error(
             "pilot.dataset", pilot.dataset, "holds the very records that this plan must not look at", fix
         )
-    if getattr(source, "benchmark", pilot.dataset in PUBLIC_DATASETS) is not True:
+    if not source.declared_facts().is_benchmark:
         fix = f"Use {', '.join(PUBLIC_DATASETS)}, or say dataset.benchmark=true in its file."
         raise checks.error(
             "pilot.dataset", pilot.dataset, "is not declared as public, and a plan looks at no private record", fix
@@ -386,21 +385,12 @@ def _load_proxy_dataset(pilot: PilotConfig, base: RunConfig, num_classes: int, s
     return data
 
 
-def _is_distinct_source(proxy_source: Any, planned_source: Any) -> bool:
+def _is_distinct_source(proxy_source: DatasetSource, planned_source: DatasetSource) -> bool:
     """Whether two sources are of two kinds, or of users' files of one kind that cannot be the same."""
     if type(proxy_source) is not type(planned_source):
         return True
-    if not all(
-        hasattr(source, "benchmark") and getattr(source, "path", None) for source in (proxy_source, planned_source)
-    ):
-        return False
-    return not _list_paths(proxy_source) & _list_paths(planned_source)
-
-
-def _list_paths(source: Any) -> set[Path]:
-    """Where a user's file may lie."""
-    path = Path(source.path).expanduser()
-    return {path.resolve(), (locations.get_data_root(source.root) / path).resolve()}
+    proxy_paths, planned_paths = proxy_source.declared_facts().paths, planned_source.declared_facts().paths
+    return bool(proxy_paths and planned_paths) and not proxy_paths & planned_paths
 
 
 def _describe(pilot: PilotConfig, facts: DeclaredFacts, num_classes: int) -> str:

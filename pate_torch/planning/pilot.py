@@ -34,8 +34,9 @@ from pate_torch.core import checks, rng
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import Dataset, MechanismContext, PrivateRecords
+from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
+from pate_torch.privacy.units import select
 from pate_torch.teachers.training import TeacherRecipe, train
 
 Array = NDArray[np.float64]
@@ -269,8 +270,7 @@ def train_vote_model(pilot: PilotConfig, recipe: TeacherRecipe, data: Dataset, s
             f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each",
             "Use larger public data, or more teachers.",
         )
-    part = slice(num_teachers * shard_size)
-    records = PrivateRecords(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
     short_recipe = replace(recipe, steps=min(recipe.steps, pilot.steps), backend="vectorized")
     trunk = None if short_recipe.start is None else short_recipe.start.learn(data.pool.x, data.spec, seed=seed)
     ensemble = train(
@@ -397,8 +397,8 @@ def forecast_gradients(
         build_encoder: Makes an encoder of its public points.
         seed: Seeds the noise.
     """
-    part = slice(min(num_records, len(data.private)))
-    records = PrivateRecords(data.private.x[part], data.private.y[part], data.private.unit_id[part])
+    records = select(data.private, np.arange(min(num_records, len(data.private))))
+    records = replace(records, unit="record")
     proxy_dataset = replace(data, private=records)
     partition = AddRemove() if mechanism.adjacency == "add_remove" else ReplaceOne()
     shards = partition.make_shards(records, 1, seed)

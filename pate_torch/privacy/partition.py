@@ -15,7 +15,7 @@ import torch
 
 from pate_torch.core import checks, rng
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, Shards
-from pate_torch.privacy.units import compute_keyed_hash
+from pate_torch.privacy.unit_ids import compute_keyed_hash
 
 
 class Partition(ABC):

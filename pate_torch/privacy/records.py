@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.privacy import unit_ids as naming
 from pate_torch.privacy.schema import TableSchema
+from pate_torch.privacy.unit_ids import UnitIds
 
 NO_ANSWER = -1
 MAX_BATCH_ELEMENTS = 1 << 26
@@ -32,6 +34,9 @@ ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
 ADJACENCIES = ("add_remove", "replace_one")
 OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
 """Fields of a ``DataSpec`` that its plain data hold only for points of some kinds."""
+UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
+NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
+"""Why a private record cannot be used."""
 LABEL_UNIT = "label of one record"
 """The privacy unit where features are public and only labels are private."""
 
@@ -238,26 +243,28 @@ def _make_constant_tensor(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrivateRecords:
-    """PRIVATE. Labeled records.
+    """PRIVATE. Labeled records; ``from_rows`` makes them of raw rows, and nothing else does.
 
     Attributes:
-        x: uint8 [N, Ch, H, W] or float32 [N, D].
+        x: uint8 images [N, Ch, H, W], uint8 texts [N, L] (``core.texts``) or float32 rows [N, D].
         y: int64 [N] in 0..C-1.
-        unit_id: str [N], the stable name of the privacy unit a record belongs to, fixed when the data are loaded,
+        unit_id: The stable name of the privacy unit that each record belongs to, [N], fixed when the data are loaded,
             before anything is removed.
-        unit: What it is ("record", "group:<column>" or LABEL_UNIT).
+        unit: What the unit is ("record", "group:<column>" or LABEL_UNIT).
         origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
             them. None: ``x`` itself, or the points as they were are not kept.
         usable_N: bool [N], whether a record can be used (``units.drop_unusable``). One that cannot has class 0,
             and a fixed public filler where its point is the reason. None: every record can.
+        num_unusable_by_reason: How many of the rows cannot be used, by the reason, for the owner.
     """
 
     x: Tensor
     y: Tensor
-    unit_id: np.ndarray
+    unit_id: UnitIds
     unit: str = "record"
     origin: Tensor | None = None
     usable_N: Tensor | None = None
+    num_unusable_by_reason: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not (len(self.x) == len(self.y) == len(self.unit_id)):
@@ -266,15 +273,135 @@ class PrivateRecords:
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<what>' or {LABEL_UNIT!r}")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise ValueError("private data: y must be a 1-D int64 tensor")
-        if not (isinstance(self.unit_id, np.ndarray) and self.unit_id.dtype.kind == "U"):
-            fix = "Names are made by pate_torch.privacy.units.parse_unit_ids."
-            raise checks.error("unit_id", type(self.unit_id).__name__, "must be a NumPy array of names (texts)", fix)
+        if not isinstance(self.unit_id, UnitIds) or self.unit_id.dtype.kind != "U":
+            problem = "must be names that pate_torch.privacy.unit_ids has made, one record at a time"
+            raise checks.error("unit_id", type(self.unit_id).__name__, problem, "Use PrivateRecords.from_rows.")
+
+    @classmethod
+    def from_rows(
+        cls,
+        x: Tensor | np.ndarray,
+        y: Any,
+        unit_ids: Any = None,
+        unit: str = "record",
+        *,
+        num_classes: int | None = None,
+        is_readable_N: np.ndarray | None = None,
+        key: str = "unit_id",
+    ) -> PrivateRecords:
+        """Make records of raw rows.
+
+        A row that cannot be used (``find_unusable_rows``) stays in its place, marked, with class 0 and a fixed filler
+        as its point: a valid record, as far from the row as any other.
+
+        Guarantee: what becomes of a row is a function of this row, ``unit`` and ``num_classes``, and of no other row:
+        its point, its class, its unit's name and whether it can be used.
+
+        Args:
+            x: Points [N, ...]: numbers become float32, and uint8 stays.
+            y: Labels [N], of any type: integers in 0..C-1, others cannot be used.
+            unit_ids: The id of each row's unit [N] (``unit_ids.parse_unit_ids``). None: a hash of the row's content.
+            unit: "record", "group:<what>" or LABEL_UNIT.
+            num_classes: Number C of classes; None: any.
+            is_readable_N: Whether the reader could read a row's point, bool [N]; None: it could read all.
+            key: The argument or setting that names the unit ids, for messages.
+
+        Raises:
+            ValueError: The id of a unit is missing or ambiguous; x, y and ids are no rows of one number.
+        """
+        x, y = convert_points(x), convert_labels(y)
+        if y.shape != x.shape[:1]:
+            raise checks.error("y", y.dtype, "must be integers, one for each point")
+        unusable_by_reason = find_unusable_rows(x, y, num_classes, is_readable_N)
+        num_unusable_by_reason = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
+        unusable_N = find_any(len(y), unusable_by_reason.values())
+        no_point_N = unusable_N & ~unusable_by_reason.get(UNKNOWN_CLASS, torch.zeros_like(unusable_N))
+        if bool(no_point_N.any()):
+            x = x.clone()
+            x[no_point_N] = _make_filler_point(x)
+        y = torch.where(unusable_N, 0, y)
+        if unit_ids is not None:
+            names = naming.parse_unit_ids(key, unit_ids, len(y))
+        elif unit == "record":
+            pairs = zip(x.numpy(), y.tolist(), strict=True)
+            names = naming.make_content_ids((point.tobytes(), str(label).encode()) for point, label in pairs)
+        else:
+            raise checks.error(key, None, f"must name the unit of every record where it is {unit}")
+        usable_N = ~unusable_N if num_unusable_by_reason else None
+        return cls(x, y, names, unit, usable_N=usable_N, num_unusable_by_reason=num_unusable_by_reason)
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __repr__(self) -> str:
         return "PrivateRecords(content withheld)"
+
+
+def find_unusable_rows(
+    x: Tensor, y: Tensor, num_classes: int | None = None, is_readable_N: np.ndarray | None = None
+) -> dict[str, Tensor]:
+    """PRIVATE. Which rows cannot be used, bool [N], by the reason; reasons that no row has are left out.
+
+    Args:
+        x: Points, as ``convert_points`` gives them.
+        y: Labels, as ``convert_labels`` gives them.
+        num_classes: Number C of classes; None: any.
+        is_readable_N: Whether the reader could read a row's point; None: it could read all.
+    """
+    unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
+    rows_by_reason = {UNREADABLE_POINT: unreadable_N}
+    if x.dtype == torch.float32:
+        rows_by_reason[NOT_FINITE] = ~x.flatten(1).isfinite().all(1) & ~unreadable_N
+    elif x.dim() == 2:  # a text ends at its first zero
+        rows_by_reason[NO_TEXT] = (x[:, 0] == 0) & ~unreadable_N
+    is_class_N = (y >= 0) if num_classes is None else (y >= 0) & (y < num_classes)
+    rows_by_reason[UNKNOWN_CLASS] = ~is_class_N & ~find_any(len(x), rows_by_reason.values())
+    return {reason: rows_N for reason, rows_N in rows_by_reason.items() if bool(rows_N.any())}
+
+
+def find_any(count: int, masks: Iterable[Tensor]) -> Tensor:
+    """Which of ``count`` rows at least one mask marks, bool [count]."""
+    return torch.stack([torch.zeros(count, dtype=torch.bool), *masks]).any(0)
+
+
+def convert_points(x: Any) -> Tensor:
+    """Points as uint8, where they are uint8, or else as float32: cell by cell, NaN for a cell that is no number."""
+    if not isinstance(x, Tensor):
+        cells = np.array(x, dtype=object) if isinstance(x, list | tuple) else np.asarray(x)
+        if cells.dtype.kind not in "biuf":
+            cells = np.vectorize(_to_number, otypes=[np.float64])(cells) if cells.size else cells.astype(np.float64)
+        x = torch.from_numpy(np.ascontiguousarray(cells))
+    x = x.detach().cpu()
+    # By way of float64, which a column of integers becomes where one row has a fraction.
+    return x.contiguous() if x.dtype in (torch.uint8, torch.float32) else x.to(torch.float64).to(torch.float32)
+
+
+def convert_labels(y: Any) -> Tensor:
+    """Labels as int64 [N], one by one; -1 for what is no whole number below 2^53."""
+    if not isinstance(y, Tensor):
+        values = np.array(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
+        if values.dtype.kind not in "biuf":
+            values = np.array([_to_number(value) for value in values.ravel()], dtype=np.float64)
+        y = torch.from_numpy(np.ascontiguousarray(values.astype(np.int64) if values.dtype.kind == "u" else values))
+    y = y.detach().cpu()
+    y = y if y.dtype.is_floating_point else y.to(torch.int64)
+    return torch.where((y == y.round()) & (y.abs() < 2**53), y, -1).to(torch.int64)  # NaN equals nothing
+
+
+def _to_number(value: Any) -> float:
+    """A number as itself; NaN for anything else, and for what no float holds."""
+    try:
+        return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _make_filler_point(x: Tensor) -> Tensor:
+    """The fixed point in the place of one that cannot be used: zeros, or the text "-"."""
+    filler = torch.zeros_like(x[0])
+    if x.dtype == torch.uint8 and x.dim() == 2:
+        filler[0] = ord("-")
+    return filler
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from pate_torch.core import checks, texts
+from pate_torch.privacy.unit_ids import compute_content_id
 
 MAX_CATEGORIES: Final = 64
 WITHHELD_CATEGORY: Final = " withheld"
@@ -208,8 +209,6 @@ class TableSchema:
         Args:
             table: As ``encode`` takes it.
         """
-        from pate_torch.privacy.units import compute_content_id  # which knows the types, which know schemas
-
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns = [
             [

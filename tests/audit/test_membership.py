@@ -229,7 +229,7 @@ def test_members_are_the_records_of_shards_and_others_are_none_of_them():
 def test_a_unit_is_counted_once():
     whole = blobs(n=400).load()
     unit = np.array([f"patient{i // 4}" for i in range(len(whole.private))])
-    private = PrivateRecords(whole.private.x, whole.private.y, unit, "group:patient")
+    private = PrivateRecords.from_rows(whole.private.x, whole.private.y, unit, "group:patient")
     shards = AddRemove().make_shards(private, 5, seed=0)
     found = MembershipTest().select_records(dataclasses.replace(whole, private=private), shards, None, seed=0)
     assert len(found.member_x) == len(set(unit.tolist())) == 50

@@ -64,7 +64,7 @@ def test_a_label_changed_reaches_one_teacher():
     trunk = START.learn(data.pool.x, data.spec, seed=0)
     y = data.private.y.clone()
     y[11] = (y[11] + 1) % 10
-    changed = PrivateRecords(data.private.x, y, data.private.unit_id, LABEL_UNIT)
+    changed = PrivateRecords.from_rows(data.private.x, y, data.private.unit_id, LABEL_UNIT)
     shards = ReplaceOne().make_shards(data.private, 10, seed=0)
     before, after = (train(p, data.spec, shards, RECIPE, seed=0, trunk=trunk) for p in (data.private, changed))
     same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pate_torch.core import rng
 from pate_torch.privacy.partition import AddRemove, ReplaceOne, assign_shards
 from pate_torch.privacy.records import PrivateRecords, Shards
-from pate_torch.privacy.units import compute_keyed_hash
+from pate_torch.privacy.unit_ids import compute_keyed_hash, make_position_ids
 
 
 def private(ids, unit="record"):
     count = len(ids)
-    return PrivateRecords(
+    return PrivateRecords.from_rows(
         torch.arange(count, dtype=torch.float32)[:, None], torch.zeros(count).long(), np.array(ids, dtype=str), unit
     )
 
@@ -63,7 +63,7 @@ def test_removing_a_unit_changes_one_shard_and_no_order(ids, seed, victim, capac
     gone = units[victim % len(units)]
     data = private(ids, "group:user")
     kept = np.flatnonzero(data.unit_id != gone)
-    less = PrivateRecords(data.x[kept], data.y[kept], data.unit_id[kept], data.unit)
+    less = PrivateRecords.from_rows(data.x[kept], data.y[kept], data.unit_id[kept], data.unit)
     partition = AddRemove(capacity=capacity)
     before, after = (named(d, partition.make_shards(d, 2, seed)) for d in (data, less))
     changed = [k for k in range(2) if before[k] != after[k]]
@@ -122,7 +122,7 @@ def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
     assert sum(sizes) == count and max(sizes) - min(sizes) <= 1
     assert sorted(shards.index_KS[shards.mask_KS].tolist()) == list(range(count))
     assert shards.adjacency == ReplaceOne().adjacency == "replace_one"
-    replaced = PrivateRecords(
+    replaced = PrivateRecords.from_rows(
         torch.rand(count, 4), torch.ones(count).long(), np.array([f"other{i}" for i in range(count)])
     )
     assert torch.equal(ReplaceOne().make_shards(replaced, teachers, 5).index_KS, shards.index_KS)
@@ -190,15 +190,15 @@ class Splitting(AddRemove):
 
     def make_shards(self, private, num_teachers, seed):
         return super().make_shards(
-            dataclasses.replace(private, unit_id=np.arange(len(private)).astype(str)), num_teachers, seed
+            dataclasses.replace(private, unit_id=make_position_ids(len(private))), num_teachers, seed
         )
 
 
 def test_a_partition_is_held_to_what_it_says():
     x, y, names = torch.zeros(30, 2), torch.zeros(30, dtype=torch.int64), np.repeat(np.arange(10), 3).astype(str)
-    private = PrivateRecords(x, y, names, "group:person")
+    private = PrivateRecords.from_rows(x, y, names, "group:person")
     assert assign_shards(AddRemove(), private, 3, 0).num_teachers == 3
     with pytest.raises(ValueError, match="two shards"):
         assign_shards(Splitting(), private, 3, 0)
     with pytest.raises(ValueError, match="not of add_remove"):
-        assign_shards(Mislabeled(), PrivateRecords(x, y, names), 3, 0)
+        assign_shards(Mislabeled(), PrivateRecords.from_rows(x, y, names), 3, 0)

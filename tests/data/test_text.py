@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 from pate_torch.core import texts
 from pate_torch.data.embeddings import Embeddings, read_vectors
 from pate_torch.data.text import Text
-from pate_torch.privacy.units import drop_unusable
 
 COUNT, WIDTH = 90, 5
 
@@ -45,24 +44,6 @@ def test_texts_come_with_their_labels_and_units(tmp_path, suffix):
     parts = [set(texts.decode_texts(x)) for x in (data.private.x, data.pool.x, data.evaluation.x)]
     assert sum(map(len, parts)) == COUNT and not parts[0] & parts[1] and not parts[1] & parts[2]
     assert data.adjacencies == ("add_remove",) and data.pool.names.kind == "content"
-
-
-def test_a_record_more_moves_nobody_and_one_without_a_text_is_dropped_alone(tmp_path):
-    rows, path = written(tmp_path)
-    before = text(path, id="key").load()
-    rows.loc[COUNT] = ["one more, and longer than all " * 40, "spam", "u99", "new"]
-    rows.loc[COUNT + 1] = ["  ", "spam", "u99", "nothing"]
-    rows.sample(frac=1, random_state=0).to_csv(path, index=False)
-    after = text(path, id="key", empty="drop").load()
-    assert after.num_dropped_by_reason == {"without a text": 1}
-    filled = drop_unusable(after, "replace_one").private
-    assert len(filled) == len(before.private) + 2 and "-" in texts.decode_texts(filled.x)  # it keeps its place
-    after = drop_unusable(after, "add_remove")
-
-    def units(data):
-        return dict(zip(data.private.unit_id.tolist(), texts.decode_texts(data.private.x), strict=True))
-
-    assert {k: v for k, v in units(after).items() if k != "new"} == units(before)
 
 
 def test_files_without_a_header_and_with_marks_of_their_own(tmp_path):

@@ -102,9 +102,9 @@ def test_every_side_is_encoded_and_all_else_stays(tmp_path):
 
 def test_what_the_data_set_declares_is_declared_still(tmp_path):
     data = encoded(tmp_path)
-    assert (data.name, data.nominal_size, data.classes, data.benchmark) == ("mails", 300, None, False)
-    with pytest.raises(AttributeError):
-        _ = data.num_classes
+    facts = data.declared_facts()
+    assert facts == data.source.declared_facts() and facts.paths
+    assert (facts.name, facts.num_private, facts.num_classes, facts.is_benchmark) == ("mails", 300, None, False)
 
 
 def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):

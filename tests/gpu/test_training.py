@@ -188,7 +188,7 @@ def test_features_of_records_come_back_in_blocks(simulated_gpu):
     x, y = images(480, 0)
     for count in (8, 160):  # at least 20 batches in one block
         simulated_gpu.reset_counts()
-        private = PrivateRecords(x[:count], y[:count], np.arange(count).astype(str))
+        private = PrivateRecords.from_rows(x[:count], y[:count], np.arange(count).astype(str))
         found = map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, lambda *_: None)
         assert found.shape == (count, 3) and found.device.type == "cpu"
         counted.append(by_function(simulated_gpu.copies_to_host).total())

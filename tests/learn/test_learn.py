@@ -10,7 +10,6 @@ import torch
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.cli import predict
-from pate_torch.learn import release as learn_release
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, plan_events
 from pate_torch.learn.audit import audit, make_neighbor_problem
@@ -18,7 +17,9 @@ from pate_torch.learn.command import main
 from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.pac import exponential, semi_private
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.students.export import load_student
 from tests import ROOT
@@ -121,7 +122,7 @@ def test_several_classes_are_charged_in_one_reservation_at_equal_shares(home):
 def test_a_hypothesis_that_was_paid_for_is_found_by_the_same_call(home, monkeypatch):
     given = ["sspp", *settings(), "--epsilon", "1", *LOOSE]
     with monkeypatch.context() as interrupted, pytest.raises(KeyboardInterrupt):
-        interrupted.setattr(learn_release, "write_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        interrupted.setattr("pate_torch.session.write_release", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         main(given)
     assert main(given) == 0 and len(charges(home)) == 1
     assert len(list(home.glob("runs/*/*/*/release/summary.json"))) == 1
@@ -208,8 +209,14 @@ def data_of(x, y, num_classes=2):
         mean=(0.5,) * width, std=(0.3,) * width,
     )  # fmt: skip
     pool = torch.rand(40, width, generator=torch.Generator().manual_seed(1))
-    private = PrivateRecords(torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str))
+    private = PrivateRecords.from_rows(
+        torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y), np.arange(len(y)).astype(str)
+    )
     return Dataset(spec, private, PublicPool(pool), Evaluation(pool, torch.zeros(40, dtype=torch.int64)))
+
+
+def facts_of(data):
+    return DatasetFacts.from_dataset(data, ReplaceOne())
 
 
 def test_a_replaced_record_moves_no_other():
@@ -218,7 +225,10 @@ def test_a_replaced_record_moves_no_other():
     x, y = generator.random((30, 2)), generator.integers(0, 3, 30)
     other_x, other_y = x.copy(), y.copy()
     other_x[7], other_y[7] = [0.9, 0.1], (y[7] + 1) % 3
-    pairs = [make_problems(data_of(a, b, 3), LearnOptions(), 1e-5, 0) for a, b in ((x, y), (other_x, other_y))]
+    pairs = [
+        make_problems(data_of(a, b, 3).private, facts_of(data_of(a, b, 3)), LearnOptions(), 1e-5, 0)
+        for a, b in ((x, y), (other_x, other_y))
+    ]
     assert len(pairs[0]) == 3
     changed = set()
     for left, right in zip(*pairs, strict=True):
@@ -237,7 +247,7 @@ def test_a_finite_class_has_cuts_of_every_feature():
     """Features whose public values have the same quantiles are two features all the same."""
     generator = np.random.default_rng(0)
     data = data_of(generator.random((30, 3)), np.arange(30) % 2)
-    (part,) = make_problems(data, LearnOptions(cuts=4), 1e-5, 0)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(cuts=4), 1e-5, 0)
     part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
     found = part.make_quantile_hypotheses()
     assert {(h.feature, h.is_above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
@@ -275,7 +285,7 @@ def test_a_released_rule_says_what_the_hypothesis_says(hypotheses, width):
     x = x.astype(np.float64)
     data = data_of(x, np.arange(len(x)) % 2)
     for hypothesis in hypotheses.enumerate_representatives(x):
-        student = students.make_rule_student(data, [hypothesis])
+        student = students.make_rule_student(facts_of(data), [hypothesis])
         said = student.compute_probabilities(torch.as_tensor(x, dtype=torch.float32))
         assert (said.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis
         assert (said.max(1).values == 1).all()
@@ -285,15 +295,15 @@ def test_a_released_linear_model_is_the_one_that_was_drawn():
     generator = np.random.default_rng(0)
     x = generator.random((50, 3))
     data = data_of(x, np.arange(50) % 2)
-    (part,) = make_problems(data, LearnOptions(), 1e-5, 0)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(), 1e-5, 0)
     theta = generator.normal(size=4)
-    student = students.make_logistic_student(data, [theta])
+    student = students.make_logistic_student(facts_of(data), [theta])
     order = [int(np.flatnonzero((part.sample.x == row).all(1))[0]) for row in data.private.x.double().numpy()]
     logit = student.compute_logits(data.private.x)
     assert torch.allclose(
         logit[:, 1] - logit[:, 0], torch.tensor(part.scaled_sample.x[order] @ theta).float(), atol=1e-5
     )
-    many = students.make_logistic_student(data_of(x, np.arange(50) % 3, 3), [theta, -theta, 0 * theta])
+    many = students.make_logistic_student(facts_of(data_of(x, np.arange(50) % 3, 3)), [theta, -theta, 0 * theta])
     assert many.compute_logits(data.private.x).shape == (50, 3)
 
 

@@ -190,7 +190,7 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
     names, pool = np.array(["a", "b", "c"])[np.arange(40) % 3], images(60, seed=5)[0]
 
     def sums(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency="replace_one"))
         records = ask_records(method, data, ReplaceOne(), encoder())
         return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
@@ -264,7 +264,7 @@ def test_classes_need_not_be_equally_common(rare):
     spec = dataclasses.replace(
         IMAGES, num_classes=2, class_names=("a", "b"), input_shape=(20,), mean=(0.0,), std=(1.0,)
     )
-    private = PrivateRecords(x[:4000], y[:4000], np.arange(4000).astype(str))
+    private = PrivateRecords.from_rows(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
     descent = GradientDescent(sigma=10.0, adjacency="add_remove")

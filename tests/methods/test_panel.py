@@ -37,7 +37,7 @@ def clouds(count=N, seed=0):
 
 
 def private(x, y, ids=None):
-    return PrivateRecords(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
+    return PrivateRecords.from_rows(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
 
 
 class Network(nn.Module):

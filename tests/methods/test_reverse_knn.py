@@ -167,7 +167,7 @@ def test_pairs_of_histograms_must_be_neighbors():
 def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
     """Records that lie among 60 public images."""
     ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
-    private = PrivateRecords(x, y, ids, "record" if unit_id is None else "group:who")
+    private = PrivateRecords.from_rows(x, y, ids, "record" if unit_id is None else "group:who")
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
@@ -222,7 +222,7 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
 
     def histogram(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
+        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         return ask_records(counted_by("replace_one"), data, ReplaceOne(), None).select(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
@@ -264,7 +264,7 @@ class Positional(torch.nn.Module):
 
 
 def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
-    private = PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
+    private = PrivateRecords.from_rows(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
     return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
 
 

@@ -83,7 +83,7 @@ def test_one_record_moves_one_teacher(ensemble, pool):
     private = records(120)
     x, y = private.x.clone(), private.y.clone()
     x[40], y[40] = 255 - x[40], (y[40] + 1) % 4
-    other = train(PrivateRecords(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
+    other = train(PrivateRecords.from_rows(x, y, private.unit_id), spec(), shards_of(SHARDS), recipe(), seed=0)
     votes = jointly(pool)
     before, after = votes.predict(ensemble, pool), votes.predict(other, pool)
     assert {int(k) for k in (before != after).any(1).nonzero()} <= {4}

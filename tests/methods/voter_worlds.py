@@ -38,7 +38,7 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
     x, y = (part[:count] for part in images(40, seed=1))
     ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
-    private = PrivateRecords(x, y, np.asarray(ids))
+    private = PrivateRecords.from_rows(x, y, np.asarray(ids))
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()

@@ -462,7 +462,7 @@ def clouds(records: int) -> Dataset:
     spec = DataSpec(
         name="clouds", num_classes=4, input_shape=(8,), class_names=tuple("abcd"), mean=(0.0,) * 8, std=(1.0,) * 8
     )
-    private = PrivateRecords(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
+    private = PrivateRecords.from_rows(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
     return Dataset(spec, private, PublicPool(x[:500]), Evaluation(x[:0], y[:0], y[:500]))
 
 

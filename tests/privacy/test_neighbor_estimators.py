@@ -17,7 +17,7 @@ from pate_torch.core import rng
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.methods import panel
-from pate_torch.privacy import units
+from pate_torch.privacy import unit_ids
 from pate_torch.teachers.store import TeacherStore
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
@@ -84,9 +84,9 @@ def faults(made: dict[str, str], times: int = 6, most: int | None = 6) -> str:
 )
 def test_ids_spelled_through_the_type_of_their_column_are_found(monkeypatch, door, ids, method):
     def by_column(key, column, count):
-        return np.asarray(column).astype(str)
+        return np.asarray(column).astype(str).view(unit_ids.UnitIds)
 
-    monkeypatch.setattr(units, "parse_unit_ids", by_column)
+    monkeypatch.setattr(unit_ids, "parse_unit_ids", by_column)
     monkeypatch.setattr("pate_torch.api.classifier.parse_unit_ids", by_column)
     assert "where it says" in faults(case(door=door, ids=ids, method=method), most=None, times=1)
 

@@ -15,7 +15,7 @@ from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv
 from pate_torch.privacy.records import PointNames, PublicPool
-from pate_torch.privacy.units import compute_content_id
+from pate_torch.privacy.unit_ids import compute_content_id
 from tests.run_configs import changed
 from tests.tiny_runs import tiny
 from tests.worlds import blobs

@@ -84,7 +84,7 @@ def looked_at(counts, model, **changes):
     """The owner's figures of votes on a pool, of which every point is asked."""
     votes = Votes(torch.as_tensor(counts), int(counts[0].sum()))
     nothing, query = torch.zeros(0, 2), torch.arange(len(votes))
-    unseen = PrivateRecords(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=str))
+    unseen = PrivateRecords.from_rows(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=str))
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
     release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
     arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}

@@ -71,7 +71,7 @@ def test_summary_of_a_run_that_is_not_private_claims_no_epsilon():
 
 
 VOTES = Votes(torch.tensor([[3, 1], [0, 4]]), 4)
-DATA = PrivateRecords(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.array(["a", "b"]))
+DATA = PrivateRecords.from_rows(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64), np.array(["a", "b"]))
 
 
 @pytest.mark.parametrize("thing", [VOTES, DATA, torch.ones(2), np.ones(2), np.float32(1), Fraction(1, 2), {1, 2}, b"x"])

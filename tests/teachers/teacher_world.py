@@ -24,7 +24,7 @@ def records(count: int, classes: int = 4, size: int = 12, seed: int = 0) -> Priv
     for i, label in enumerate(y.tolist()):
         row, column = divmod(label % 4, 2)
         x[i, 0, row * half : row * half + half, column * half : column * half + half] += 120
-    return PrivateRecords(x, y, np.arange(count).astype(str))
+    return PrivateRecords.from_rows(x, y, np.arange(count).astype(str))
 
 
 def shards_of(rows: list[list[int]], adjacency: str = "add_remove") -> Shards:

@@ -12,7 +12,9 @@ from pate_torch.teachers.store import TeacherStore
 def records(x, y=None, units=None) -> PrivateRecords:
     x = torch.tensor(np.ascontiguousarray(x), dtype=torch.float32)
     y = torch.zeros(len(x), dtype=torch.int64) if y is None else torch.as_tensor(y)
-    return PrivateRecords(x, y, np.arange(len(x)).astype(str) if units is None else np.asarray(units).astype(str))
+    return PrivateRecords.from_rows(
+        x, y, np.arange(len(x)).astype(str) if units is None else np.asarray(units).astype(str)
+    )
 
 
 @pytest.fixture

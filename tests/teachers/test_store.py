@@ -88,11 +88,11 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
     units = private.unit_id.copy()
     units[3] = "other"
     changed = [
-        PrivateRecords(x, private.y, private.unit_id),
-        PrivateRecords(private.x, y, private.unit_id),
-        PrivateRecords(private.x, private.y, units),
-        PrivateRecords(private.x, private.y, private.unit_id, unit="group:user"),
-        PrivateRecords(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
+        PrivateRecords.from_rows(x, private.y, private.unit_id),
+        PrivateRecords.from_rows(private.x, y, private.unit_id),
+        PrivateRecords.from_rows(private.x, private.y, units),
+        PrivateRecords.from_rows(private.x, private.y, private.unit_id, unit="group:user"),
+        PrivateRecords.from_rows(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
     ]
     assert len({own, *map(store.compute_fingerprint, changed)}) == 6
 
@@ -237,5 +237,5 @@ def test_identities_compare_as_plain_data(saved):
 
 
 def test_empty_records_have_a_fingerprint(tmp_path):
-    empty = PrivateRecords(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
+    empty = PrivateRecords.from_rows(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
     assert len(TeacherStore(tmp_path).compute_fingerprint(empty)) == 64

@@ -32,13 +32,13 @@ BACKENDS = ("vectorized", "processes")
 
 def removed(private: PrivateRecords, i: int) -> PrivateRecords:
     keep = torch.arange(len(private)) != i
-    return PrivateRecords(private.x[keep], private.y[keep], private.unit_id[keep.numpy()])
+    return PrivateRecords.from_rows(private.x[keep], private.y[keep], private.unit_id[keep.numpy()])
 
 
 def replaced(private: PrivateRecords, i: int) -> PrivateRecords:
     x, y = private.x.clone(), private.y.clone()
     x[i], y[i] = 255 - x[i], (y[i] + 1) % 4
-    return PrivateRecords(x, y, private.unit_id)
+    return PrivateRecords.from_rows(x, y, private.unit_id)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

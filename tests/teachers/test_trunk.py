@@ -38,7 +38,9 @@ def teach(data, trunk, private, partition, recipe=RECIPE):
 
 
 def take(private, index):
-    return PrivateRecords(private.x[index], private.y[index], private.unit_id[np.asarray(index)], private.unit)
+    return PrivateRecords.from_rows(
+        private.x[index], private.y[index], private.unit_id[np.asarray(index)], private.unit
+    )
 
 
 def differing(first, second):
