@@ -22,7 +22,7 @@ def run_config(**given) -> RunConfig:
     if given.pop("baseline", True):
         given["baseline"] = teachers.get("teacher", TeacherRecipe())
     method = given.pop("method", functools.partial(TeacherVotes, **teachers))
-    given["method"] = _completed(method, slots, given.get("student"))
+    given["method"] = _completed(method, {**teachers, **slots}, given.get("student"))
     return RunConfig(**given, privacy=PrivacyConfig(**terms))
 
 
@@ -69,4 +69,7 @@ def _completed(method, slots, student):
         return dataclasses.replace(method, **slots)
     if slots.get("guide_student") is None:
         slots = {**slots, "guide_student": None if student is None else student.guide, "releases_guide": True}
-    return method(**slots)
+    bound = method.keywords if isinstance(method, functools.partial) else {}
+    kind = method.func if isinstance(method, functools.partial) else method
+    fields = {field.name for field in dataclasses.fields(kind)}
+    return method(**{key: value for key, value in slots.items() if key in fields - (TEACHERS & bound.keys())})

@@ -20,14 +20,18 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.api.pate import PATE
-from pate_torch.cli import label as label
+from pate_torch.cli import label
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
+from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.votes_file import VotesFile
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.records import LABEL_UNIT, Dataset
 from pate_torch.privacy.sensitive import Votes
@@ -80,7 +84,7 @@ def parts(case: Case, home: Path) -> dict[str, Any]:
     target = None if case["target"] == "none" else float(case["target"])
     given: dict[str, Any] = {
         **made, "root": home / "home", "folder": home / "home/runs/toy/mechanism/1", "seed": 0,
-        "num_queries": QUERIES, "delta": DELTA, "noise": case["noise"],
+        "num_queries": QUERIES, "delta": DELTA,
         "opening_budget": 1e6, "target_epsilon": target, "baseline": case["baseline"] == "True", "quiet": True,
     }  # fmt: skip
     run_config(dataset=None, **given)
@@ -105,8 +109,10 @@ def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
     """Raise ValueError where this way to run cannot be given such a plan at all."""
     if route != "train" and plan.partition.adjacency not in data.adjacencies:
         raise ValueError(f"{route}: the lists of these files are no neighbors")
-    if route in ("dpsgd", "votes") and not plan.num_teachers:
+    if route in ("dpsgd", "votes") and plan.method.ensemble_size is None:
         raise ValueError(f"{route}: is of teachers")
+    if route in ("reuse", "python", "labeler") and plan.method.releases_model:
+        raise ValueError(f"{route}: is of labels")
     if any(getattr(plan, part) is not None for part in WITHOUT.get(route, ())):
         raise ValueError(f"{route}: has no such parts")
     if route in ("python", "labeler") and data.private.unit == LABEL_UNIT:
@@ -115,6 +121,7 @@ def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
 
 def reuse(plan: RunConfig) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
+    _refuse_unsuited("reuse", plan, plan.dataset.load())
     pipeline.run(changed(plan, selection=None))
     (_, record), *_ = run_folders.iterate_releases(plan.root)
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
@@ -140,16 +147,17 @@ def twice(plan: RunConfig) -> None:
 
 def dpsgd(plan: RunConfig) -> None:
     _refuse_unsuited("dpsgd", plan, plan.dataset.load())
-    DPSGD(network="logistic", steps=2).run(changed(plan, target_epsilon=plan.privacy.target_epsilon or 3.0))
+    method = partial(DPSGD, network="logistic", steps=2)
+    pipeline.run(changed(plan, method=method, target_epsilon=plan.privacy.target_epsilon or 3.0))
 
 
 def votes_of(plan: RunConfig) -> tuple[Any, Votes]:
     """The data, and votes of teachers that say the commonest label of their shard, or of half of the points none."""
     data = plan.dataset.load()
     _refuse_unsuited("votes", plan, data)
-    shards = assign_shards(plan.partition, data.private, plan.num_teachers, plan.seed)
+    shards = assign_shards(plan.partition, data.private, plan.method.ensemble_size, plan.seed)
     said = []
-    for teacher in range(plan.num_teachers):
+    for teacher in range(plan.method.ensemble_size):
         named = torch.bincount(data.private.y[shards.get_indices(teacher)], minlength=data.spec.num_classes)
         said.append(torch.where(torch.arange(len(data.pool)) % 2 == 0, int(named.argmax()), 0))
     return data, count_votes(torch.stack(said), data.spec.num_classes)
@@ -168,28 +176,35 @@ def brought(plan: RunConfig) -> None:
 def _pate(plan: RunConfig) -> tuple[Any, PATE]:
     data = plan.dataset.load()
     _refuse_unsuited("python", plan, data)
+    method = plan.complete(DatasetFacts.from_dataset(data, plan.partition), Stages(quiet=True)).method
+    voters = {"teacher": _teacher(method)}
+    if isinstance(method, TeacherVotes):
+        voters |= {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
     made = PATE(
-        "toy", classes=data.spec.num_classes, num_teachers=plan.num_teachers or None,
-        mechanism=plan.calibrate_noise().mechanism, delta=plan.privacy.delta, home=plan.root,
-        budget_epsilon=plan.privacy.opening_budget, teacher=_teacher(plan),
-        partition=plan.partition, unit=data.private.unit, mean=data.spec.mean, std=data.spec.std,
+        "toy", classes=data.spec.num_classes, delta=plan.privacy.delta, home=plan.root,
+        budget_epsilon=plan.privacy.opening_budget, partition=plan.partition, unit=data.private.unit,
+        mean=data.spec.mean, std=data.spec.std, **voters,
     )  # fmt: skip
     y = data.private.y
     return data, made.fit_teachers(data.private.x, y, unit_id=data.private.unit_id)
 
 
-def _teacher(plan: RunConfig) -> Any:
-    """Voters that are no teachers as they are; teachers by a recipe where they vote together, else by scikit-learn."""
-    if not isinstance(plan.method, TeacherVotes):
-        return plan.method
-    return plan.teacher if isinstance(plan.method, TransductiveTeacherVotes) else LogisticRegression(max_iter=5, C=1e-3)
+def _teacher(method: PrivateMethod) -> Any:
+    """Methods without teachers as they are; teachers by a recipe where they vote together, else by scikit-learn."""
+    if not isinstance(method, TeacherVotes):
+        return method
+    return method.teacher if isinstance(method, TransductiveTeacherVotes) else LogisticRegression(max_iter=5, C=1e-3)
 
 
 def in_python(plan: RunConfig) -> None:
     data, pate = _pate(plan)
-    voting = plan.method if isinstance(plan.method, TransductiveTeacherVotes) else None
-    pate.label(data.pool.x, plan.method.num_queries, strategy=plan.method.query, guide_student=plan.method.guide_student, method=voting,
-               features=plan.method.features)  # fmt: skip
+    method, voting = plan.method, None
+    assert isinstance(method, LabelingMethod)
+    if isinstance(method, TransductiveTeacherVotes):
+        voting = {"neighbors": method.neighbors, "alpha": method.alpha, "balance": method.balance}
+    guide = None if method.releases_guide else method.guide_student
+    pate.label(data.pool.x, method.num_queries, strategy=method.query, guide_student=guide, method=voting,
+               features=method.features)  # fmt: skip
     pate.fit_student(plan.student)
     pate.report(data.evaluation.x, data.evaluation.y)
 
@@ -288,12 +303,16 @@ def _refused(tally: Tally, why: str) -> bool:
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:
     """What ``privacy_events`` asks, and what the ledger took, are at least what the values cost."""
     made = plan(case, ROWS, home / "prices")
-    mechanism = made.calibrate_noise().mechanism
-    seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
-    rounds = 1 if case["route"] == "votes" else made.num_rounds
-    faults = harness.underpriced(seen, made.num_queries, rounds)
+    facts = DatasetFacts.from_dataset(made.dataset.load(), made.partition)
+    method = made.complete(facts, Stages(quiet=True)).method
+    faults = []
+    if isinstance(method, LabelingMethod):
+        mechanism = method.mechanism
+        seen = [dataclasses.replace(one, mechanism=mechanism) if one.mechanism else one for one in first.watch.seen]
+        rounds = 1 if case["route"] == "votes" else method.num_rounds
+        faults += harness.underpriced(seen, method.num_queries, rounds)
     if made.privacy.target_epsilon is not None:
-        cost = accounting.compute_guarantee(mechanism.privacy_events(made.num_queries, made.num_rounds), DELTA).epsilon
+        cost = accounting.compute_guarantee(method.privacy_events(facts), DELTA).epsilon
         if cost > made.privacy.target_epsilon * (1 + 1e-9):
             faults.append(f"target_epsilon={made.privacy.target_epsilon} costs {cost}")
     return faults
@@ -313,9 +332,10 @@ def plausible(case: Case) -> bool:
         data = world(case["form"], case["unit"], case["classes"])
         made = run_config(dataset=None, **given)
         _refuse_unsuited(case["route"], made, data)
-        made = made.adapt_to_data(data, Stages(quiet=True))
-        made.privacy_events(data.spec.num_classes)
-        made.check_data(data)
+        facts = DatasetFacts.from_dataset(data, made.partition)
+        made = made.complete(facts, Stages(quiet=True))
+        made.privacy_events(facts)
+        made.validate(facts)
     except ValueError:
         return False
     return True
@@ -328,11 +348,10 @@ def world(form: str, unit: str, classes: str) -> Dataset:
         return worlds.source(form, unit, ROWS, Path(made), worlds.CLASSES[: int(classes)]).load()
 
 
-def mechanism_for(case: Case, discrete: bool = True) -> str:
-    """One that takes what these voters say."""
-    return getattr(
-        choices.values()["method"][case["method"]](True, "torch", "add_remove"), "mechanism_name", "gaussian"
-    )
+def mechanism_for(case: Case) -> str:
+    """One that takes what these voters say; DP-SGD takes the price of any."""
+    method = choices.kind_of(choices.values()["method"][case["method"]](True, "torch", "add_remove"))
+    return method.mechanism_type.name if issubclass(method, RecordMethod) else "gaussian"
 
 
 def of_records(form: str | None = None) -> Iterator[Case]:

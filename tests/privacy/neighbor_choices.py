@@ -1,7 +1,8 @@
 """Every value that a plan can be made of, found by walking configuration and types, and arrays that cover triples.
 
 A component is whatever a YAML file of the configuration makes by its ``_target_``; where it goes in a plan follows from
-the plan's own type hints. So a new mechanism, query strategy or student is reached by being there.
+the type hints of the plan and of the methods, whose slots are choices like any other. So a new mechanism, query
+strategy, student or method is reached by being there. A method waits for what fills its slots: it is a partial.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from pate_torch.cli.train import find_config_folder
 from pate_torch.config import RunConfig
+from pate_torch.methods.base import PrivateMethod
 
 CONF = Path(find_config_folder()).resolve()
 
@@ -65,6 +66,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TeacherRecipe": {"chunk": 2},
     "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
+    "DPSGD": {"network": "logistic"},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ConfidentGNMax": [{"max_answers": 2}],
@@ -83,6 +85,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
 
 def shrunk(value: Any) -> Any:
     """The same component, quick."""
+    if isinstance(value, functools.partial):
+        keywords = {
+            name: SMALL[name] if name in SMALL and isinstance(item, int) else shrunk(item)
+            for name, item in value.keywords.items()
+        }
+        return functools.partial(value.func, **(keywords | NEEDED.get(value.func.__name__, {})))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changes = {
             f.name: SMALL[f.name] if f.name in SMALL and isinstance(getattr(value, f.name), int) else
@@ -143,7 +151,10 @@ def _made(group: str, option: str, change: Changes, image: bool, noise: str, adj
     if given is None or "_target_" not in given:
         return None
     try:
-        made = shrunk(hydra.utils.instantiate(given, _convert_="all"))
+        waits = {"_partial_": True} if group == "method" else {}
+        made = shrunk(hydra.utils.instantiate(given, _convert_="all", **waits))
+        if waits:
+            return functools.partial(made.func, **(made.keywords | dict(change)))
         return dataclasses.replace(made, **dict(change)) if change else made
     except InstantiationException as error:
         return ValueError(str(error.__cause__))
@@ -155,20 +166,44 @@ Make = Callable[[bool, str, str], Any]
 """(image, kind of noise, adjacency) -> a component."""
 
 
+def kind_of(value: Any) -> type:
+    """The class of a component, or of one that waits for its slots."""
+    return value.func if isinstance(value, functools.partial) else type(value)
+
+
+def methods() -> list[type[PrivateMethod]]:
+    """The classes of all methods that the configuration names."""
+    targets = (OmegaConf.load(file)["_target_"] for file in sorted((CONF / "method").glob("*.yaml")))
+    return list(dict.fromkeys(hydra.utils.get_class(target) for target in targets))
+
+
+@functools.cache
+def slots() -> dict[str, list[Any]]:
+    """field of a plan, or slot of its method -> the type hints that it has in the classes that have it.
+
+    The baseline is made of the teacher's group, and chosen by yes or no.
+    """
+    found: dict[str, list[Any]] = {}
+    for owner in (RunConfig, *methods()):
+        for name, hint in typing.get_type_hints(owner).items():
+            if name != "baseline" and typing.get_origin(hint) is not typing.ClassVar:
+                found.setdefault(name, []).append(hint)
+    return found
+
+
 def places(value: Any) -> list[str]:
-    """The fields of a plan whose type this value has."""
+    """The fields of a plan, and the slots of its method, whose type this value has."""
     found = []
-    for name, hint in typing.get_type_hints(RunConfig).items():
-        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        kinds = tuple(k for kind in kinds for k in (typing.get_args(kind) or (kind,)) if isinstance(k, type))
-        if any(k not in (int, str, float, bool, type(None), Path) and isinstance(value, k) for k in kinds):
+    for name, hints in slots().items():
+        kinds = [k for hint in hints for k in (typing.get_args(hint) or (hint,)) if isinstance(k, type)]
+        if any(k.__module__.startswith("pate_torch.") and issubclass(kind_of(value), k) for k in kinds):
             found.append(name)
     return found
 
 
 @functools.cache
 def values() -> dict[str, dict[str, Make]]:
-    """field of a plan -> name of a value -> how it is made. "none" where a field may be None."""
+    """field of a plan or slot of its method -> name of a value -> how it is made. "none" where each may be None."""
     found: dict[str, dict[str, Make]] = {}
     for group in groups():
         members = {
@@ -181,23 +216,23 @@ def values() -> dict[str, dict[str, Make]]:
         alike = set.intersection(*(set(places(made)) for made in members.values())) if members else set()
         for option, made in members.items():
             for field in alike or places(made):
-                if field == "guide_student" and getattr(made, "publish", None) == "released_model":
+                if field == "guide_student" and made.returns_released_model:
                     continue  # learns nothing that could guide: refused
                 for change in _changes(made, field):
                     name = " ".join([option, *(f"{k}={v}" for k, v in change.items())])
                     found.setdefault(field, {})[name] = functools.partial(
                         component, group, option, tuple(change.items())
                     )
-    for field, hint in typing.get_type_hints(RunConfig).items():
-        if field in found and type(None) in typing.get_args(hint):
+    for field, hints in slots().items():
+        if field in found and all(type(None) in typing.get_args(hint) for hint in hints):
             found[field] = {"none": lambda *_: None, **found[field]}
     return found
 
 
 def _changes(made: Any, field: str) -> list[dict[str, Any]]:
     """None, those that are listed, and two rounds or a flag turned round where there are such."""
-    changes: list[dict[str, Any]] = [{}, *VARIANTS.get(type(made).__name__, [])]
-    fields = [f.name for f in dataclasses.fields(made) if f.init]
+    changes: list[dict[str, Any]] = [{}, *VARIANTS.get(kind_of(made).__name__, [])]
+    fields = [f.name for f in dataclasses.fields(kind_of(made)) if f.init]
     if getattr(made, "rounds", None) == 1 and "rounds" in fields:
         changes.append({"rounds": 2})
     if field == "mechanism":

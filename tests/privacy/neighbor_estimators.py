@@ -260,11 +260,13 @@ class Calls:
         names = ids(self.case, rows)
         code = {name: number for number, name in enumerate(CLASSES)}
         replaced = self.case["adjacency"] == "replace_one"
+        descent = GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"])
+        answers = (
+            {"teacher": GradientMethod(size=RECORDS, mechanism=descent)} if of_records
+            else {"teacher": kind, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
+        )  # fmt: skip
         made = PATE(
-            "toy", classes=CLASSES, num_teachers=None if of_records else TEACHERS, delta=1e-4, budget_epsilon=1e4,
-            mechanism=GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"]) if of_records
-            else GNMax(sigma=2.0),
-            teacher=GradientMethod(size=RECORDS) if of_records else kind,
+            "toy", classes=CLASSES, delta=1e-4, budget_epsilon=1e4, **answers,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
             partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
             unit="record" if names is None else "group:person", home=self.root, quiet=False,

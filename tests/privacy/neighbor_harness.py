@@ -29,10 +29,10 @@ from pate_torch import pipeline
 from pate_torch.accounting import events as ev
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.api import classifier, pate
+from pate_torch.api import pate
 from pate_torch.core import progress
 from pate_torch.mechanisms import private_epsilon
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import Mechanism
 from pate_torch.methods.dpsgd import NoiseSourceOptimizer
 from pate_torch.pac import exponential
 from pate_torch.privacy.accounts import BudgetExceeded
@@ -111,7 +111,7 @@ class OneDay(datetime.date):
 @contextlib.contextmanager
 def watched(watch: Watch) -> Iterator[None]:
     """No noise, no clock, ids in order; every sensitive value passes through the watch."""
-    opened, gradient, draw = VoteMechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model_index
+    opened, gradient, draw = Mechanism._check_input, GradientSums.compute_gradient_sum, selection.draw_model_index
     publish, add_noise, errors = (
         private_epsilon.private_price.publish_price,
         NoiseSourceOptimizer.add_noise,
@@ -169,7 +169,7 @@ def watched(watch: Watch) -> Iterator[None]:
         return torch.zeros(shape, dtype=torch.int64 if self.kind == "discrete" else torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VoteMechanism, "_check_input", at_the_door)
+        patch.setattr(Mechanism, "_check_input", at_the_door)
         patch.setattr(GradientSums, "compute_gradient_sum", of_records)
         patch.setattr(selection, "draw_model_index", of_students)
         patch.setattr(private_epsilon.private_price, "publish_price", of_price)
@@ -181,8 +181,7 @@ def watched(watch: Watch) -> Iterator[None]:
         patch.setattr(progress.time, "monotonic", lambda: 0.0)
         patch.setattr(builder, "datetime", SimpleNamespace(date=OneDay))
         calls = itertools.count(1)
-        for module in (pate, classifier):
-            patch.setattr(module, "make_unique_run_id", lambda: f"{next(calls)}")
+        patch.setattr(pate, "make_unique_run_id", lambda: f"{next(calls)}")
         yield
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from pate_torch import pipeline
+from pate_torch import session
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.mechanisms import gaussian, gradient_descent
 from pate_torch.methods.records import RecordMethod
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.sensitive import Sensitivity
 from tests.privacy import neighbor_cases as cases
 from tests.privacy import neighbor_choices as choices
@@ -102,7 +103,7 @@ def faults(case, times: int = 1) -> str:
 def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
-    monkeypatch.setattr(RecordMethod, "check", lambda self, config: None)
+    monkeypatch.setattr(RecordMethod, "validate", lambda self, facts: None)
     monkeypatch.setattr("pate_torch.methods.reverse_knn.make_record_sum_sensitivity", lambda shards, said: said)
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
@@ -129,7 +130,7 @@ def test_an_id_that_merges_records_is_found(monkeypatch):
 def test_roles_that_follow_content_are_found(monkeypatch):
     case = TEACHERS | {"partition": "replace_one", "form": "csv by hash"}
     assert not cases.attempt(case, cases.Tally())
-    monkeypatch.setattr("pate_torch.config.check_adjacency", lambda *_: None)
+    monkeypatch.setattr(DatasetFacts, "check_adjacency", lambda self: None)
     assert "differs" in faults(case, times=4)
 
 
@@ -143,14 +144,14 @@ def test_points_that_see_each_other_in_an_encoder_are_found(monkeypatch, case):
 
 @pytest.mark.parametrize("case", [TEACHERS, GRADIENTS], ids=["teachers", "gradients"])
 def test_a_private_statistic_in_the_release_is_found(monkeypatch, case):
-    made = pipeline.build_report
+    made = session.build_report
 
     def telling(**given):
         report = made(**given)
         told = dataclasses.replace(report.evaluation, label_accuracy=len(given["data"].private) / 1000)
         return dataclasses.replace(report, evaluation=told)
 
-    monkeypatch.setattr(pipeline, "build_report", telling)
+    monkeypatch.setattr(session, "build_report", telling)
     assert "summary.json differs" in faults(case | {"partition": "add_remove"})
 
 
