@@ -381,7 +381,7 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
         mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="method=teachers: it opens no votes.*gradients with gradient_descent"):
+    with pytest.raises(ValueError, match=r"method=teachers: it opens no votes.*gradients with gradient_descent"):
         TeacherVotes(num_teachers=5, mechanism=mechanism)
     with pytest.raises(ValueError, match="method=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
