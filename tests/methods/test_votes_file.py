@@ -194,7 +194,8 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     assert len(found["teachers_id"]) == 16
     printed = capsys.readouterr().out
     assert f"{found['teachers_id']} (bring them again: charged)" in printed and "teachers=" not in printed
-    assert f'<th scope="row">Voters</th><td>{found["teachers_id"]}' in (one.folder / "release/report.html").read_text()
+    page = (one.folder / "release/report.html").read_text()
+    assert f'<th scope="row">Voters</th>\n<td>{found["teachers_id"]} (bring them again: charged)' in page
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0
     counts = read(votes_file, num_classes=3).counts_QC
