@@ -76,8 +76,10 @@ def open_budget(
     )
 
 
-def read_caps(ledger: Ledger) -> dict[str, float]:
+def read_caps(ledger: Ledger | None) -> dict[str, float]:
     """The caps of the accounts that were charged: the others have no fixed terms."""
+    if ledger is None:
+        return {}
     return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
 
 
@@ -168,18 +170,21 @@ def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
         yield ledger
 
 
-def read_release(config: RunConfig, facts: DatasetFacts, ledger: Ledger) -> WrittenRelease:
-    """The release that ``labels`` names."""
+@contextlib.contextmanager
+def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
+    """The ledger and the release that ``labels`` names, with the run's folder locked for a student of it."""
     assert config.labels is not None
-    labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
-    return WrittenRelease(release=labels, record=record, guide=guide)
+    run_folders.find_release(config.root, config.labels)
+    with Ledger(config.ledger_path, create=False) as ledger:
+        labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
+        with run_folder_lock(config):
+            release_store.check_unused_folder(config.folder, labels.id)
+            yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
 
 
-def make_unfinished_call(
-    config: RunConfig, facts: DatasetFacts, store: TeacherStore, all_private: PrivateRecords
-) -> UnfinishedCall | None:
+def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
     """PRIVATE. This call, by all that decides its release; None where seeded noise is no release, or it buys more."""
-    privacy = config.privacy
+    privacy, store = config.privacy, TeacherStore(config.root)
     if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
         return None
     choices = {

@@ -36,8 +36,8 @@ from pate_torch.opening import (
     make_unfinished_call,
     open_budget,
     open_existing_ledger,
+    open_reused_release,
     read_caps,
-    read_release,
     resume_call,
     run_folder_lock,
 )
@@ -139,24 +139,18 @@ class ReleaseSession:
             owner = owner_file.read(config.root, facts.spec.name)
             config.validate(facts)
             planned_events = config.privacy_events(facts)
-            if config.labels is not None:
-                run_folders.find_release(config.root, config.labels)
-                ledger = exit_stack.enter_context(Ledger(config.ledger_path, create=False))
-                reused: WrittenRelease | None = read_release(config, facts, ledger)
-                exit_stack.enter_context(run_folder_lock(config))
-                release_store.check_unused_folder(config.folder, config.labels)
-                unfinished_call = forecast = None
-            else:
+            reused = unfinished_call = forecast = None
+            if config.labels is None:
                 with open_existing_ledger(config.ledger_path) as existing_ledger:
-                    store = TeacherStore(config.root)
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
-                    caps = {} if existing_ledger is None else read_caps(existing_ledger)
-                check_new_account_cap(config, facts.spec.name, planned_events, caps)
+                    check_new_account_cap(config, facts.spec.name, planned_events, read_caps(existing_ledger))
                 forecast = _make_forecast(config, facts, format_alternative)
-                unfinished_call = make_unfinished_call(config, facts, store, splits.all_private)
+                unfinished_call = make_unfinished_call(config, facts, splits.all_private)
                 config, reused = resume_call(config, facts, unfinished_call, stages)
                 exit_stack.enter_context(run_folder_lock(config))
                 ledger = exit_stack.enter_context(Ledger(config.ledger_path))
+            else:
+                ledger, reused = exit_stack.enter_context(open_reused_release(config, facts))
             session = cls(
                 config=config,
                 splits=splits,
@@ -175,8 +169,6 @@ class ReleaseSession:
             session._open_account(planned_events)
             if forecast is not None:
                 stages.print_message(forecast)
-            if session.has_private_folder:
-                create_private_folder(session.private_dir)  # a closed disk is found out before anything is charged
             yield session
 
     @classmethod
@@ -205,7 +197,9 @@ class ReleaseSession:
             )
 
     def _open_account(self, planned_events: tuple[Any, ...]) -> None:
-        """Open the account that is charged, where anything is."""
+        """Open the owner's folder, and the account that is charged, where anything is."""
+        if self.has_private_folder:
+            create_private_folder(self.private_dir)  # a closed disk is found out before anything is charged
         if not planned_events:
             return
         config, store = self.config, self.store

@@ -24,9 +24,9 @@ import safetensors.torch
 import torch._dynamo  # noqa: F401  the first vmap of a process would import it: seconds, in every child
 
 from pate_torch import PATEClassifier, pipeline
+from pate_torch.cli import learn as learn_command
 from pate_torch.cli import train as train_command
 from pate_torch.features.encoder import Encoder
-from pate_torch.learn import command as learn_command
 from pate_torch.privacy.chain import HashChain, LedgerError
 from pate_torch.privacy.ledger import Ledger
 from tests import killed_runs

@@ -165,7 +165,7 @@ def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
     """
     counts: dict[PrivacyEvent, int] = {}
     for event in events:
-        if _EVENT_TYPES.get(getattr(event, "kind", "")) is not type(event):
+        if type(event) not in _EVENT_TYPES.values():
             raise checks.error("event", event, f"must be one of {', '.join(c.__name__ for c in _EVENT_TYPES.values())}")
         single_event = replace(event, count=1)
         counts[single_event] = counts.get(single_event, 0) + event.count

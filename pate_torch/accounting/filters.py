@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, merge_events
+from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, merge_events
 from pate_torch.core import checks
 
 FILTER_KINDS = ("gdp", "rdp")
@@ -188,7 +188,7 @@ class PrivacyFilter:
 
 def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delta: float) -> float:
     """The order of the default grid (and of the plan's own tables) at which most copies of the plan fit the cap."""
-    tabulated_orders = [order for e in planned_events for order in getattr(e, "orders", ())]
+    tabulated_orders = [order for e in planned_events if isinstance(e, RdpCurveEvent) for order in e.orders]
     orders = np.array(sorted({*rdp.ORDERS.tolist(), *tabulated_orders}))
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)
     num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)

@@ -301,7 +301,7 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     """
     from hydra.utils import get_class
 
-    from pate_torch.cli.train import find_config_folder
+    from pate_torch.core.run_folders import find_config_folder
 
     folder = Path(find_config_folder()) / "mechanism"
     checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])

@@ -27,9 +27,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import find_config_folder, format_error
+from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.votes_file import VotesFile, read

@@ -24,14 +24,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from pate_torch.cli.main import run_command
 from pate_torch.core import checks
-from pate_torch.core.run_folders import get_home_folder, get_run_folder, get_run_id
-
-
-def find_config_folder() -> str:
-    """The folder of the configuration: inside the installed package, or beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    packaged_folder = package / "conf"
-    return str(packaged_folder if packaged_folder.is_dir() else package.parent / "conf")
+from pate_torch.core.run_folders import find_config_folder, get_home_folder, get_run_folder, get_run_id
 
 
 def get_adjacency(partition: Any) -> str:

@@ -61,6 +61,13 @@ def get_user_store() -> Path:
     return platformdirs.user_data_path("pate_torch")
 
 
+def find_config_folder() -> str:
+    """The folder of the configuration: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    packaged_folder = package / "conf"
+    return str(packaged_folder if packaged_folder.is_dir() else package.parent / "conf")
+
+
 def get_home_folder(root: object = None) -> str:
     """The folder of ledger and teachers: ``root``, else PATE_HOME, else the store of this user."""
     return str(root or os.environ.get("PATE_HOME") or get_user_store())

@@ -36,10 +36,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config as composer
-from pate_torch.cli.train import find_config_folder, format_error
+from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset

@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pate_torch.cli.train import find_config_folder
+from pate_torch.core.run_folders import find_config_folder
 from tests import ROOT
 from tests.command_runs import QUIET_LOG, TINY, train
 

@@ -10,10 +10,10 @@ import torch
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.cli import predict
+from pate_torch.cli.learn import main
 from pate_torch.learn import student as students
 from pate_torch.learn.algorithms import ALGORITHMS, plan_events
 from pate_torch.learn.audit import audit, make_neighbor_problem
-from pate_torch.learn.command import main
 from pate_torch.learn.problem import LearnOptions, make_problems
 from pate_torch.pac import exponential, semi_private
 from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds

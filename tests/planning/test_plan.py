@@ -16,7 +16,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import BoundedRangeEvent
-from pate_torch.cli.train import find_config_folder
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.digits import Digits
 from pate_torch.data.mnist import Mnist
 from pate_torch.data.svhn import Svhn

@@ -21,8 +21,8 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from pate_torch.cli.train import find_config_folder
 from pate_torch.config import RunConfig
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.methods.base import PrivateMethod
 
 CONF = Path(find_config_folder()).resolve()

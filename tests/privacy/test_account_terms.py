@@ -19,8 +19,8 @@ from hydra import initialize_config_dir
 
 from pate_torch import PATE, pipeline
 from pate_torch.cli import label as label
-from pate_torch.cli.train import find_config_folder
 from pate_torch.core import run_folders
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent

@@ -29,9 +29,10 @@ from omegaconf.errors import OmegaConfBaseException
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.audit.command import AuditResult
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import find_config_folder, format_error
+from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.learn import bounds
 from pate_torch.learn.algorithms import ALGORITHMS
 from pate_torch.learn.audit import audit
