@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -489,14 +490,12 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     assert private.stat().st_mode & 0o077 == 0
 
 
-def test_the_same_histogram_is_answered_from_the_first_release(run):
+def test_the_same_histogram_again_is_a_release_of_its_own(run, tmp_path):
     home, _, first = run
-    report = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert (
-        report.record.reuses_labels
-        and report.record.release_id == first.record.release_id
-        and report.claim.epsilon_charged == first.claim.epsilon_charged
-    )
+    report = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS))
+    assert not report.record.reuses_labels and report.record.release_id != first.record.release_id
+    assert report.claim.epsilon == first.claim.epsilon
+    assert report.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(2 / 3, 1e-4), rel=1e-9)
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
