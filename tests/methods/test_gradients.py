@@ -437,7 +437,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert "nearest to" not in page and "0 teachers" not in page
     assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
     assert (
-        f"The declared number of records, {plan.dataset.private}, is public." in page
+        f"The declared number of records, {plan.dataset.private}, is public, as the owner says." in page
     )  # it set how far a gradient moves
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme
