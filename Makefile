@@ -24,7 +24,7 @@ test-all: install
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'slow or not slow'
 
 lint: install
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 # Every notebook run anew and written with its outputs: some minutes.
 notebooks: install

@@ -110,7 +110,7 @@ def _build_method(cfg: DictConfig, values: dict[str, Any], student: StudentAlgor
     groups = {"mechanism": Mechanism, "query": QueryStrategy, "teacher": TeacherRecipe, "features": FeatureRecipe}
     for key, kind in groups.items():
         if key in slots:
-            components[key] = None if values[key] is None else instantiate_component(cfg, key, kind)
+            components[key] = None if cfg[key] is None else instantiate_component(cfg, key, kind)
     return instantiate_component(
         cfg, "method", PrivateMethod, **{key: value for key, value in components.items() if key in slots}
     )

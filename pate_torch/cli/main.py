@@ -12,7 +12,7 @@ COMMANDS = {
     "train": ("pate_torch.cli.train", "train", "train teachers, label, fit a student: the same as train.py"),
     "label": ("pate_torch.cli.label", "main", "answer a file of votes and nothing more"),
     "audit": ("pate_torch.audit.command", "main", "what epsilon the executed mechanism is proven to spend"),
-    "plan": ("pate_torch.planning.command", "main", "what a choice would cost, before anything is spent"),
+    "plan": ("pate_torch.cli.plan", "main", "what a choice would cost, before anything is spent"),
     "verify": ("pate_torch.verify.command", "main", "recompute a release's claims, or anybody's, by other code"),
     "ledger": (
         "pate_torch.cli.ledger",

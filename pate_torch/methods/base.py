@@ -30,7 +30,6 @@ from pate_torch.privacy.records import PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 
@@ -149,11 +148,6 @@ class PrivateMethod(ABC):
     @property
     def ensemble_size(self) -> int | None:
         """Number K of teachers that have one vote on every question; None: no teachers vote."""
-        return None
-
-    @property
-    def teacher_recipe(self) -> TeacherRecipe | None:
-        """How one of its networks is trained; None: the method trains none."""
         return None
 
     @property

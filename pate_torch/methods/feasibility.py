@@ -5,6 +5,7 @@ Teacher agreement is private; the lead that useful labels need is public, becaus
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -63,7 +64,9 @@ def check_informative(
             f"time even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or say {override_hint}."
-        raise checks.error("mechanism", mechanism, problem, fix)
+        sigma = dataclasses.asdict(mechanism).get("sigma")
+        key, value = ("mechanism", mechanism.name) if sigma is None else ("mechanism.sigma", sigma)
+        raise checks.error(key, value, problem, fix)
 
 
 def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:

@@ -115,10 +115,6 @@ class TeacherVotes(VotingMethod):
         return self.num_teachers
 
     @property
-    def teacher_recipe(self) -> TeacherRecipe:
-        return self.teacher
-
-    @property
     def is_soft(self) -> bool:
         """Whether the teachers' probabilities are opened, and not their votes."""
         return self.mechanism.soft

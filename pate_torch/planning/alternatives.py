@@ -13,17 +13,15 @@ from pate_torch.privacy.facts import DatasetFacts
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
     """What to do, as settings of train.py, where noise outweighs the votes of this run."""
-    gradients = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
+    spec, num_public = facts.spec, len(facts.pool)
+    gradients = match_label_price(config, spec.nominal_size, num_public)
     if gradients is None or not facts.has_records:
         return NOISE_ADVICE
-    overrides = gradient_overrides(
-        config,
+    is_encoded = spec.encoder is not None
+    return suggest_gradients(
         gradients,
-        is_image=facts.spec.is_image,
-        is_encoded=facts.spec.encoder is not None,
-        num_queries=len(facts.pool),
+        gradient_overrides(config, gradients, is_image=spec.is_image, is_encoded=is_encoded, num_queries=num_public),
     )
-    return suggest_gradients(gradients, " ".join(overrides))
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
@@ -47,26 +45,20 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
 
 
 def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
-    """What to do where noise outweighs the votes.
-
-    Args:
-        gradients: Noisy descent at the same price.
-        alternative: How the records are asked, in words.
-    """
+    """What to do where noise outweighs the votes: ask records as ``alternative`` says, if they bear the noise."""
     if gradients.is_noise_dominated:
         return NOISE_ADVICE
-    num_records = gradients.num_records
-    records_text = "all records, where there are thousands and about how many is public"
-    records_text = records_text if num_records is None else f"{num_records:,} records"
-    noise = f"{gradients.mechanism.sigma:.3g}"
-    return (
-        f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records_text}: {alternative}"
+    size = gradients.num_records
+    records = (
+        "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
     )
+    noise = f"{gradients.mechanism.sigma:.3g}"
+    return f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records}: {alternative}"
 
 
 def gradient_overrides(
     plan: RunConfig, gradients: CalibratedDescent, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
-) -> tuple[str, ...]:
+) -> str:
     """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
 
     Args:
@@ -84,21 +76,15 @@ def gradient_overrides(
         overrides += ["method.size=<about how many>"]
     else:
         overrides += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
-        overrides += [
-            f"mechanism.clip_norm={mechanism.clip_norm:g}",
-            f"mechanism.first_step_size={mechanism.first_step_size:.3g}",
-        ]
-        overrides += [f"mechanism.step_size={mechanism.step_size:.3g}"]
+        overrides += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
+        overrides += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
     overrides += [] if num_queries is None else [f"num_queries={num_queries}"]
     overrides += ["features=contrastive"] if is_image and needs_features else []
-    overrides += _select_student(is_image, gradients.needs_self_training(is_encoded))
+    if is_image is False and not gradients.needs_self_training(is_encoded):
+        overrides += ["student=released_model"]
+    else:  # of few answers or of images a student learns; else the model itself is released
+        alpha = ".5" if gradients.needs_self_training(is_encoded) else ".3"
+        overrides += ["student=self_training", f"student.alpha={alpha}"]
     overrides += [] if plan.private_epsilon is None else ["private_epsilon=none"]
     overrides += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
-    return tuple(overrides)
-
-
-def _select_student(is_image: bool | None, self_training: bool) -> list[str]:
-    """Of few answers or of images one learns from them; else the model itself is released."""
-    if is_image is False and not self_training:
-        return ["student=released_model"]
-    return ["student=self_training", "student.alpha=.5" if self_training else "student.alpha=.3"]
+    return " ".join(overrides)

@@ -35,7 +35,7 @@ _RECORDS_PER_LINEAR_TEACHER, _RECORDS_PER_CLASS = 10, 1.25
 """Of linear teachers, and at least so many of each class: the noise stays, so many weak votes are better than few good
 ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2;
 docs/experiments/teacher-settings.md)."""
-_TARGET_LEAD_SHARE = 0.25
+TARGET_LEAD_SHARE = 0.25
 """Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
 _QUERY_COUNTS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
@@ -110,13 +110,7 @@ def choose_delta(num_records: int | None) -> float:
 def choose_method(
     facts: PublicFacts, method: str = "auto", num_teachers: int | None = None, num_queries: int | None = None
 ) -> MethodConfig:
-    """The method for these facts, by the rule above.
-
-    Args:
-        facts: Public ones.
-        method: One of ``METHODS``.
-        num_teachers: K, where it is given.
-        num_queries: Number of questions to teachers, where it is given.
+    """The method for these facts, by the rule above, with the number of teachers and of questions where it is given.
 
     Raises:
         ValueError: The method cannot work here, and the message says why.
@@ -130,35 +124,32 @@ def choose_method(
     if facts.num_records is not None and not is_explicit:
         return _configure_gradients(facts, "single records say more through the same noise than votes of teachers do")
     config = _configure_teachers(facts, num_teachers, num_queries)
-    reason = (
-        f"asked for by name; {config.reason}"
-        if is_explicit
-        else f"{config.reason}; num_records_about would allow gradients"
-    )
-    return replace(config, reason=reason)
+    if is_explicit:
+        return replace(config, reason=f"asked for by name; {config.reason}")
+    return replace(config, reason=f"{config.reason}; num_records_about would allow gradients")
 
 
 def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_queries: int | None) -> MethodConfig:
     """As many questions as leave the lead that a right label needs within reach."""
     size_estimate = facts.num_public if facts.num_records is None else facts.num_records
     linear = num_teachers is None and not (facts.is_image or facts.has_groups or facts.has_own_teacher)
+    max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
     if linear and facts.num_records is not None:  # of public points alone: there may be far fewer records
-        max_teachers, records_per_teacher = (
-            _MAX_LINEAR_TEACHERS,
-            max(_RECORDS_PER_LINEAR_TEACHER, math.ceil(_RECORDS_PER_CLASS * facts.num_classes)),
-        )
-    else:
-        max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
+        max_teachers = _MAX_LINEAR_TEACHERS
+        records_per_teacher = max(_RECORDS_PER_LINEAR_TEACHER, math.ceil(_RECORDS_PER_CLASS * facts.num_classes))
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
     for queries in (num_queries,) if num_queries else _QUERY_COUNTS:
         queries = min(queries, facts.num_public)
         gaussian = _calibrate_gaussian(facts, queries)
         lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
         assert lead is not None
-        if lead <= _TARGET_LEAD_SHARE * teachers:
+        if lead <= TARGET_LEAD_SHARE * teachers:
             break
     basis = "the number of public points" if facts.num_records is None else "the declared number of records"
     warning = feasibility.format_low_signal_warning(gaussian, teachers, facts.num_classes, queries)
+    expectation = f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
+    if warning is not None:
+        expectation = f"{warning} Nothing here is expected to beat the majority class."
     return MethodConfig(
         name="teachers",
         num_teachers=teachers,
@@ -168,9 +159,7 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
         query=Medoids() if linear else None,
         self_training=linear,
         reason=f"{teachers} teachers, by {basis}, answer {queries} questions with noise of {gaussian.sigma:.3g} votes",
-        expectation=f"a label is nearer to the truth than to a guess from a lead of {lead:.3g} of {teachers} votes on"
-        if warning is None
-        else f"{warning} Nothing here is expected to beat the majority class.",
+        expectation=expectation,
         is_noise_dominated=warning is not None,
     )
 
@@ -183,19 +172,20 @@ def _calibrate_gaussian(facts: PublicFacts, queries: int) -> GNMax:
 
 
 def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
-    if facts.num_records is None:
+    size = facts.num_records
+    if size is None:
         fix = "Declare num_records_about, where that is public; or use method='teachers'."
         raise checks.error("method", "gradients", "scales its steps by the number of records", fix)
+    price = {"epsilon": facts.epsilon, "delta": facts.delta}
     gradients = gradient_budget.calibrate_gradients(
-        epsilon=facts.epsilon,
-        delta=facts.delta,
-        adjacency=facts.adjacency,
-        num_records=facts.num_records,
-        num_public=facts.num_public,
+        **price, adjacency=facts.adjacency, num_records=size, num_public=facts.num_public
     )
     features: FeatureRecipe | None = None
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
+    expectation = f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {size:,} of them"
+    if gradients.is_noise_dominated:
+        expectation += ": too much for so few. Nothing here is expected to beat the majority class."
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,
@@ -204,33 +194,18 @@ def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
         effective_dim=gradients.effective_dim,
         self_training=facts.is_image or gradients.needs_self_training(facts.is_encoded),
         reason=f"noisy gradients of a linear model: {reason}",
-        expectation=f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {facts.num_records:,} of "
-        "them"
-        + (
-            ": too much for so few. Nothing here is expected to beat the majority class."
-            if gradients.is_noise_dominated
-            else ""
-        ),
+        expectation=expectation,
     )
 
 
 def _configure_dpsgd(facts: PublicFacts) -> MethodConfig:
-    for key, field, is_invalid, problem in (
-        (
-            "num_records_about",
-            "num_records",
-            facts.num_records is None,
-            "must be declared for DP-SGD: it sets the sampling rate",
-        ),
-        ("groups", "has_groups", facts.has_groups, "cannot be given with DP-SGD, which protects single records"),
-        (
-            "adjacency",
-            "adjacency",
-            facts.adjacency != "add_remove",
-            "must be add_remove for DP-SGD, which samples records",
-        ),
-    ):
-        if is_invalid:
-            raise checks.error(key, getattr(facts, field), problem, "Or use method='auto'.")
+    fix = "Or use method='auto'."
+    if facts.num_records is None:
+        raise checks.error("num_records_about", None, "must be declared for DP-SGD: it sets the sampling rate", fix)
+    if facts.has_groups:
+        raise checks.error("groups", True, "cannot be given with DP-SGD, which protects single records", fix)
+    if facts.adjacency != "add_remove":
+        raise checks.error("adjacency", facts.adjacency, "must be add_remove for DP-SGD, which samples records", fix)
+    expectation = "an epoch of noise on every step; no public point is asked"
     return MethodConfig(name="dpsgd", reason="asked for by name: DP-SGD trains one network on all records",
-                  expectation="an epoch of noise on every step; no public point is asked")  # fmt: skip
+                        expectation=expectation)  # fmt: skip

@@ -13,9 +13,9 @@ import torch
 
 from pate_torch import PATE
 from pate_torch.cli import label as label
+from pate_torch.cli import plan as plan
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.planning import command as plan
 from pate_torch.release import membership
 from tests.command_runs import train
 from tests.privacy import neighbor_cases as cases

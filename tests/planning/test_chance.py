@@ -11,6 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from pate_torch import PATE
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import label as label
+from pate_torch.cli import plan
+from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -18,8 +20,9 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.planning import autoconfig, feasibility
-from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
+from pate_torch.methods import feasibility
+from pate_torch.methods.gradient_budget import CalibratedDescent, calibrate_gradients
+from pate_torch.planning import alternatives, autoconfig
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
@@ -27,7 +30,6 @@ from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 from tests.command_runs import train
 from tests.mechanisms.mechanism_forms import build
-from tests.tiny_runs import tiny
 
 ASKED = 20_000
 
@@ -118,7 +120,7 @@ def test_a_question_is_answered_every_other_time_from_the_lead_that_is_said(name
 @pytest.mark.parametrize(("size", "better"), [(12_000, True), (100, False), (None, True)])
 def test_records_are_asked_instead_where_their_noise_does_not_drown_them_too(size, better):
     descent = CalibratedDescent(mechanism=GradientDescent(sigma=7.1, adjacency="add_remove"), num_records=size)
-    said = feasibility.suggest_gradients(descent, "HOW")
+    said = alternatives.suggest_gradients(descent, "HOW")
     assert ("HOW" in said) == better and (feasibility.NOISE_ADVICE in said) != better
 
 
@@ -141,19 +143,21 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
     assert (
         ("majority" in chosen.expectation)
         == descent.is_noise_dominated
-        == (feasibility.suggest_gradients(descent, "HOW") == feasibility.NOISE_ADVICE)
+        == (alternatives.suggest_gradients(descent, "HOW") == feasibility.NOISE_ADVICE)
     )
     assert compute_guarantee(descent.mechanism.privacy_events(1), 1e-5).epsilon == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
-def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student, tmp_path):
+def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student):
     """Of features: where noise is large, a student of the model's answers."""
+    with plan.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+        run = plan.compose_plan(("dataset=csv",))
     descent = calibrate_gradients(epsilon=0.5, delta=1e-5, adjacency="add_remove", num_records=records, num_public=500)
-    said = feasibility.gradient_overrides(tiny(tmp_path), descent, is_image=False, is_encoded=True, num_queries=500)
+    said = alternatives.gradient_overrides(run, descent, is_image=False, is_encoded=True, num_queries=500)
     assert student in said and ("student.alpha=.5" in said) == descent.needs_self_training(True)
-    assert "student=released_model" in feasibility.gradient_overrides(
-        tiny(tmp_path), descent, is_image=False, is_encoded=False, num_queries=9
+    assert "student=released_model" in alternatives.gradient_overrides(
+        run, descent, is_image=False, is_encoded=False, num_queries=9
     )
 
 

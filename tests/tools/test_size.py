@@ -80,4 +80,4 @@ def test_a_missing_and_an_unknown_module_are_errors(tmp_path):
     modules = read_modules(write_package(tmp_path))
     faults = assign_modules(modules)[1]
     assert "first.py is a module that no list names" in faults
-    assert "privacy/budget.py is listed, and no module fits it" in faults
+    assert "session.py is listed, and no module fits it" in faults
