@@ -148,7 +148,8 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
     pipeline.run(plan)
     pipeline.run(second := changed(plan, folder=plan.folder.parent / "second", num_queries=10))
     first, again = (json.loads((p.folder / "release" / "summary.json").read_text()) for p in (plan, second))
-    assert first["teachers_id"] == again["teachers_id"]
+    assert first["teachers_id"] != again["teachers_id"], "each release has a fresh alias"
+    assert len(list(plan.root.glob("teachers/*/ensemble.safetensors"))) == 1, "they were trained once"
     assert first["label_accuracy"] > 0.8
     owner = json.loads((plan.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] > 0.8 and owner["nonprivate_accuracy"] > 0.8
