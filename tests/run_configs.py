@@ -22,6 +22,10 @@ def run_config(**given) -> RunConfig:
     if given.pop("baseline", True):
         given["baseline"] = teachers.get("teacher", TeacherRecipe())
     method = given.pop("method", functools.partial(TeacherVotes, **teachers))
+    if not callable(method):  # it is whole: ``teacher`` is that of the baseline alone
+        teachers = {
+            key: value for key, value in teachers.items() if key in {f.name for f in dataclasses.fields(method)}
+        }
     given["method"] = _completed(method, {**teachers, **slots}, given.get("student"))
     return RunConfig(**given, privacy=PrivacyConfig(**terms))
 

@@ -41,7 +41,7 @@ from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
 from pate_torch.methods.votes_file import VotesFile
 from pate_torch.planning import alternatives
 from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
@@ -133,7 +133,7 @@ def compose_plan(settings: Settings) -> RunConfig:
         raise checks.error("votes", str(plan.method.path), "are private; a plan looks at none", fix)
     if plan.labels is not None:
         raise checks.error("labels", plan.labels, "are paid for", "There is nothing to plan: run train.py.")
-    if not isinstance(plan.method, TeacherVotes | GradientMethod):
+    if not isinstance(plan.method, VotingMethod | GradientMethod):
         fix = "Set privacy.target_epsilon in train.py to have its noise found."
         raise checks.error("method", plan.method.name, "has no teachers to plan", fix)
     return plan

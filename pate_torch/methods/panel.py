@@ -45,4 +45,4 @@ class PanelMethod(VotingMethod):
                 self.panel.check_retraining(pool_x, prediction_KQ)
                 progress(1, 1)
             votes = voting.count_votes(prediction_KQ, self.panel.spec.num_classes)
-        return self.from_votes(inputs, votes)
+        return self.from_votes(inputs, votes, are_from_records=False)

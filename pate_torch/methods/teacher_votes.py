@@ -78,10 +78,20 @@ class VotingMethod(LabelingMethod):
             self.mechanism, self.ensemble_size, facts.spec.num_classes, self.num_queries
         )
 
-    def from_votes(self, inputs: MethodInputs, votes: Votes) -> PreparedLabeling:
-        """PRIVATE. The method ready to answer from these votes, of which nothing else is kept, under a fresh id."""
-        prepared = PreparedLabeling.from_method(self, inputs, votes)
-        prepared.id = inputs.store.create_alias(inputs.store.compute_votes_fingerprint(votes))
+    def from_votes(self, inputs: MethodInputs, votes: Votes, *, are_from_records: bool = True) -> PreparedLabeling:
+        """PRIVATE. The method ready to answer from these votes, of which nothing else is kept, under a fresh id.
+
+        Args:
+            inputs: What the session gave.
+            votes: PRIVATE. The votes on the public points.
+            are_from_records: Whether these records alone trained the teachers: then the owner's attack on the student
+                knows whom to look for. False: the votes are known by themselves.
+        """
+        store, prepared = inputs.store, PreparedLabeling.from_method(self, inputs, votes)
+        known_by = (
+            store.compute_fingerprint(inputs.records) if are_from_records else store.compute_votes_fingerprint(votes)
+        )
+        prepared.id = store.create_alias(known_by)
         prepared.votes = votes
         return prepared
 

@@ -58,7 +58,7 @@ class VotesFile(VotingMethod):
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
         """PRIVATE. The votes, as they were read."""
-        return self.from_votes(inputs, self._loaded_votes)
+        return self.from_votes(inputs, self._loaded_votes, are_from_records=False)
 
     @property
     def _loaded_votes(self) -> Votes:

@@ -21,7 +21,7 @@ from pate_torch.methods import feasibility
 from pate_torch.methods.gradient_budget import CalibratedDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.teacher_votes import VotingMethod
 from pate_torch.planning.autoconfig import TARGET_LEAD_SHARE
 from pate_torch.planning.pilot import Forecast, Pilot
 from pate_torch.privacy.accounts import Account
@@ -158,10 +158,10 @@ class PlanEvaluator:
         if isinstance(method, GradientMethod) and method.size is None and size is None:
             fix = "Set method.size, where about how many records there are is public."
             raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
-        if isinstance(method, TeacherVotes):
+        if isinstance(method, VotingMethod):
             fix = f"{size} private records are declared, and every teacher needs one."
-            checks.integer("num_teachers", method.num_teachers, high=size, fix=fix)
-            counts: dict[str, Any] = {"num_teachers": method.num_teachers, "num_classes": self.num_classes}
+            num_teachers = checks.integer("num_teachers", method.ensemble_size, low=1, high=size, fix=fix)
+            counts: dict[str, Any] = {"num_teachers": num_teachers, "num_classes": self.num_classes}
             method.mechanism.check(**counts, num_queries=method.num_queries, rounds=method.num_rounds)
             allow_uninformative = method.allow_uninformative_labels
             feasibility.check_informative(method.mechanism, **counts, allow_uninformative=allow_uninformative)

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
+from pate_torch.core.progress import Stages
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -239,7 +240,8 @@ def test_a_unit_is_counted_once():
 def test_records_held_out_reach_no_teacher_and_no_student_is_chosen_by_them(plan, partition):
     test = MembershipTest(held_out=0.3)
     chosen = Selection(candidates={"a": plan.student, "b": plan.student}, validation=0.2)
-    loaded = DataSplits.from_config(changed(plan, partition=partition, membership=test, selection=chosen))
+    with Stages(quiet=True) as stages:
+        loaded = DataSplits.from_config(changed(plan, partition=partition, membership=test, selection=chosen), stages)
     parts = [set(part.unit_id) for part in (loaded.data.private, loaded.validation, loaded.membership_holdout)]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 150
     assert 0.15 * 150 < len(parts[2]) < 0.35 * 150
@@ -280,7 +282,7 @@ def memorable(n: int = 300) -> Tensors:
 
 
 def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, capsys):
-    recipe = dataclasses.replace(plan.teacher, network="mlp", steps=200, learning_rate=0.01)
+    recipe = dataclasses.replace(plan.method.teacher, network="mlp", steps=200, learning_rate=0.01)
     one = changed(plan, dataset=memorable(), teacher=recipe, membership=MembershipTest(), baseline=True)
     report = pipeline.run(one)
     found = owners(one)["membership"]

@@ -65,7 +65,7 @@ SPELLED = {
     " student.first_student.unlabeled_batch=16",
     "few steps": "mechanism.steps=2 mechanism.sigma=.2 method.ridge=10"
     " recommended.student_network=cnn recommended.student_options.width=4",
-    "dpsgd": "experiment=dpsgd_baseline study.steps=5 study.network=logistic",
+    "dpsgd": "experiment=dpsgd_baseline method.steps=5 method.network=logistic",
     "table": "--config-dir={conf} experiment=liu2021_table4 study.tables.mushroom.dataset.path={file}"
     " ~study.tables.a9a teacher.steps=5"
     " teacher.batch_size=8 study.repeats=2 study.shard=12 study.epsilons=[1.0,4.0] insecure_noise_seed=3 quiet=true",

@@ -16,22 +16,25 @@ from pate_torch.core.device import deterministic_mode
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.neighbors import build_neighbor_graph, compute_coordinates
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.transductive import JointVotes
 from pate_torch.networks import NETWORKS
+from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
+from pate_torch.queries.random import Random
 from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
 from pate_torch.teachers.launch import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
 from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices
-from tests.run_configs import changed
+from tests.run_configs import run_config
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
-from tests.tiny_runs import tiny
+from tests.tiny_runs import RECIPE
 from tests.worlds import IMAGES, images
 
 PRICED_BY = {"reverse_knn": "histogram", "gradients": "gradient_descent"}
-"""Voters that name the mechanism that prices them."""
+"""Methods that no mechanism of votes prices."""
 FIELDS = ("method", "teacher", "features", "query", "student", "selection", "membership")
 """What decides what a run computes where."""
 
@@ -55,8 +58,14 @@ def config(home, **chosen: str):
     made = {field: choices.values()[field][name](True, "torch", "add_remove") for field, name in named.items()}
     if made.get("selection") is not None:
         made["student"] = None
-    base = changed(tiny(home), opening_budget=1e4, insecure_noise_seed=0)  # prices take longer than all else
-    return dataclasses.replace(base, dataset=squares, device=torch.device("cuda"), baseline=False, **made)
+    terms = {"delta": 1e-4, "opening_budget": 1e4, "insecure_noise_seed": 0}  # prices take longer than all else
+    if named.get("method") == "dpsgd":
+        made, terms = made | {"student": None, "selection": None}, terms | {"target_epsilon": 50.0}
+    base = {"teacher": RECIPE, "mechanism": GNMax(sigma=2.0), "query": Random(), "num_teachers": 12, "num_queries": 20}
+    return run_config(
+        dataset=squares, partition=AddRemove(), root=home, folder=home / "runs/blobs/gaussian/first",
+        device=torch.device("cuda"), baseline=False, quiet=True, **terms, **(base | made),
+    )  # fmt: skip
 
 
 def run_on_gpu(home, gpu: SimulatedGpu, **chosen: str) -> bool:

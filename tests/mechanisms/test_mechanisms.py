@@ -19,10 +19,10 @@ from pate_torch.accounting.events import (
     PureDPEvent,
     ZCDPEvent,
 )
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.records import NO_ANSWER, MechanismContext
-from pate_torch.privacy.sensitive import Votes
+from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
+from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, Votes
 from tests.mechanisms.mechanism_forms import (
     CONF,
     FORMS,
@@ -54,6 +54,50 @@ def ask(mechanism, votes: Votes, sizes: list[int], noise) -> tuple[torch.Tensor,
         answers = mechanism.release(votes.select(torch.arange(start, start + size)), noise, context)
         label_Q, events, start = torch.cat([label_Q, answers.label_Q]), events + answers.events, start + size
     return label_Q, events
+
+
+MEMBERS = {
+    "input_type": Votes,
+    "max_sensitivity": property(lambda self: VOTE_SENSITIVITY),
+    "privacy_events": lambda self, num_queries, rounds=1: (),
+    "draw": lambda self, votes, noise, context: Answers(torch.zeros(len(votes), dtype=torch.int64), ()),
+    "_format_fix": lambda self: "Use method=teachers.",
+}
+"""All that a mechanism must say for itself: this one answers nothing but 0, which costs nothing."""
+
+
+def without(base: type[Mechanism], *missing: str) -> type[Mechanism]:
+    return type("Partial", (base,), {key: value for key, value in MEMBERS.items() if key not in missing})
+
+
+def test_a_mechanism_says_what_it_draws_what_it_costs_and_what_it_is_priced_for():
+    whole = without(Mechanism)()
+    answers = whole.release(random_votes(4, 20, 3), DryRunNoise("torch"), MechanismContext(num_queries=4))
+    assert answers.label_Q.tolist() == [0] * 4 and answers.events == ()
+    for missing in ("draw", "privacy_events", "max_sensitivity"):
+        with pytest.raises(TypeError, match=f"abstract.*{missing}"):
+            without(Mechanism, missing)()
+    for missing in ("draw", "privacy_events"):
+        assert without(VoteMechanism, "max_sensitivity")().max_sensitivity == VOTE_SENSITIVITY
+        with pytest.raises(TypeError, match=f"abstract.*{missing}"):
+            without(VoteMechanism, missing)()
+    records = {"sigma": 1.0, "adjacency": "add_remove"}
+    for missing in ("draw", "privacy_events", "max_sensitivity"):
+        with pytest.raises(TypeError, match=f"abstract.*{missing}"):
+            without(RecordMechanism, missing)(**records)
+
+
+def test_no_mechanism_is_without_a_kind_of_noise():
+    """The field is the base class's own, checked when an object is made, so that nothing draws what was not priced."""
+    assert without(Mechanism)().noise == "torch"
+    for wrong in (None, "", "quantum"):
+        with pytest.raises(ValueError, match=r"mechanism\.noise"):
+            without(Mechanism)(noise=wrong)
+    continuous = type("Continuous", (without(Mechanism),), {"noise_kinds": ("torch",)})
+    with pytest.raises(ValueError, match="noise=torch"):
+        continuous(noise="discrete")
+    with pytest.raises(ValueError, match="priced for"):
+        continuous().release(random_votes(4, 20, 3), DryRunNoise("discrete"), MechanismContext(num_queries=4))
 
 
 # -- form -----------------------------------------------------------------------------------------------------------

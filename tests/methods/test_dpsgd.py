@@ -8,43 +8,45 @@ import torch
 from opacus import GradSampleModule
 from scipy import stats
 
+from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.config import Study
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.students.store import load
-from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import changed, run_config
 from tests.worlds import benchmark_clouds
 
+METHOD = DPSGD(
+    network="logistic",
+    steps=20,
+    batch_size=60,
+    learning_rate=0.5,
+    mechanism=GNMax(sigma=4.0),
+    query=Random(),
+    num_queries=20,
+)
+
 
 @pytest.fixture
 def plan(tmp_path):
-    student = Supervised(network="logistic", steps=5, augment=None)
     return run_config(
         dataset=benchmark_clouds(),
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=5, batch_size=8),
-        mechanism=GNMax(sigma=4.0),
-        query=Random(),
-        student=student,
-        guide_student=student,
+        method=METHOD,
         root=tmp_path,
         folder=tmp_path / "runs" / "clouds" / "dpsgd" / "one",
         seed=0,
-        num_teachers=10,
-        num_queries=20,
         delta=1e-4,
         quiet=True,
     )
-
-
-STUDY = DPSGD(network="logistic", steps=20, batch_size=60, learning_rate=0.5)
 
 
 def summary(plan):
@@ -52,8 +54,7 @@ def summary(plan):
 
 
 def test_it_costs_what_the_pate_release_would(plan):
-    assert isinstance(STUDY, Study)
-    STUDY.run(plan)
+    pipeline.run(plan)
     found = summary(plan)
     target = accounting.compute_guarantee(GNMax(sigma=4.0).privacy_events(20), 1e-4).epsilon
     assert found["epsilon"] == pytest.approx(target, rel=1e-8) and found["epsilon"] <= target
@@ -70,14 +71,14 @@ def test_it_costs_what_the_pate_release_would(plan):
 
 
 def test_a_second_baseline_adds_to_the_account_and_the_cap_holds(plan):
-    STUDY.run(plan)
+    pipeline.run(plan)
     first = summary(plan)
     second = changed(plan, folder=plan.folder.parent / "two", target_epsilon=1.0)
-    STUDY.run(second)
+    pipeline.run(second)
     assert summary(second)["epsilon"] == pytest.approx(1.0, rel=1e-8)
     assert summary(second)["epsilon_charged"] > max(1.0, first["epsilon"])
     with pytest.raises(ValueError, match="cap"):
-        STUDY.run(changed(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
+        pipeline.run(changed(plan, folder=plan.folder.parent / "three", target_epsilon=9.9))
 
 
 def gaussian_account(plan):
@@ -93,7 +94,7 @@ def gaussian_account(plan):
 
 def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
     gaussian_account(plan)
-    STUDY.run(changed(plan, quiet=False))
+    pipeline.run(changed(plan, quiet=False))
     assert "do not compose into one" in capsys.readouterr().err
     assert Ledger(plan.root / "ledger.sqlite").get_account("clouds").num_releases == 0
     assert Ledger(plan.root / "dpsgd" / "ledger.sqlite").get_account("clouds").num_releases == 1
@@ -103,14 +104,28 @@ def test_real_data_are_not_charged_to_two_ledgers(plan):
     plan = changed(plan, dataset=benchmark_clouds(benchmark=False))
     gaussian_account(plan)
     with pytest.raises(ValueError, match="cannot bound a subsampled Gaussian"):
-        STUDY.run(plan)
+        pipeline.run(plan)
     assert not (plan.root / "dpsgd").exists()
+
+
+def prepared(data, noise_multiplier=1.0):
+    """The method on these records; no file is read."""
+    inputs = MethodInputs(
+        records=data.private,
+        facts=DatasetFacts.from_dataset(data, AddRemove()),
+        seed=0,
+        device=torch.device("cpu"),
+        store=None,
+        stages=None,
+        clock=None,
+    )
+    return dataclasses.replace(METHOD, noise_multiplier=noise_multiplier).prepare(inputs)
 
 
 def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
     data = benchmark_clouds().load()
-    module = GradSampleModule(STUDY._build_module(data, 0))
+    module = GradSampleModule(METHOD._build_module(data.spec, 0))
     optimizer = NoiseSourceOptimizer(
         torch.optim.SGD(module.parameters(), lr=1.0),
         DryRunNoise("torch", 0),
@@ -119,7 +134,7 @@ def gradients(drop=None, clip=1.0):
         expected_batch_size=1,
     )
     chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
-    STUDY._compute_gradients(module, data.private, data, chosen, torch.device("cpu"))
+    prepared(data)._compute_gradients(module, chosen, torch.device("cpu"))
     optimizer.clip_and_accumulate()
     return torch.cat([p.summed_grad.flatten() for p in module.parameters()])
 
@@ -137,8 +152,8 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
     vast = data.private.x.clone()
     vast[3] = 3e38
     data = dataclasses.replace(data, private=dataclasses.replace(data.private, x=vast))
-    module = STUDY._build_module(data, 0)
-    STUDY.train(module, data, 60, 1.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
+    module = METHOD._build_module(data.spec, 0)
+    prepared(data).train(module, DryRunNoise("torch", 0))
     assert all(bool(p.isfinite().all()) for p in module.parameters())
 
 
@@ -160,11 +175,12 @@ def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
         assert stats.kstest(drawn, "norm", args=(0, wrong)).pvalue < 1e-6
 
 
-def test_nobody_sampled_is_a_step_of_noise_alone():
+def test_nobody_sampled_is_a_step_of_noise_alone(monkeypatch):
     data = benchmark_clouds().load()
-    module = STUDY._build_module(data, 0)
+    module = METHOD._build_module(data.spec, 0)
     before = [p.clone() for p in module.parameters()]
-    STUDY.train(module, data, 60, 0.0, 1.0, DryRunNoise("torch", 0), torch.device("cpu"))
+    monkeypatch.setattr(DPSGD, "compute_sampling_rate", lambda self, facts: 0.0)
+    prepared(data).train(module, DryRunNoise("torch", 0))
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 
@@ -173,7 +189,7 @@ def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
     for name, seed in (("a", None), ("b", None), ("c", 3), ("d", 3)):
         home = tmp_path / name
         one = changed(plan, root=home, folder=home / "runs/clouds/dpsgd/1", insecure_noise_seed=seed)
-        STUDY.run(one)
+        pipeline.run(one)
         weights.append(load(one.folder / "release" / "student.safetensors").module.state_dict()["1.weight"])
         assert summary(one)["private"] is (seed is None)
         assert (summary(one)["epsilon"] is None) is (seed is not None)
@@ -189,7 +205,7 @@ def test_what_cannot_be_accounted_for_is_refused(plan):
     )
     for change, message in refused:
         with pytest.raises(ValueError, match=message):
-            STUDY.run(changed(plan, **change))
+            pipeline.run(changed(plan, **change))
     assert not (plan.root / "ledger.sqlite").exists()
 
 
@@ -200,4 +216,4 @@ def test_a_norm_over_the_batch_is_refused():
         test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
     )
     with pytest.raises(ValueError, match="over a batch"):
-        DPSGD(network="small_cnn")._build_module(images.load(), 0)
+        DPSGD(network="small_cnn")._build_module(images.load().spec, 0)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,13 @@ from pate_torch.cli import train as command
 from pate_torch.core import rng
 from pate_torch.features.contrastive import ContrastiveFeatures, append_mean_shift, encode
 from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import ConcatFeatures
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
@@ -52,7 +56,7 @@ from pate_torch.students.store import load
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import GradientStudent
 from tests.mechanisms.vote_laws import TINY, Recorder
-from tests.methods.voter_worlds import configured, encoder, gradient_sums
+from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, clouds, images
 
@@ -188,9 +192,8 @@ def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anoth
 
     def sums(x, y, names):
         data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        records = GradientMethod(size=50).build_sensitive(
-            data, ReplaceOne().make_shards(data.private, 1, 0), encoder=encoder()
-        )
+        method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency="replace_one"))
+        records = ask_records(method, data, ReplaceOne(), encoder())
         return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
@@ -265,8 +268,8 @@ def test_classes_need_not_be_equally_common(rare):
     private = PrivateRecords.from_rows(x[:4000], y[:4000], np.arange(4000).astype(str))
     data = Dataset(spec, private, PublicPool(x[4000:]), Evaluation(x[:0], y[:0]))
     encoder = torch.nn.Flatten()
-    records = GradientMethod(size=4000).build_sensitive(data, AddRemove().make_shards(private, 1, 0), encoder=encoder)
     descent = GradientDescent(sigma=10.0, adjacency="add_remove")
+    records = ask_records(GradientMethod(size=4000, mechanism=descent), data, AddRemove(), encoder)
     answers = descent.draw(records, DryRunNoise(insecure_seed=0), CONTEXT)
     known, asked = (encode(encoder, part, spec).numpy() for part in (x[:4000], x[4000:]))
     linear = LogisticRegression(C=100.0).fit(known, y[:4000]).score(asked, y[4000:])
@@ -287,12 +290,15 @@ def test_features_stand_side_by_side_each_of_length_one():
 
 
 def test_the_yaml_is_the_dataclass_and_says_what_it_guarantees():
+    descent = GradientDescent(sigma=3.0, adjacency="add_remove")
+    shared = {field.name for field in dataclasses.fields(LabelingMethod)} - {"name"}  # they have groups of their own
     for group, made in (
-        ("mechanism/gradient_descent", GradientDescent(sigma=3.0, adjacency="add_remove")),
-        ("method/gradients", GradientMethod()),
+        ("mechanism/gradient_descent", descent),
+        ("method/gradients", GradientMethod(mechanism=descent)),
     ):
         given = OmegaConf.load(CONF / f"{group}.yaml")
-        assert set(given) - {"_target_"} == {field.name for field in dataclasses.fields(made)}
+        own = {field.name for field in dataclasses.fields(made)} - (shared if group.startswith("method") else set())
+        assert set(given) - {"_target_", "defaults"} == own
         for key in ("early_noise_multiplier", "clip_norm", "steps", "first_step_size", "step_size", "ridge", "size"):
             assert given.get(key) == getattr(made, key, None)
     assert isinstance(GradientDescent(sigma=3.0, adjacency="add_remove"), Mechanism)
@@ -376,8 +382,8 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
         mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="method=gradients"):
-        mechanism.check(num_queries=3, num_teachers=5, num_classes=3)
+    with pytest.raises(ValueError, match=r"method=teachers: it opens no votes.*gradients with gradient_descent"):
+        TeacherVotes(num_teachers=5, mechanism=mechanism)
     with pytest.raises(ValueError, match="method=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
     assert source.drawn == []
@@ -431,7 +437,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert "nearest to" not in page and "0 teachers" not in page
     assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
     assert (
-        f"The declared number of records, {plan.dataset.private}, is public." in page
+        f"The declared number of records, {plan.dataset.private}, is public, as the owner says." in page
     )  # it set how far a gradient moves
     readme = (release / "README.md").read_text()
     assert "scores.safetensors" in readme and "cells.csv" not in readme
@@ -467,12 +473,12 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     assert again.evaluation.student_accuracy == report.evaluation.student_accuracy
 
 
-def test_the_same_gradients_are_answered_from_the_first_release_and_others_are_not(run):
+@pytest.mark.parametrize("change", [(), ("method.ridge=0.2",)], ids=["same", "other"])
+def test_gradients_that_are_asked_again_are_paid_for_again(run, change, tmp_path):
     home, _, first = run
-    same = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert same.record.reuses_labels and same.record.release_id == first.record.release_id
-    other = pipeline.run(configured(home, *TWO_ROUNDS, "method.ridge=0.2", "privacy.budget_epsilon=null"))
-    assert not other.record.reuses_labels and other.claim.epsilon_charged > first.claim.epsilon_charged
+    again = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS, *change))
+    assert not again.record.reuses_labels and again.record.release_id != first.record.release_id
+    assert again.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(math.sqrt(8) / 1.5, 1e-4), rel=1e-9)
 
 
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
@@ -482,7 +488,9 @@ BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
     records, fit = GradientMethod.build_sensitive, GradientStudent.fit
-    monkeypatch.setattr(GradientMethod, "ask", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1])
+    monkeypatch.setattr(
+        GradientMethod, "build_sensitive", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1]
+    )
     monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
     several = ["features=contrastive", "features.encoders=2", *BRIEF]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
@@ -623,10 +631,9 @@ def test_edited_scores_are_refused(run, edit):
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["method=gradients"], "mechanism=gradient_descent"),
         (["method=gradients", "mechanism=histogram"], "mechanism=gradient_descent"),
         (["method=reverse_knn", "mechanism=gradient_descent"], "mechanism=histogram"),
-        (["mechanism=gradient_descent"], "method=gradients"),
+        (["mechanism=gradient_descent"], "gradients with gradient_descent"),
         (["method=gradients", "mechanism=gradient_descent", "mechanism.adjacency=replace_one"], "adjacency"),
         (["method=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
         (["method=gradients", "mechanism=gradient_descent", "method.ridge=0"], "ridge"),
@@ -652,12 +659,14 @@ def test_gradients_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
     descent = GradientDescent(sigma=6.0, adjacency="add_remove")
-    settings = {"classes": 3, "delta": 1e-5, "mechanism": descent, "budget_epsilon": 3.0}
-    undeclared = PATE("clouds", home=tmp_path / "a", teacher=GradientMethod(), **settings).fit_teachers(x, y)
+    settings = {"classes": 3, "delta": 1e-5, "budget_epsilon": 3.0}
+    undeclared = PATE(
+        "clouds", home=tmp_path / "a", teacher=GradientMethod(mechanism=descent), **settings
+    ).fit_teachers(x, y)
     with pytest.raises(ValueError, match="size"):
         undeclared.label(pool, 90, strategy=Random())
     assert undeclared.epsilon == 0
-    pate = PATE("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600), **settings)
+    pate = PATE("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600, mechanism=descent), **settings)
     release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
     assert (
         pate.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9)
@@ -686,14 +695,35 @@ def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
         plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
     )
     assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
-    assert plan.guide == dataclasses.replace(
+    assert plan.method.guide_student == dataclasses.replace(
         plan.student, publish="student"
     )  # what the rounds train is not trained again
     assert plan.method.neighbors == (16 if overrides else 0)
 
 
 def test_reverse_knn_has_a_mechanism_of_its_own():
-    assert (ReverseKnn.mechanism_name, GradientMethod.mechanism_name) == (
-        Histogram(sigma=1.0, adjacency="add_remove").name,
-        GradientDescent.name,
-    )
+    assert (ReverseKnn.mechanism_type, GradientMethod.mechanism_type) == (Histogram, GradientDescent)
+    for method, foreign, own in (
+        (ReverseKnn, GradientDescent, "mechanism=histogram"),
+        (GradientMethod, Histogram, "mechanism=gradient_descent"),
+    ):
+        with pytest.raises(ValueError, match=own):
+            method(mechanism=foreign(sigma=1.0, adjacency="add_remove"))
+        with pytest.raises(ValueError, match=own):
+            method(mechanism=GNMax(sigma=1.0))
+
+
+def test_a_method_named_alone_comes_with_its_mechanism(tmp_path):
+    """``method=gradients`` is all there is to say: the mechanism follows, at the data set's own noise."""
+    for name, method, mechanism in (
+        ("gradients", GradientMethod, GradientDescent),
+        ("reverse_knn", ReverseKnn, Histogram),
+    ):
+        plan = configured(tmp_path, f"method={name}")
+        assert type(plan.method) is method and type(plan.method.mechanism) is mechanism
+        assert plan.method.mechanism.adjacency == plan.partition.adjacency == "add_remove"
+        assert configured(tmp_path, f"method={name}", f"mechanism={mechanism.name}").method == plan.method
+        swapped = configured(tmp_path, f"method={name}", "partition=replace_one")
+        assert swapped.method.mechanism.adjacency == "replace_one"
+    report = pipeline.run(configured(tmp_path, "method=gradients", "student=none", "num_queries=5", "query=random"))
+    assert (report.record.mechanism, report.record.num_teachers) == ("gradient_descent", 0)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import make_feature_extractor, remove_head
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
@@ -50,7 +52,7 @@ from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_class_proportions
 from tests.mechanisms.vote_laws import TINY, Recorder, law
-from tests.methods.voter_worlds import configured, encoder
+from tests.methods.voter_worlds import ask_records, configured, encoder
 from tests.reporting.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, clouds, images
@@ -132,10 +134,10 @@ def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is
         mechanism.release(table(), DryRunNoise("discrete"), CONTEXT)
     assert not source.drawn
     with pytest.raises(ValueError, match="mechanism=gaussian"):
-        mechanism.check(num_queries=3, num_teachers=20, num_classes=4)
-    mechanism.check(num_queries=3, num_teachers=0, num_classes=4, rounds=2)
+        TeacherVotes(num_teachers=20, mechanism=mechanism)
+    assert ReverseKnn(mechanism=mechanism).ensemble_size is None
     with pytest.raises(ValueError, match="mechanism=histogram"):
-        gaussian.GNMax(sigma=3.0).check(num_queries=3, num_teachers=0, num_classes=4)
+        ReverseKnn(mechanism=gaussian.GNMax(sigma=3.0))
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
@@ -170,7 +172,11 @@ def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remov
     pool, _ = images(60, seed=5)
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return ReverseKnn().build_sensitive(data, partition.make_shards(private, 1, 0), encoder=encoder)
+    return ask_records(counted_by(adjacency), data, partition, encoder)
+
+
+def counted_by(adjacency: str) -> ReverseKnn:
+    return ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency=adjacency))
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -190,7 +196,7 @@ def test_every_record_counts_at_the_nearest_question_as_a_plain_loop_says(learnt
             expected[nearest(one), label] += 1
         assert torch.equal(histogram.counts_QC, expected) and int(expected.sum()) == 80
         assert histogram.cell_P.tolist() == [nearest(one) for one in pool]
-    assert (len(voters), voters.num_teachers, voters.num_classes) == (60, 0, 3)
+    assert (len(voters), voters.num_classes) == (60, 3)
     assert "withheld" in repr(voters) and "withheld" in repr(histogram)
 
 
@@ -218,9 +224,7 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
 
     def histogram(x, y, names):
         data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return (
-            ReverseKnn().build_sensitive(data, ReplaceOne().make_shards(data.private, 1, 0), encoder=None).select(asked)
-        )
+        return ask_records(counted_by("replace_one"), data, ReplaceOne(), None).select(asked)
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = histogram(x[:12], y[:12], names)
@@ -486,14 +490,12 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     assert private.stat().st_mode & 0o077 == 0
 
 
-def test_the_same_histogram_is_answered_from_the_first_release(run):
+def test_the_same_histogram_again_is_a_release_of_its_own(run, tmp_path):
     home, _, first = run
-    report = pipeline.run(configured(home, *TWO_ROUNDS))
-    assert (
-        report.record.reuses_labels
-        and report.record.release_id == first.record.release_id
-        and report.claim.epsilon_charged == first.claim.epsilon_charged
-    )
+    report = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS))
+    assert not report.record.reuses_labels and report.record.release_id != first.record.release_id
+    assert report.claim.epsilon == first.claim.epsilon
+    assert report.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(2 / 3, 1e-4), rel=1e-9)
 
 
 @pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
@@ -527,8 +529,8 @@ def test_the_statement_names_the_unit():
 @pytest.mark.parametrize(
     "overrides,complaint",
     [
-        (["method=reverse_knn"], "mechanism=histogram"),
-        (["mechanism=histogram"], "method=reverse_knn"),
+        (["method=reverse_knn", "mechanism=gaussian"], "mechanism=histogram"),
+        (["mechanism=histogram"], "method=reverse_knn with histogram"),
         (["method=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
         (["method=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
         (["method=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),
@@ -566,8 +568,9 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
 def test_reverse_knn_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)
-    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": ReverseKnn()}
-    pate = PATE("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), budget_epsilon=3.0, **settings)
+    method = ReverseKnn(mechanism=Histogram(sigma=4.0, adjacency="add_remove"))
+    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": method}
+    pate = PATE("clouds", budget_epsilon=3.0, **settings)
     with pytest.raises(ValueError, match="fit_teachers"):
         pate.label(pool)
     release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
@@ -582,7 +585,9 @@ def test_reverse_knn_in_python(tmp_path):
     with pytest.raises(ValueError, match="at once"):
         pate.labeler(5)
     with pytest.raises(ValueError, match="num_teachers"):
-        PATE("clouds", mechanism=Histogram(sigma=4.0, adjacency="add_remove"), num_teachers=5, **settings)
+        PATE("clouds", num_teachers=5, **settings)
+    with pytest.raises(ValueError, match="mechanism"):
+        PATE("clouds", mechanism=gaussian.GNMax(sigma=4.0), **settings)
     with pytest.raises(ValueError, match="num_teachers"):
         PATE("clouds", mechanism=gaussian.GNMax(sigma=4.0), **(settings | {"teacher": None}))
 
@@ -594,10 +599,10 @@ def test_reverse_knn_in_python(tmp_path):
 )
 def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most):
     plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
-    assert plan.dataset.name == "mnist" and plan.method == ReverseKnn() and plan.method.is_guided
+    assert plan.dataset.name == "mnist" and isinstance(plan.method, ReverseKnn) and plan.method.is_guided
     assert plan.method.num_rounds == (2 if overrides else 3)
     price = accounting.compute_guarantee(
         plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
     )
-    assert 0.95 * most < price.epsilon < most and plan.guide == plan.student
+    assert 0.95 * most < price.epsilon < most and plan.method.guide_student == plan.student
     assert plan.student.features == plan.method.features == plan.student.first_student.features

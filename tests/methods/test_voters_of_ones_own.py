@@ -28,49 +28,50 @@ from dataclasses import dataclass
 
 import torch
 
+from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.teacher_votes import VotingMethod
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.teachers.voting import count_votes
-from pate_torch.methods.base import PreparedMethod, PrivateMethodBase
-from pate_torch.methods.description import MethodDescription
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearestMean(PrivateMethodBase):
+class NearestMean(VotingMethod):
     """A unit lies in one shard, so that it moves one vote on every question."""
 
     name: str = "nearest_mean"
     num_teachers: int
 
-    def estimate_votes_per_query(self, data, config):
+    @property
+    def ensemble_size(self):
         return self.num_teachers
 
-    def describe(self, unit, config):
+    def describe(self, facts):
         return MethodDescription(
             subject="sages",
             procedure="sages were asked about {asked} places, each by the class means it had seen. "
             "{mechanism} hid them.",
             query_sentence="{answered} of {asked} places, by sages",
             examples="Places as the sages named them.",
-            assumptions=(f"The {unit} was seen by one sage.",),
+            assumptions=(f"The {facts.unit} was seen by one sage.",),
         )
 
-    def check_data(self, data, config):
-        assign_shards(config.partition, data.private, self.num_teachers, config.seed)
+    def validate(self, facts):
+        super().validate(facts)
+        facts.partition.check(facts.unit, facts.num_units, self.num_teachers)
 
-    def prepare(self, run):
-        data, config = run.data, run.config
-        shards = assign_shards(config.partition, data.private, self.num_teachers, config.seed)
-        pool_PD = data.spec.normalize(data.pool.x).flatten(1)
+    def prepare(self, inputs):
+        records, spec = inputs.records, inputs.facts.spec
+        shards = assign_shards(inputs.facts.partition, records, self.num_teachers, inputs.seed)
+        pool_PD = spec.normalize(inputs.facts.pool.x).flatten(1)
         said = []
         for teacher in range(self.num_teachers):
             mine = shards.get_indices(teacher)
-            x_ND, y_N = data.spec.normalize(data.private.x[mine]).flatten(1).clamp(-1e3, 1e3), data.private.y[mine]
-            mean_CD = torch.full((data.spec.num_classes, pool_PD.shape[1]), 1e6)
+            x_ND, y_N = spec.normalize(records.x[mine]).flatten(1).clamp(-1e3, 1e3), records.y[mine]
+            mean_CD = torch.full((spec.num_classes, pool_PD.shape[1]), 1e6)
             for c in y_N.unique().tolist():
                 mean_CD[c] = x_ND[y_N == c].mean(0)
             said.append(torch.cdist(pool_PD, mean_CD).argmin(1))
-        votes = count_votes(torch.stack(said), data.spec.num_classes)
-        return PreparedMethod(id=run.store.create_alias(run.store.compute_fingerprint(data.private)), sensitive=votes)
+        return self.from_votes(inputs, count_votes(torch.stack(said), spec.num_classes))
 '''
 YAML = """_target_: nearest_mean.NearestMean
 name: nearest_mean
@@ -149,11 +150,12 @@ def test_a_plan_foretells_them(tmp_path, found):
 def test_python_takes_them(tmp_path, found):
     from nearest_mean import NearestMean
 
-    assert isinstance(NearestMean(num_teachers=8), PrivateMethod)
+    method = NearestMean(num_teachers=8, mechanism=GNMax(sigma=2.0))
+    assert isinstance(method, PrivateMethod)
     drawn = np.random.default_rng(0)
     y = drawn.integers(0, 3, 120)
     x = torch.tensor(drawn.normal(size=(120, 4)) + 3 * np.eye(4)[y], dtype=torch.float32)
-    pate = PATE("mine", classes=3, teacher=NearestMean(num_teachers=8), mechanism=GNMax(sigma=2.0), delta=1e-5,
+    pate = PATE("mine", classes=3, teacher=method, delta=1e-5,
                 budget_epsilon=500, home=tmp_path / "home")  # fmt: skip
     answers = pate.fit_teachers(x, torch.tensor(y)).label(x[:60], num_queries=30)
     assert float((answers.label_Q == torch.tensor(y)[answers.query_Q]).double().mean()) > 0.8
@@ -168,7 +170,7 @@ def harness(tmp_path, found, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
     (conf / "method" / "nearest_mean.yaml").write_text(YAML)
-    cached = (choices.groups, choices.composed, choices._made, choices.values)
+    cached = (choices.groups, choices.composed, choices._made, choices.slots, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)
     for one in cached:
         one.cache_clear()

@@ -194,7 +194,8 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     assert len(found["teachers_id"]) == 16
     printed = capsys.readouterr().out
     assert f"{found['teachers_id']} (bring them again: charged)" in printed and "teachers=" not in printed
-    assert f'<th scope="row">Voters</th><td>{found["teachers_id"]}' in (one.folder / "release/report.html").read_text()
+    page = (one.folder / "release/report.html").read_text()
+    assert f'<th scope="row">Voters</th>\n<td>{found["teachers_id"]} (bring them again: charged)' in page
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0
     counts = read(votes_file, num_classes=3).counts_QC
@@ -221,9 +222,7 @@ def test_bad_votes_charge_nothing_and_open_no_account(plan, tmp_path):
 
 def test_beside_votes_from_a_file_no_model_is_trained_on_the_records(tmp_path, monkeypatch):
     """Their teachers are elsewhere: there is nothing to compare it with."""
-    monkeypatch.setattr(
-        "pate_torch.release.private_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained")
-    )
+    monkeypatch.setattr("pate_torch.owner_metrics.train_on_all", lambda *_, **__: pytest.fail("a model was trained"))
     np.save(tmp_path / "votes.npy", np.arange(6 * 40).reshape(6, 40) % 10)
     settings = [word for word in TINY if not word.startswith("baseline")]
     assert train(tmp_path, f"votes={tmp_path / 'votes.npy'}", monkeypatch=monkeypatch, base=settings).code == 0

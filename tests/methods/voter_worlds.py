@@ -11,11 +11,12 @@ from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
+from pate_torch.methods.records import RecordMethod
 from pate_torch.networks import remove_head
 from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
+from pate_torch.privacy.partition import AddRemove, Partition, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
-from pate_torch.privacy.sensitive import GradientSums
+from pate_torch.privacy.sensitive import GradientSums, SensitiveRecords
 from tests import ROOT
 from tests.worlds import IMAGES, images
 
@@ -23,6 +24,14 @@ from tests.worlds import IMAGES, images
 def encoder() -> torch.nn.Module:
     network = networks.build("small_cnn", IMAGES.input_shape, 3, channels=(4, 8), hidden=16)
     return remove_head(networks.initialize(network, torch.Generator().manual_seed(0)))
+
+
+def ask_records(
+    method: RecordMethod, data: Dataset, partition: Partition, encoder: torch.nn.Module | None
+) -> SensitiveRecords:
+    """All records of ``data``, ready to be asked, in this encoder's features."""
+    shards = partition.make_shards(data.private, 1, 0)
+    return method.build_sensitive(data.private, shards, DatasetFacts.from_dataset(data, partition), encoder=encoder)
 
 
 def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> GradientSums:
@@ -34,8 +43,7 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
     data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
     partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
     method = GradientMethod(size=size, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
-    facts = DatasetFacts.from_dataset(data, partition)
-    return method.build_sensitive(private, partition.make_shards(private, 1, 0), facts, encoder=encoder())
+    return ask_records(method, data, partition, encoder())
 
 
 def configured(home: Path, *overrides: str):

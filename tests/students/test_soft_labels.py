@@ -15,6 +15,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import DataSpec, PublicPool, Release
 from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.release import store as release_store
+from pate_torch.session import ReleaseSession
 from pate_torch.students.base import StudentTask
 from pate_torch.students.logistic import Logistic
 from pate_torch.students.task import make_student_task
@@ -102,10 +103,10 @@ def test_a_logistic_student_of_scores_is_as_unsure_as_they_are():
 
 def test_probabilities_are_the_softmax_of_the_votes_logits(plan):
     config = changed(plan, num_teachers=5)
-    with pipeline.RunContext.open(config) as run:
-        stored, _ = config.method.load_or_train(run)
+    with ReleaseSession.open(config) as session:
+        stored, _ = config.method.load_or_train(session.make_inputs())
     ensemble: TeacherEnsemble = stored.ensemble
-    x = run.data.pool.x[:7]
+    x = session.facts.pool.x[:7]
     chance = ensemble.predict_proba(x)
     torch.testing.assert_close(chance.sum(2), torch.ones(5, 7))
     assert chance.argmax(2).tolist() == ensemble.predict(x).long().tolist()

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from pate_torch import pipeline
+from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
+from pate_torch.session import make_inputs
 from pate_torch.students.supervised import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
@@ -145,20 +148,27 @@ def test_a_run_starts_its_teachers_from_the_pool_and_finds_them_again(plan, data
     pipeline.run(plan)
     pipeline.run(second := changed(plan, folder=plan.folder.parent / "second", num_queries=10))
     first, again = (json.loads((p.folder / "release" / "summary.json").read_text()) for p in (plan, second))
-    assert first["teachers_id"] == again["teachers_id"]
+    assert first["teachers_id"] != again["teachers_id"], "each release has a fresh alias"
+    assert len(list(plan.root.glob("teachers/*/ensemble.safetensors"))) == 1, "they were trained once"
     assert first["label_accuracy"] > 0.8
     owner = json.loads((plan.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] > 0.8 and owner["nonprivate_accuracy"] > 0.8
 
 
 def test_other_public_points_or_another_start_are_other_teachers(plan, data, tmp_path):
-    here = plan.method.make_identity(data, plan)
+    def identify(data, **changes):
+        config = changed(plan, **changes)
+        facts = DatasetFacts.from_dataset(data, config.partition)
+        with Stages(quiet=True) as stages:
+            return config.method.make_identity(make_inputs(config, data, facts, stages, StageTimer()))
+
+    here = identify(data)
+    assert here == identify(data)
     pool = dataclasses.replace(data.pool, x=data.pool.x.flip(0))
-    assert plan.method.make_identity(dataclasses.replace(data, pool=pool), plan) != here
+    assert identify(dataclasses.replace(data, pool=pool)) != here
     longer = dataclasses.replace(START, copies=3)
-    assert plan.method.make_identity(data, changed(plan, teacher=dataclasses.replace(RECIPE, start=longer))) != here
-    from_nothing = changed(plan, teacher=dataclasses.replace(RECIPE, start=None))
-    assert "pool" not in plan.method.make_identity(data, from_nothing).configuration
+    assert identify(data, teacher=dataclasses.replace(RECIPE, start=longer)) != here
+    assert "pool" not in identify(data, teacher=dataclasses.replace(RECIPE, start=None)).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(data, trunk):
