@@ -25,7 +25,7 @@ from pate_torch.data.text import Text
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
-from tests.reporting.json_schema import faults, privacy_schema
+from tests.release.json_schema import faults, privacy_schema
 from tests.run_configs import changed
 from tests.tiny_runs import again, tiny
 

@@ -53,7 +53,7 @@ from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_class_proportions
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.methods.voter_worlds import ask_records, configured, encoder
-from tests.reporting.reporting_demo import demo
+from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, clouds, images
 

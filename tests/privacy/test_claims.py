@@ -34,7 +34,7 @@ from pate_torch.release.statement import NO_TOTAL_NOTE, NOT_PRIVATE
 from pate_torch.teachers.store import TeacherStore
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
-from tests.reporting.json_schema import faults, privacy_schema
+from tests.release.json_schema import faults, privacy_schema
 from tests.tiny_runs import pate, selection, student
 from tests.worlds import benchmark_clouds
 

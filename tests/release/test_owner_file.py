@@ -14,7 +14,7 @@ from pate_torch.release import owner_file, statement
 from pate_torch.release.renderer import build_statement, render_model_card
 from pate_torch.release.report import OwnerFacts
 from pate_torch.verify.command import verify_release
-from tests.reporting.reporting_demo import demo
+from tests.release.reporting_demo import demo
 from tests.tiny_runs import again, tiny
 
 SAID = """

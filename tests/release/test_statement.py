@@ -15,7 +15,7 @@ from pate_torch.release.intervals import compute_wilson_interval
 from pate_torch.release.renderer import build_statement, render_model_card, render_page
 from pate_torch.release.report import ChargedRelease
 from pate_torch.release.statement import compute_attack_bound
-from tests.reporting.reporting_demo import demo
+from tests.release.reporting_demo import demo
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pate_torch.release.console import print_summary
 from pate_torch.release.private_metrics import PrivateMetrics
 from pate_torch.release.renderer import render_model_card, render_page
 from pate_torch.release.statement import list_epsilon_lines
-from tests.reporting.reporting_demo import baseline, demo
+from tests.release.reporting_demo import baseline, demo
 
 OWNER = PrivateMetrics(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
 

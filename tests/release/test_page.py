@@ -11,7 +11,7 @@ import torch
 from pate_torch.release import builder, figures
 from pate_torch.release.figures import MAX_POINTS, Scale, encode_picture, thin_points
 from pate_torch.release.renderer import render_page
-from tests.reporting.reporting_demo import baseline, confusion, demo, examples
+from tests.release.reporting_demo import baseline, confusion, demo, examples
 
 VOID = {"meta", "img", "br"}
 

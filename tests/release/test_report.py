@@ -26,8 +26,8 @@ from pate_torch.release.renderer import (
     write_release,
 )
 from pate_torch.release.report import Example
-from tests.reporting.json_schema import faults, privacy_schema
-from tests.reporting.reporting_demo import EPSILON, demo
+from tests.release.json_schema import faults, privacy_schema
+from tests.release.reporting_demo import EPSILON, demo
 
 FIXED_KEYS = [
     "schema_version",
