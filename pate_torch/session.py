@@ -2,8 +2,12 @@
 
     with ReleaseSession.open(config) as session:      # refuses what cannot work, holds the folder, opens the account
         written = session.run()                       # reserve the worst case, draw noise, write, commit
-        student = session.fit(written)                # post-processing: free
-        report = session.publish(written, student)    # the only writer of release/ and private/
+        student = session.fit(written)                # post-processing, which is free
+        report = session.publish(written, student)    # write the report, and the owner's figures
+    session.finish()                                  # forget the call: the same call makes a new release from now on
+
+Two options charge a reservation of their own: a student that private records choose (``fit``), and a data-dependent
+price that is published (``publish_private_price``). Nothing else writes into release/ and private/.
 
 A choice that cannot work is refused before the run's folder is held; what the account's cap does not admit, before
 anything is trained or drawn. A release that is interrupted after its reservation stays charged at its worst case.
@@ -197,19 +201,18 @@ class ReleaseSession:
             )
 
     def _open_account(self, planned_events: tuple[Any, ...]) -> None:
-        """Open the owner's folder, and the account that is charged, where anything is."""
+        """Open the account that is charged, where anything is, and the owner's folder."""
+        config, store = self.config, self.store
+        if planned_events:
+            if config.labels is None:
+                fingerprint = config.method.compute_fingerprint(store, self.all_private)
+            else:
+                fingerprint = store.compute_content_fingerprint(self.all_private)
+            self.budget = open_budget(config, self.ledger, self.data, planned_events, fingerprint)
+            if not self.reservation_ids:
+                self.budget.check_events(planned_events)
         if self.has_private_folder:
             create_private_folder(self.private_dir)  # a closed disk is found out before anything is charged
-        if not planned_events:
-            return
-        config, store = self.config, self.store
-        if config.labels is None:
-            fingerprint = config.method.compute_fingerprint(store, self.all_private)
-        else:
-            fingerprint = store.compute_content_fingerprint(self.all_private)
-        self.budget = open_budget(config, self.ledger, self.data, planned_events, fingerprint)
-        if not self.reservation_ids:
-            self.budget.check_events(planned_events)
 
     # ---- what a session has ---------------------------------------------------------------------------------------
 
@@ -371,7 +374,7 @@ class ReleaseSession:
         task = make_student_task(facts.spec, facts.pool, labels)
         task = replace(task, guide=written.guide if releases_guide else None)
 
-        def fit(name: str, algorithm: StudentAlgorithm) -> Student:
+        def train_student(name: str, algorithm: StudentAlgorithm) -> Student:
             progress = self.stages(f"Training the student ({name})")
             log = do_nothing if self.private_writer is None else self.private_writer.log
             return algorithm.fit(task, seed=config.seed, device=config.device, progress=progress, log=log)
@@ -379,10 +382,12 @@ class ReleaseSession:
         with self.clock("student"):
             if selection is None:
                 assert config.student is not None
-                name, student = config.student.name, fit(config.student.name, config.student)
+                name, student = config.student.name, train_student(config.student.name, config.student)
             else:
                 assert validation is not None and self.budget is not None
-                name, student, reservation_id = selection.choose(fit, validation=validation, budget=self.budget)
+                name, student, reservation_id = selection.choose(
+                    train_student, validation=validation, budget=self.budget
+                )
                 self.reservation_ids.append(reservation_id)
         run_folders.create_protected_folder(self.release_dir)
         save_student(student, self.release_dir / "student.safetensors")

@@ -8,7 +8,8 @@ PATE in four steps (Papernot et al. 2017, 2018):
     4  answer questions in rounds through a mechanism (``methods.labeling``), which alone opens the votes
 
 One privacy unit reaches one shard, hence one teacher, hence one vote on every question: the L2 sensitivity of the votes
-on a question is sqrt(2) under either adjacency.
+on a question is sqrt(2) under either adjacency. Under add_remove a keyed hash of the unit's id alone decides its shard,
+so one unit more or less moves no other; under replace_one a permutation of positions does, which reads no record.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class VotingMethod(LabelingMethod):
         Args:
             inputs: What the session gave.
             votes: PRIVATE. The votes on the public points.
-            are_from_records: Whether these records alone trained the teachers: then the owner's attack on the student
-                knows whom to look for. False: the votes are known by themselves.
+            are_from_records: Whether the records of this run, and no others, trained the teachers. The fresh id is then
+                tied to these records, so that the owner's membership test knows who the members are; else to the votes.
         """
         store, prepared = inputs.store, PreparedLabeling.from_method(self, inputs, votes)
         known_by = (
@@ -103,9 +104,10 @@ class TeacherVotes(VotingMethod):
     Attributes:
         num_teachers: K. A unit's records lie in one shard, so that one unit moves one vote on every question.
         teacher: How one network is trained on a shard.
-        teachers_id: Id of an ensemble to use again, or that a release showed for it; None: one trained before on the
-            same records, or a new one, under a fresh id.
-        alias: Fresh id that the release shows for ``teachers_id``; None: ``teachers_id`` itself, which the user named.
+        teachers_id: Id of a stored ensemble to use again, as the store or an earlier release shows it; None: use an
+            ensemble that was trained before in the same way on the same records, else train one.
+        alias: What the release shows in place of ``teachers_id``: a fresh id, which the store alone can resolve. None:
+            show ``teachers_id``, because the user named it.
     """
 
     name: str = "teachers"

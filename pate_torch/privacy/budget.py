@@ -184,6 +184,8 @@ class Spending:
     def suspend(self, state_digest: str) -> None:
         """Leave the release open after the ``with``, to be resumed where ``state_digest``, a hash, says it stands."""
         self._check_active()
+        if self._digests:  # these are committed with the release, which is not over
+            raise ValueError("files: record them where the release is committed, not where it is suspended")
         if not state_digest:
             raise checks.error("state", state_digest, "must be a hash of what is needed to go on")
         self._suspended_state = state_digest

@@ -52,7 +52,7 @@ def test_the_quickstart_runs_with_few_steps(bare, monkeypatch, capsys):
         if cell.cell_type == "code":
             exec(shorter.sub("steps=5", cell.source), names)
     assert "epsilon = " in capsys.readouterr().out and not list(bare.iterdir())
-    assert names["report"].student_size == len(names["digits"].evaluation.y)
+    assert names["report"].evaluation.student_size == len(names["digits"].evaluation.y)
 
 
 def test_a_notebook_that_fails_is_noticed(bare):

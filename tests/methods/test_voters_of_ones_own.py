@@ -170,7 +170,7 @@ def harness(tmp_path, found, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
     (conf / "method" / "nearest_mean.yaml").write_text(YAML)
-    cached = (choices.groups, choices.composed, choices._made, choices.slots, choices.values)
+    cached = (choices.groups, choices.composed, choices._made, choices.methods, choices.slots, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)
     for one in cached:
         one.cache_clear()

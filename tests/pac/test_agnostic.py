@@ -143,7 +143,7 @@ def test_the_plan_adds_up_to_the_privacy_asked_for(delta, constants):
     n, m = 200_000, 50
     plan = plan_ag_priv_cl(n, m, 1, **{**ASKED, "delta": delta}, constants=constants)
     inner_epsilon, inner_delta = plan.inner_price
-    hat = plan.method.mechanism
+    hat = plan.mechanism
     tail = float(binom.sf(plan.max_draws, plan.subset_size, 1 / plan.subset_size))
     assert tail <= inner_delta / 2 < binom.sf(plan.max_draws - 1, plan.subset_size, 1 / plan.subset_size)
     hat_epsilon, hat_delta = plan.record_price
@@ -212,7 +212,7 @@ def test_what_the_accuracy_takes():
     alpha, beta, d = 0.1, 0.1, 1
     m = _compute_minimum_queries(alpha, beta)
     plan = plan_ag_priv_cl(10**12, m, d, **ASKED, constants="sharp", resample=False)
-    K, T = plan.minimum_teachers, plan.method.mechanism.max_failures
+    K, T = plan.minimum_teachers, plan.mechanism.max_failures
     assert m * alpha / 4 >= T and math.exp(-2 * m * (3 * alpha / 8) ** 2) <= beta / 8
     assert m > 8 * math.log(1 / (alpha * beta)) / alpha  # NB20 Lemma 3.5's, for a best error of the order of alpha
     # A shard of so many records is a net for disagreements of ``apart`` and more, but with probability beta/(8 K).
@@ -230,8 +230,8 @@ def test_without_resampling_a_record_reaches_one_teacher():
     plan = plan_ag_priv_cl(10**8, 50, 1, **ASKED, resample=False)
     assert (
         plan.max_draws == 1
-        and plan.method.mechanism.epsilon == plan.inner_price[0]
-        and plan.method.mechanism.delta == plan.inner_price[1]
+        and plan.mechanism.epsilon == plan.inner_price[0]
+        and plan.mechanism.delta == plan.inner_price[1]
     )
     assert plan.num_teachers < plan_ag_priv_cl(10**8, 50, 1, **ASKED).num_teachers / 4
 
@@ -240,7 +240,7 @@ def test_cutoff_is_nb20s():
     m, alpha, beta = 4000, 0.1, 0.05
     plan = plan_ag_priv_cl(10**6, m, 1, epsilon=1.0, delta=1e-5, alpha=alpha, beta=beta)
     printed = max(1, m * alpha / 8 + math.sqrt(3 * m * alpha * math.log(m / beta)) / 4)
-    assert plan.method.mechanism.max_failures == math.ceil(printed)
+    assert plan.mechanism.max_failures == math.ceil(printed)
 
 
 # --- Sub-sampling ------------------------------------------------------------------------------------------------

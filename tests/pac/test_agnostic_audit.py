@@ -79,7 +79,7 @@ def sides(y, *, second=False):
 
 def near(plan, queries, above, *, even=False):
     """The teachers whose unanimous vote stands so far above the threshold."""
-    return 2 * (math.floor(plan.method.mechanism.compute_scales(queries).threshold) + above) + (2 if even else 3)
+    return 2 * (math.floor(plan.mechanism.compute_scales(queries).threshold) + above) + (2 if even else 3)
 
 
 def outcomes(hypotheses, samples, queries, runs, *, share=1.0, **options):

@@ -128,13 +128,12 @@ def test_a_list_keeps_one_of_predictors_that_agree():
     assert Listed(predictors).vc_dimension == 1 and Listed(predictors[:1]).vc_dimension == 0
 
 
-def test_any_class_of_the_protocol_will_do():
-    class Parity:
+def test_a_class_of_ones_own_will_do():
+    class Parity(classes.HypothesisClass):
         name, vc_dimension = "parity", 1
 
-        def enumerate_dichotomies(self, x):
-            labels = np.stack([self.predict(h, x) for h in (0, 1)])
-            return labels, [0, 1]
+        def enumerate_representatives(self, x):
+            return [0, 1]
 
         def predict(self, h, x):
             return (np.floor(x[:, 0]).astype(int) + h) % 2 == 1

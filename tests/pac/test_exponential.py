@@ -10,6 +10,7 @@ from benchmarks.theory.classes import Listed
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import compute_delta as accounting_delta
 from pate_torch.accounting.events import BoundedRangeEvent
+from pate_torch.mechanisms import exponential as mechanism
 from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_gumbel_max, draw_model_index
 from pate_torch.pac import exponential
 from pate_torch.pac.boosting import compute_high_confidence_size, run_high_confidence, split_folds
@@ -105,7 +106,7 @@ def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
 
     def law(errors):
         run = lambda: draw_model_index(errors, epsilon, DryRunNoise(), adjacency=adjacency, sensitivity=sensitivity)  # noqa: E731
-        return executed(run)
+        return executed(run, mechanism)
 
     spans = {}
     for move in itertools.product((-1, 0, 1), repeat=3):

@@ -171,12 +171,14 @@ def kind_of(value: Any) -> type:
     return value.func if isinstance(value, functools.partial) else type(value)
 
 
+@functools.cache
 def methods() -> list[type[PrivateMethod]]:
     """The classes of all methods that the configuration names."""
     targets = (OmegaConf.load(file)["_target_"] for file in sorted((CONF / "method").glob("*.yaml")))
     return list(dict.fromkeys(hydra.utils.get_class(target) for target in targets))
 
 
+@functools.cache
 def slots() -> dict[str, list[Any]]:
     """field of a plan, or slot of its method -> the type hints that it has in the classes that have it.
 
