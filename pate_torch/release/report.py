@@ -38,6 +38,7 @@ FILES = {
     "release.json": "What was asked, of whom, at what price.",
     "labels.csv": "The questions asked and the labels released; -1 is no answer. With the public points, enough to "
     "train another student: release.json says how they are named (points), or only their positions are told.",
+    "first_answers.json": "Noisy class counts that a method bought first, paid for by the same reservation.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
