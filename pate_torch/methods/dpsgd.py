@@ -79,7 +79,8 @@ class DPSGD(PrivateMethod):
             outweighs a large batch less.
         momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
-        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms; None: calibrated.
+        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, where no target epsilon
+            is given; None: calibrated.
         mechanism: Mechanism of the PATE release whose price is matched; None: the price is ``privacy.target_epsilon``.
         query: Its query strategy.
         num_queries: Its number of questions.
@@ -114,6 +115,8 @@ class DPSGD(PrivateMethod):
         checks.positive("method.learning_rate", self.learning_rate)
         checks.between("method.momentum", self.momentum, 0, 0.9999)
         checks.positive("method.clip", self.clip)
+        if self.noise_multiplier is not None:
+            checks.noise_scale("method.noise_multiplier", self.noise_multiplier)
 
     @property
     def mechanism_name(self) -> str:
@@ -129,6 +132,8 @@ class DPSGD(PrivateMethod):
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> DPSGD:
         """This method with the smallest noise at which all steps cost at most epsilon."""
+        if epsilon is None and self.noise_multiplier is not None:
+            return self
         if epsilon is None:
             if self.mechanism is None or self.query is None:
                 fix = "Set privacy.target_epsilon."

@@ -66,7 +66,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TeacherRecipe": {"chunk": 2},
     "Logistic": {"ridge": 1.0},  # no cross-validation
     "Encoder": {"module": Shape()},
-    "DPSGD": {"network": "logistic"},
+    "DPSGD": {"network": "logistic", "noise_multiplier": 1.0},
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "ConfidentGNMax": [{"max_answers": 2}],
