@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
@@ -200,7 +201,17 @@ class ReleaseSession:
                 owner=owner_file.read(config.root, data.spec.name),
             )
 
-    def _open_account(self, planned_events: tuple[Any, ...]) -> None:
+    @classmethod
+    def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
+        """The account of these records, for releases that span calls and processes (``Spending.suspend``).
+
+        The ledger stays open: whoever is given the budget closes it.
+        """
+        create_private_folder(config.root, "store")
+        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
+        return open_budget(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
+
+    def _open_account(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
         """Open the account that is charged, where anything is, and the owner's folder."""
         config, store = self.config, self.store
         if planned_events:

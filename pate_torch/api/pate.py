@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from pate_torch.api.labeler import PrivateLabeler
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
@@ -41,7 +40,6 @@ from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.panel import PanelMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.opening import open_budget
 from pate_torch.planning.alternatives import match_label_price, suggest_gradients
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts
@@ -487,11 +485,9 @@ class PATE:
         config = self._make_config(data, self._make_teacher_votes(spec, num_queries, Random()))
         assert self.mechanism is not None
         planned_events = self.mechanism.privacy_events(num_queries, rounds)
-        create_private_folder(self.home, "store")
-        ledger, store = Ledger(config.ledger_path), TeacherStore(self.home)
-        budget = open_budget(config, ledger, data, planned_events, store.compute_content_fingerprint(private))
+        budget = ReleaseSession.open_account(config, data, planned_events)
         if self._stored_teachers is not None:
-            store.set_ledger_head(self._stored_teachers.id, ledger.get_head())
+            TeacherStore(self.home).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
         teachers = self._stored_teachers.ensemble if self._stored_teachers is not None else self._panel
         assert teachers is not None
         return PrivateLabeler(

@@ -79,8 +79,8 @@ class DPSGD(PrivateMethod):
             outweighs a large batch less.
         momentum: Momentum of SGD.
         clip: Clipping norm of one record's gradient.
-        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, where no target epsilon
-            is given; None: calibrated.
+        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, for runs without a
+            target epsilon; None: calibrated.
         mechanism: Mechanism of the PATE release whose price is matched; None: the price is ``privacy.target_epsilon``.
         query: Its query strategy.
         num_queries: Its number of questions.
