@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.device import deterministic_mode
-from pate_torch.core.files import compute_file_digest, create_private_folder, write_atomically
+from pate_torch.core.files import create_private_folder
 from pate_torch.core.progress import Stages, StageTimer, do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
@@ -320,11 +319,7 @@ class ReleaseSession:
             The method that is ready to release, and the SHA-256 for its record.
         """
         first_answers = self.config.method.first_answers(inputs.records, spending)
-        text = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
-        run_folders.create_protected_folder(self.release_dir)
-        path = self.release_dir / release_store.FIRST_ANSWERS_FILE
-        write_atomically(path, text + "\n")
-        digests = {"first_answers_sha256": compute_file_digest(path)}
+        digests = release_store.write_first_answers(self.release_dir, first_answers)
         spending.record_first_answers(digests)
         return self.config.method.prepare(replace(inputs, first_answers=first_answers)), digests
 

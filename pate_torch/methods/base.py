@@ -12,7 +12,7 @@ A method is one file here and one YAML in conf/method. The session (``session.Re
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -231,8 +231,3 @@ class PrivateMethod(ABC):
 
     def assist(self, inputs: MethodInputs) -> None:  # noqa: B027
         """PRIVATE. What a rank above 0 of a torchrun does while rank 0 prepares the method, where it asks for help."""
-
-
-def make_sensitivity_record(norms: Mapping[str, float | None], unit: str) -> dict[str, Any]:
-    """How far one privacy unit moves what is opened, per ``unit``; None: not bounded, or no part of the price."""
-    return {**norms, "per": unit}

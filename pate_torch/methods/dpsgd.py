@@ -40,7 +40,6 @@ from pate_torch.methods.base import (
     ModelRelease,
     PreparedMethod,
     PrivateMethod,
-    make_sensitivity_record,
 )
 from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.facts import DatasetFacts
@@ -189,7 +188,7 @@ class DPSGD(PrivateMethod):
                 "sampling_rate": self.compute_sampling_rate(facts),
             },
             "declared_size": facts.spec.nominal_size,
-            "sensitivity": make_sensitivity_record({"l1": None, "l2": self.clip, "linf": self.clip}, "step"),
+            "sensitivity": {"l1": None, "l2": self.clip, "linf": self.clip, "per": "step"},
         }
 
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:

@@ -27,7 +27,7 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
-from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod, make_sensitivity_record
+from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.facts import DatasetFacts
@@ -180,7 +180,7 @@ class LabelingMethod(PrivateMethod):
             "voters": self.name,
             "rounds": self.num_rounds,
             **({} if nominal_size is None else {"declared_size": nominal_size}),
-            "sensitivity": make_sensitivity_record(finite_norms, mechanism.sensitivity_unit),
+            "sensitivity": {**finite_norms, "per": mechanism.sensitivity_unit},
             **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
             "answered_by": self.describe(facts).to_dict(),
         }

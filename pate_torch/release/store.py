@@ -26,7 +26,7 @@ from torch import Tensor
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
-from pate_torch.methods.base import ModelRelease
+from pate_torch.methods.base import FirstAnswers, ModelRelease
 from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
@@ -167,6 +167,14 @@ def write(
         record["guide_sha256"] = compute_file_digest(folder / _GUIDE_FILE)
     write_atomically(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
+
+
+def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, str]:
+    """Write the noisy answers of a first stage into ``folder``; returns their SHA-256 as record and ledger hold it."""
+    run_folders.create_protected_folder(folder)
+    content = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
+    write_atomically(folder / FIRST_ANSWERS_FILE, content + "\n")
+    return {"first_answers_sha256": compute_file_digest(folder / FIRST_ANSWERS_FILE)}
 
 
 def _pack_scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
