@@ -43,19 +43,18 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
-    encoder = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
-    if isinstance(encoder, PointEncoder):  # nobody learns features of points that come encoded
-        cfg = cfg.copy()
+    features = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
+    encoder = None
+    if isinstance(features, PointEncoder):  # nobody learns features of points that come encoded
+        cfg, encoder, features = cfg.copy(), features, None
         cfg.features = None
-    else:
-        encoder = None
     student = _instantiate_optional(cfg, "student", StudentAlgorithm)
     votes_path = values["votes"]
     baseline = checks.boolean("baseline", values["baseline"]) and votes_path is None
     return RunConfig(
         dataset=_build_source(cfg),
         partition=instantiate_component(cfg, "partition", Partition),
-        method=_build_method(cfg, values, student),
+        method=_build_method(cfg, values, student, features),
         encoder=encoder,
         student=student,
         privacy=build_privacy_config(values),
@@ -85,7 +84,9 @@ def _instantiate_optional(cfg: DictConfig, key: str, kind: type) -> Any:
     return instantiate_component(cfg, key, kind) if "_target_" in cfg[key] else None
 
 
-def _build_method(cfg: DictConfig, values: dict[str, Any], student: StudentAlgorithm | None) -> PrivateMethod:
+def _build_method(
+    cfg: DictConfig, values: dict[str, Any], student: StudentAlgorithm | None, features: FeatureRecipe | None
+) -> PrivateMethod:
     """The method, with those of the other groups that it has a slot for; teachers give way to a file of votes."""
     votes_path, target = values["votes"], values["method"]
     if votes_path is not None:
@@ -106,11 +107,12 @@ def _build_method(cfg: DictConfig, values: dict[str, Any], student: StudentAlgor
         # Without a student of its own, rounds are guided by the one that is published, which then goes on from there.
         "guide_student": (None if student is None else student.guide) if guide_student is None else guide_student,
         "releases_guide": guide_student is None,
+        "features": features,
     }
-    groups = {"mechanism": Mechanism, "query": QueryStrategy, "teacher": TeacherRecipe, "features": FeatureRecipe}
+    groups = {"mechanism": Mechanism, "query": QueryStrategy, "teacher": TeacherRecipe}
     for key, kind in groups.items():
         if key in slots:
-            components[key] = None if cfg[key] is None else instantiate_component(cfg, key, kind)
+            components[key] = instantiate_component(cfg, key, kind)
     return instantiate_component(
         cfg, "method", PrivateMethod, **{key: value for key, value in components.items() if key in slots}
     )
