@@ -1,7 +1,8 @@
-"""Accounts of a ledger: their terms, their charges, and the guarantee that may be claimed of these.
+"""Accounts of a ledger: terms, charges, and the guarantee that may be claimed.
 
-A claim is composed from what releases *reserved*, which no vote can change. What they incurred may depend on votes
-(mechanisms that keep quiet, or stop): it is what the cap is held against, and is shown beside the claim as ex post.
+A claim is composed from the *reserved* events of releases, which no vote can change. The incurred events may depend on
+votes, because a mechanism may leave a question unanswered or stop early. The cap is compared with the incurred events,
+and the epsilon of these events is shown beside the claim as "ex post".
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, PURPOSE_PRICE, PURPOSE_HYPOTHESIS = (
     "sanitised price",
     "hypothesis or its answers",
 )
-"""What a reservation pays for; others have words of their own."""
+"""Usual purposes of a reservation."""
 
-_RELATIVE_ROUNDING = 1e-9  # relative: the same events summed in another order
+_RELATIVE_ROUNDING = 1e-9  # the relative difference between sums of the same events in another order
 
 
 class BudgetExceeded(ValueError):
-    """The release would pass the account's cap; nothing was drawn and nothing charged.
+    """The release would exceed the cap of the account. Nothing was drawn or charged.
 
     Attributes:
         spent_epsilon: Epsilon spent, at the account's delta.
         requested_epsilon: Epsilon of the release.
         cap_epsilon: Epsilon of the cap.
-        fitting_share: The share of the release that would fit.
+        fitting_share: Share of the release that would fit under the cap.
     """
 
     def __init__(
@@ -62,21 +63,21 @@ class BudgetExceeded(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The terms fixed when the account opened, and where it stands.
+    """The fixed terms of an account and its present state.
 
     Attributes:
         name: Declared name of the private data.
-        filter: Keeps the cap.
+        filter: Privacy filter that enforces the cap.
         adjacency: Neighboring relation.
-        unit: What the privacy unit is.
-        total_cost: Sum of the charges, in the filter's quantity.
-        num_releases: How many are committed.
-        num_open: How many are only reserved.
-        is_closed: Whether the owner ended its spending.
-        is_private: False once a release was made with seeded noise: the cap then bounds nothing.
-        noise: The kind that every release of the account draws.
-        reserved_events: All events by their worst case.
-        incurred_events: All events as they came out (of an open release: its worst case).
+        unit: Kind of the privacy unit.
+        total_cost: Sum of the charges, in the quantity of the filter.
+        num_releases: Number of committed releases.
+        num_open: Number of reserved releases without a commit.
+        is_closed: Whether the owner closed the account.
+        is_private: Whether all releases used secret noise. If one did not, the cap bounds nothing.
+        noise: Kind of noise of every release.
+        reserved_events: Reserved events of all releases.
+        incurred_events: Incurred events of all releases, with the reserved events of open ones.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Account:
 
     @property
     def is_charged(self) -> bool:
-        """Whether anything was reserved from it: else it has no fixed terms."""
+        """Whether the account has a reservation. Without one its terms are not fixed."""
         return self.num_releases + self.num_open > 0
 
     @property
@@ -109,33 +110,34 @@ class Account:
 
     @property
     def guarantee(self) -> Guarantee | None:
-        """Guarantee of all releases together: what they reserved, composed, or the cap where that is less.
+        """Guarantee of all releases together: the composition of the reserved events, or the cap if it is smaller.
 
-        None: a release of the account used seeded noise, and nothing is claimed. Where the owner chose a release after
-        seeing an earlier one, the guarantee is the cap, which the filter keeps.
+        If the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter enforces.
+        None if a release of the account used seeded noise, so that nothing can be claimed.
         """
         return self.compute_guarantee(self.reserved_events)
 
     @property
     def ex_post_guarantee(self) -> Guarantee | None:
-        """What has been used so far, as it came out; None as for ``guarantee``.
+        """Composition of the incurred events, or None as for ``guarantee``.
 
-        It is no guarantee where it depends on votes.
+        It is not a guarantee if the incurred events depend on votes.
         """
         return self.compute_guarantee(self.incurred_events)
 
     def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
-        """Guarantee of these events of the account: composed by the smallest valid route at its delta, or its cap.
+        """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
 
-        The filter's own conversion would be looser for no gain: an RDP filter's order suits the cap, and would show
-        epsilon 5 after a release that costs 0.5.
+        The filter's own conversion is not used, because it is looser: the order of an RDP filter suits the cap, and
+        would show epsilon 5 after a release that costs 0.5.
 
         Args:
             events: Events of releases from the account.
-            cap_holds: Whether the cap is kept; it is not where seeded noise may have told what to ask next.
+            cap_holds: Whether the cap is a guarantee. It is not if releases with seeded noise may have influenced later
+                ones.
 
         Returns:
-            None where ``guarantee`` is.
+            The guarantee, or None if nothing can be claimed.
         """
         if not self.is_private:
             return None
@@ -153,41 +155,41 @@ class Account:
 
     @property
     def remaining_capacity(self) -> FilterCost:
-        """What the filter still admits, in its own quantity (mu^2, or divergence at its order) and in delta."""
+        """Cost that the filter still admits, in its quantity (mu^2, or the divergence at its order) and in delta."""
         return FilterCost(
             max(0.0, self.filter.capacity - self.total_cost.scalar),
             max(0.0, self.filter.delta_reserve - self.total_cost.delta),
         )
 
     def count_fitting_copies(self, events: Iterable[PrivacyEvent]) -> float:
-        """How many releases with these events would still fit (infinite for free ones)."""
+        """Compute how many releases with these events still fit under the cap (infinite if they cost nothing)."""
         price, remaining_capacity = self.filter.compute_cost(events), self.remaining_capacity
         pairs = ((remaining_capacity.scalar, price.scalar), (remaining_capacity.delta, price.delta))
         return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
 
     def admits(self, events: Iterable[PrivacyEvent]) -> bool:
-        """Whether a release with these events would be accepted now."""
+        """Whether a release with these events fits under the cap now."""
         return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
 
 
 @dataclass
 class Charge:
-    """One release: what it reserved, and what it is charged now.
+    """The charge of one release.
 
     Attributes:
-        reserved_cost: Price of its worst case.
-        reserved_events: Events of its worst case.
-        charged_cost: Price charged now.
-        incurred_events: Events charged now.
-        insecure: Whether its noise was seeded or off.
-        purpose: What it is, in words.
-        run: The run that made it.
+        reserved_cost: Price of the worst case.
+        reserved_events: Events of the worst case.
+        charged_cost: Price that is charged now.
+        incurred_events: Events that are charged now.
+        insecure: Whether the noise was seeded or off.
+        purpose: Purpose of the release, in words.
+        run: Name of the run that made the release.
         fingerprint: Content fingerprint of the records, or of votes in their place.
-        is_committed: Whether the answers are written down.
-        is_suspended: Whether it waits to be resumed.
-        state_digest: Hash of where it stood then.
+        is_committed: Whether the answers were written.
+        is_suspended: Whether the release waits to be resumed.
+        state_digest: Hash of the state from which the release can be resumed.
         recorded_events: Events incurred up to the last record.
-        num_resumptions: How often it was resumed.
+        num_resumptions: Number of resumptions.
     """
 
     reserved_cost: FilterCost
@@ -207,13 +209,13 @@ class Charge:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What may be said of some reservations together.
+    """The guarantee of some reservations together.
 
     Attributes:
-        guarantee: Guarantee of what they reserved; None: seeded noise is among them, and nothing may be said.
-        ex_post_guarantee: What they incurred, composed; None as above.
-        reserved_events: The events they reserved.
-        charges: Their charges, by id.
+        guarantee: Composition of the reserved events. None if one of the reservations used seeded noise.
+        ex_post_guarantee: Composition of the incurred events. None as for ``guarantee``.
+        reserved_events: Reserved events.
+        charges: Charges by reservation id.
     """
 
     guarantee: Guarantee | None
@@ -223,13 +225,13 @@ class Claim:
 
     @property
     def is_private(self) -> bool:
-        """Whether all noise behind them was secret."""
+        """Whether all reservations used secret noise."""
         return self.guarantee is not None
 
 
 @dataclass
 class AccountState:
-    """An account as its entries leave it."""
+    """The state of an account after the entries of the ledger that were read."""
 
     filter: PrivacyFilter
     adjacency: str
@@ -239,11 +241,11 @@ class AccountState:
     charges: dict[str, Charge] = field(default_factory=dict)
 
     def compute_total_cost(self) -> FilterCost:
-        """Sum of what the charges cost now."""
+        """Compute the sum of the present charges."""
         return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
 
     def to_account(self, name: str) -> Account:
-        """The account as its owner sees it."""
+        """Convert the state to an ``Account``."""
         charges = self.charges.values()
         return Account(
             name=name,
@@ -262,27 +264,27 @@ class AccountState:
 
 
 def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
-    """Events and their price, as facts of an entry."""
+    """Make the facts of an entry that state events and their price."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
 
 def apply_entry(accounts: dict[str, AccountState], entry: LedgerEntry, *, recompute: bool = False) -> None:
-    """Let one entry change the accounts.
+    """Apply one entry of the ledger to the accounts.
 
     Args:
-        accounts: By name; changed in place.
-        entry: The next of the chain.
-        recompute: Whether to hold its price against its events, too.
+        accounts: States by account name, changed in place.
+        entry: Next entry of the chain.
+        recompute: Whether to recompute the stored price from the events.
 
     Raises:
-        LedgerError: An entry that no ledger of this version writes at this place.
+        LedgerError: No ledger of this version writes such an entry at this place.
     """
     try:
         apply_facts = _APPLY_BY_KIND.get(entry.kind)
         if apply_facts is None:
             raise LedgerError(
-                f"ledger: entry {entry.seq} is of an unknown kind {entry.kind!r}. Upgrade pate-torch; this version"
-                " could misread its charges."
+                f"ledger: entry {entry.seq} has the unknown kind {entry.kind!r}. Upgrade pate-torch, which"
+                " could otherwise misread its charges."
             )
         apply_facts(accounts, entry.account, entry.facts, recompute)
     except LedgerError:
@@ -403,7 +405,7 @@ def _compute_cost(state: AccountState, facts: dict[str, Any]) -> FilterCost:
 
 
 def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
-    """Whether a price is at most another, up to the rounding of sums."""
+    """Whether a cost is at most the reserved cost, up to the rounding of sums."""
     slack = 1 + _RELATIVE_ROUNDING
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
@@ -413,11 +415,11 @@ def _is_equal(stored_cost: FilterCost, computed_cost: FilterCost) -> bool:
 
 
 def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
-    """The error of a first release that finds its account charged: what was spent, and the epsilon it would add."""
+    """Make the error for a first release whose account is already charged, with the spent and the added epsilon."""
     spent_guarantee = account.guarantee
     terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
     spent_text = (
-        "nothing is claimed of it"
+        "nothing can be claimed for it"
         if spent_guarantee is None
         else f"epsilon {spent_guarantee.epsilon:.4g}, {terms}, {spent_guarantee.route}"
     )
@@ -429,7 +431,7 @@ def account_charged_error(account: Account, requested_epsilon: float) -> ValueEr
 def budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
-    """The error that says what was asked, what is left, and what would fit."""
+    """Make the error for a release over the cap: the requested cost, the remaining budget, and what would fit."""
     account_filter, remaining = account.filter, account.remaining_capacity
     total_cost = FilterCost.from_sum((account.total_cost, requested_cost))
     spent_epsilon = account_filter.to_epsilon(account.total_cost)

@@ -1,22 +1,23 @@
-"""The one provider of noise: an account of the ledger, and how a run may draw on it.
+"""The only provider of noise for a release: it reserves the worst case in the ledger before it hands out noise.
 
-    with budget.spend(events, mechanism="gaussian") as spending:   # terms checked, worst case reserved
+    with budget.spend(events, mechanism="gaussian") as spending:   # check the terms, reserve the worst case
         answers = spending.accept(mechanism.release(votes, spending.noise, context))
         spending.record_cost(answers.events)
-        ...                                                        # written down
-                                                                   # left without an error: committed
+        ...                                                        # write the answers
+                                                                   # commit, if no error was raised
 
-Left by an error, the reservation stays spent. Noise is had nowhere else (but in a ``DryRunNoise``, which releases
-nothing), and the ledger is charged nowhere else. What outlives a ``with`` is suspended in it and resumed later:
+If an error leaves the ``with`` block, the reservation stays spent. No other module charges the ledger, and only a
+``DryRunNoise``, whose answers cannot be released, gives noise without a charge. A release that takes several calls is
+suspended and resumed:
 
     with budget.spend(events, mechanism="sparse_vector") as spending:
         ...
-        spending.suspend(state)             # a hash of all that is needed to go on
+        spending.suspend(state)             # a hash of everything that is needed to continue
     with budget.resume(spending.id, state) as spending: ...
 
-What the noise is to go on with (``NoiseSource.state``: a sparse vector's threshold) is sealed beside the ledger, which
-remembers its hash with the state. A state that the ledger does not know (an older one, or one after which noise may
-have been drawn) is refused, and the reservation stays spent.
+Noise that the next call needs again (``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside
+the ledger, and the ledger stores its hash together with ``state``. The ledger refuses a state that it does not know,
+such as an older one or one after which noise may have been drawn. The reservation then stays spent.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from pate_torch.privacy.records import Answers, DryRunAnswers
 from pate_torch.privacy.sensitive import Sensitivity
 
 LIBRARY_NOISE_PREFIX = "by "
-"""The kind of noise that a library draws itself: "by opacus"."""
+"""Prefix of the kind of noise that a library draws itself, such as "by opacus"."""
 
 
 class NoiseProvider(Protocol):
-    """Where noise is had: a ``Budget``, or a ``DryRunNoise`` in its place."""
+    """A provider of noise: a ``Budget``, or a ``DryRunNoise`` in its place."""
 
     @property
     def kind(self) -> str:
@@ -57,25 +58,25 @@ class NoiseProvider(Protocol):
         ...
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Refuse a value under another adjacency than the account's."""
+        """Raise ValueError if the value has another adjacency than the account."""
         ...
 
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
     ) -> AbstractContextManager[Any]:
-        """A ``Spending``, or the ``DryRunNoise`` itself: ``noise`` draws, ``record_cost`` says what the draws cost."""
+        """Reserve the events and return a ``Spending``, or the ``DryRunNoise`` itself."""
         ...
 
 
 class _ChargedNoise(NoiseSource):
-    """Noise that a spending has paid for, as long as it lasts."""
+    """Noise that a ``Spending`` has paid for. It can be drawn while the spending is active."""
 
     def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
         super().__init__(kind, insecure_seed)
         self._spending = spending
 
     def stamp(self, answers: Answers) -> Answers:
-        """The answers, with the reservation that paid for them."""
+        """Mark answers with the reservation that paid for them."""
         if type(answers) is not Answers:
             raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
         return replace(answers, reservation_id=self._spending.id)
@@ -86,14 +87,13 @@ class _ChargedNoise(NoiseSource):
 
 
 class Spending:
-    """What one reservation has paid for, within its ``with``.
+    """A reservation in use: it hands out noise, and records costs, until its ``with`` block ends.
 
     Attributes:
         id: Id of the reservation.
-        reserved_events: The events it pays for at worst.
-        incurred_events: The events that came out so far; None: nothing was said of it, and all that was reserved is
-            charged.
-        secret: Whether its noise is: else nothing it draws is private.
+        reserved_events: Reserved events, the worst case.
+        incurred_events: Events incurred so far. None if no cost was recorded, so that all reserved events are charged.
+        secret: Whether the noise is secret. Answers drawn with seeded noise are not private.
     """
 
     def __init__(
@@ -120,27 +120,27 @@ class Spending:
         """The noise that was paid for.
 
         Raises:
-            RuntimeError: A library draws its own, or the ``with`` has been left.
+            RuntimeError: A library draws its own noise, or the ``with`` block has ended.
         """
         self._check_active()
         if self._noise is None:
-            raise RuntimeError(f"noise: this release's is drawn {self._kind}")
+            raise RuntimeError(f"noise: the noise of this release is drawn {self._kind}")
         return self._noise
 
     @property
     def noise_state(self) -> dict[str, float]:
-        """PRIVATE. What the noise is to go on with when the release is resumed."""
+        """PRIVATE. The noise that is needed again when the release is resumed."""
         return {} if self._noise is None else self._noise.state
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Refuse a value under another adjacency than the account's."""
+        """Raise ValueError if the value has another adjacency than the account."""
         check_adjacency(sensitivity, self._adjacency)
 
     def accept(self, answers: Answers) -> Answers:
-        """The answers, if this spending paid for them.
+        """Return the answers if this spending paid for them.
 
         Raises:
-            ValueError: Any others, which are not released.
+            ValueError: Another source paid for the answers, or no noise was drawn for them.
         """
         self._check_active()
         if type(answers) is not Answers or answers.reservation_id != self.id:
@@ -154,80 +154,78 @@ class Spending:
         return answers
 
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
-        """Count what a part of the release cost as it came out, after its noise was drawn; the rest returns on commit.
+        """Record the events that a part of the release incurred, after its noise was drawn.
 
-        Where noise was drawn after the last such word, all that was reserved is charged.
+        Committing returns the part of the reservation that was not incurred. If noise is drawn after the last call of
+        this method, all reserved events are charged.
         """
         self._check_active()
         self._has_unrecorded_noise = False
         self.incurred_events = (self.incurred_events or ()) + tuple(events)
 
     def record_files(self, digests: Mapping[str, str]) -> None:
-        """Remember the SHA-256 of what was written down, by a name each: an edit of it shows against the ledger."""
+        """Store the SHA-256 of written files by name, so that the ledger reveals a later edit of these files."""
         self._check_active()
         self._digests |= digests
 
     def record_first_answers(self, digests: Mapping[str, str]) -> None:
-        """Write the SHA-256 of a first stage's answers into the ledger, before anything depends on them.
+        """Write the SHA-256 of the answers of a first stage into the ledger, before any step depends on them.
 
         Raises:
-            ValueError: The first stage drew noise and did not say what that cost, so that the rest could be charged
-                without it.
+            ValueError: The first stage drew noise and did not record its cost, so the release could be charged
+                without this cost.
         """
         self.record_files(digests)
         if self._has_unrecorded_noise or self.incurred_events is None:
             fix = "Call spending.record_cost(events) after the draw."
-            raise checks.error("first_answers", None, "does not say what its answers cost", fix)
+            raise checks.error("first_answers", None, "did not record the cost of its answers", fix)
         self._has_fresh_noise = False
         self._record_in_ledger(self)
 
     def suspend(self, state_digest: str) -> None:
-        """Leave the release open after the ``with``, to be resumed where ``state_digest``, a hash, says it stands."""
+        """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""
         self._check_active()
-        if self._digests:  # these are committed with the release, which is not over
-            raise ValueError("files: record them where the release is committed, not where it is suspended")
+        if self._digests:  # hashes of files are committed together with the release, which is not finished
+            raise ValueError("files: record files when the release is committed, not when it is suspended")
         if not state_digest:
-            raise checks.error("state", state_digest, "must be a hash of what is needed to go on")
+            raise checks.error("state", state_digest, "must be a hash of the state that is needed to continue")
         self._suspended_state = state_digest
 
     def _mark_drawn(self) -> None:
-        """Note that noise was drawn, of which nothing was said yet."""
+        """Note that noise was drawn whose cost is not recorded yet."""
         self._has_unrecorded_noise = self._has_fresh_noise = True
 
     @property
     def charged_events(self) -> tuple[PrivacyEvent, ...]:
-        """What the release is charged when the ``with`` is left: all that was reserved, unless less was said."""
+        """Events charged at the end of the ``with`` block: the incurred events if all costs were recorded."""
         return (
             self.reserved_events if self._has_unrecorded_noise or self.incurred_events is None else self.incurred_events
         )
 
     def _check_active(self) -> None:
-        """Refuse to go on once the ``with`` has been left: noise drawn afterwards would not be charged.
-
-        Raises:
-            RuntimeError: It has been left.
-        """
+        """Raise RuntimeError if the ``with`` block has ended, because later noise would not be charged."""
         if not self._is_active:
             raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Budget:
-    """An account of a private data set, under the terms that a run was built for, which must be the account's own.
+    """An account of the ledger with the terms of a run, which must equal the terms of the account.
 
     Attributes:
-        ledger: Holds the account.
-        account: Its name.
+        ledger: Ledger that holds the account.
+        account: Name of the account.
         delta: Delta of the account.
         adjacency: Neighboring relation.
-        unit: What the privacy unit is.
+        unit: Kind of the privacy unit.
         fingerprint: Content fingerprint of the records, or of votes in their place.
         run: Name of the run's folder.
-        kind: Kind of noise (``NoiseSource``); "by <library>" where a library draws its own, which then has an account
-            of its own.
-        insecure_seed: Makes noise repeatable, and the run not private.
-        on_charge: Told the newest entry's hash whenever the account was charged, to be noted outside the ledger.
-        first_charge_only: Whether a charge is refused where the account has any reservation.
+        kind: Kind of noise (``NoiseSource``), or "by <library>" if a library draws the noise. Accounts of library noise
+            are separate from accounts of our noise.
+        insecure_seed: Seed that makes noise repeatable and the run not private. None for secret noise.
+        on_charge: Function that receives the hash of the newest ledger entry after each charge, to store it outside the
+            ledger.
+        first_charge_only: Whether a charge is refused if the account has any reservation.
     """
 
     ledger: Ledger
@@ -254,9 +252,9 @@ class Budget:
     def from_account(
         cls, ledger: Ledger, account: str, *, fingerprint: str = "", run: str = "", insecure_seed: int | None = None
     ) -> Budget:
-        """A budget on the account's own terms and of its kind of noise.
+        """Make a budget with the account's own terms and kind of noise.
 
-        The caller vouches that what is asked is on these terms.
+        The caller must ensure that the values to be released have these terms.
         """
         account_terms = ledger.get_account(account)
         return cls(
@@ -273,11 +271,11 @@ class Budget:
 
     @property
     def secret(self) -> bool:
-        """Whether no outsider could know the noise; else nothing drawn is private."""
+        """Whether the noise is secret. Answers drawn with seeded noise are not private."""
         return self.insecure_seed is None
 
     def check_events(self, events: Iterable[PrivacyEvent]) -> None:
-        """Raise what ``spend`` would raise now; nothing is charged."""
+        """Raise the error that ``spend`` would raise now, without a charge."""
         self._check_terms()
         account, events = self.ledger.get_account(self.account), tuple(events)
         if self.first_charge_only and account.is_charged:
@@ -285,30 +283,25 @@ class Budget:
         self.ledger.check_events(self.account, events)
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Refuse a value under another adjacency than the account's.
-
-        Raises:
-            ValueError: Says which partition to use.
-        """
+        """Raise ValueError if the value has another adjacency than the account."""
         check_adjacency(sensitivity, self.adjacency)
 
     @contextmanager
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
     ) -> Iterator[Spending]:
-        """Reserve these events, a whole release at its worst, and hand out noise; commit what was incurred at the end.
+        """Reserve the worst case of a release, hand out noise, and commit the incurred events at the end.
 
-        A release that says nothing of what it incurred is charged in full.
+        All reserved events are charged if the release records no cost.
 
         Args:
             events: Events of the worst case.
-            mechanism: What draws the noise, in words.
-            purpose: What the reservation pays for, in words.
+            mechanism: Name of the mechanism that draws the noise.
+            purpose: Purpose of the reservation, in words.
 
         Raises:
-            ValueError: The account was opened on other terms or of another kind of noise; nothing has been drawn or
-                charged.
-            BudgetExceeded: Its cap would be passed; likewise.
+            ValueError: The account has other terms or another kind of noise. Nothing was drawn or charged.
+            BudgetExceeded: The release would exceed the cap. Nothing was drawn or charged.
         """
         reservation = self.ledger.reserve(
             self.account,
@@ -327,22 +320,23 @@ class Budget:
 
     @contextmanager
     def resume(self, reservation: str, state_digest: str) -> Iterator[Spending]:
-        """Go on with a suspended release.
+        """Continue a suspended release.
 
         Raises:
-            LedgerError: A state that the ledger does not know.
+            LedgerError: The ledger does not know the state.
         """
         self._check_terms()
         charge = self.ledger.make_claim(self.account, [reservation]).charges[reservation]
         if charge.insecure is self.secret:
-            raise checks.error("reservation", reservation, "was made with noise that was seeded where this is not")
+            problem = "must be resumed with noise like that of its first call: secret, or seeded"
+            raise checks.error("reservation", reservation, problem)
         noise_state, digest = load_noise_state(self._get_state_path(reservation))
         resumed_reservation = self.ledger.resume(reservation, state_digest=state_digest + digest)
         with self._open_spending(resumed_reservation, noise_state) as spending:
             yield spending
 
     def can_resume(self, reservation: str, state_digest: str) -> bool:
-        """Whether a suspended release could be resumed from this state."""
+        """Whether ``resume`` would accept this state of a suspended release."""
         charge = self.ledger.get_charges(self.account)[reservation]
         return (
             charge.is_suspended
@@ -350,7 +344,7 @@ class Budget:
         )
 
     def _get_state_path(self, reservation: str) -> Path:
-        """PRIVATE. Where what a suspended release goes on with lies."""
+        """PRIVATE. Path of the noise state of a suspended release."""
         return self.ledger.path.with_name("suspended") / f"{reservation}.json"
 
     @contextmanager
@@ -369,7 +363,7 @@ class Budget:
             yield spending
         finally:
             spending._is_active = False
-        # Only here, where nothing was raised: else the reservation stays as it is, charged at its worst.
+        # This line is reached only if nothing was raised. Otherwise the reservation stays charged at its worst case.
         state_path = self._get_state_path(spending.id)
         if spending._suspended_state is not None:
             digest = save_noise_state(state_path, spending.noise_state)
@@ -388,9 +382,9 @@ class Budget:
 
 
 def check_adjacency(sensitivity: Sensitivity, adjacency: str) -> None:
-    """Raise ValueError for a value under another adjacency than the account's."""
+    """Raise ValueError if the value has another adjacency than the account."""
     if sensitivity.adjacency not in (None, adjacency):
-        message = f"is not the account's ({adjacency}), for which alone its charges hold"
+        message = f"is not the adjacency of the account ({adjacency}), for which its charges hold"
         raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={adjacency}.")
 
 

@@ -1,12 +1,12 @@
-"""Hash chain: an append-only file of facts in which each entry carries the hash of the one before.
+"""A hash chain: an append-only list of entries in one SQLite table, in which each entry holds the hash of the previous.
 
-One SQLite database, one table. An entry's hash is SHA-256 over its canonical JSON, which names its number and the hash
-before it, so an edit anywhere shows from there on; a cut tail shows against any hash noted elsewhere (``contains``).
-The chain guards against accidents and clumsy edits; who can rewrite the whole file and every copy of its head is not
-stopped by it.
+The hash of an entry is SHA-256 of its canonical JSON, which contains the number of the entry and the previous hash. An
+edit therefore invalidates all later entries, and a ledger that was cut short lacks the newest hash, which is also
+stored elsewhere (``contains``). The chain protects against accidents and clumsy edits. It does not protect against
+somebody who rewrites the whole file and every copy of its newest hash.
 
-A file that is there but is not a whole ledger of this version is refused, never taken for an empty one. Local disks
-only: SQLite's locks do not hold on network file systems.
+A file that exists and is not a complete ledger of this version is refused and never treated as an empty ledger. The
+file must be on a local disk, because SQLite's locks do not work on network file systems.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ RESTORE_HINT = "Keep the file, and restore a backup that contains the hash in yo
 
 
 class LedgerError(ValueError):
-    """The ledger cannot be read or written, or is not what was written; nothing was recorded."""
+    """The ledger cannot be read or written, or it was changed. Nothing was recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One fact of the chain.
+    """One entry of the chain.
 
     Attributes:
-        seq: Its number.
-        time: When it was written.
-        kind: Kind of fact.
-        account: Account that it concerns.
-        facts: JSON.
-        prev: Hash of the entry before.
-        hash: Covers everything here and every entry before.
+        seq: Number of the entry, from 1.
+        time: Time of writing, UTC.
+        kind: Kind of the entry, such as "reserve".
+        account: Name of the account.
+        facts: Content, JSON.
+        prev: Hash of the previous entry.
+        hash: Hash of this entry, which covers all previous entries.
     """
 
     seq: int
@@ -70,16 +70,20 @@ class LedgerEntry:
 
 
 class HashChain:
-    """An open chain, verified as it is read: no entry is returned that does not follow the one before it."""
+    """An open chain that verifies each entry when it reads it.
+
+    Args:
+        path: Path of the file.
+        create: Whether a missing file is created.
+        readonly: Whether the file is opened for reading only.
+
+    Raises:
+        LedgerError: The file is missing (``create=False``), empty, cut short, no ledger, or of a newer version.
+    """
 
     def __init__(self, path: Path, *, create: bool = True, readonly: bool = False) -> None:
-        """Open the chain at ``path``, or create it.
-
-        Raises:
-            LedgerError: A missing file (``create=False``), or one that is empty, cut, foreign or of a newer version.
-        """
         self.path = Path(path)
-        has_log = get_wal_path(self.path).exists()  # looked for first: a ledger made meanwhile has both files
+        has_log = get_wal_path(self.path).exists()  # checked first: a ledger that is created meanwhile has both files
         if create and not readonly:
             remove_abandoned_files(self.path)
         if create and not readonly and not self.path.exists():
@@ -106,10 +110,10 @@ class HashChain:
 
     @contextmanager
     def exclusive_access(self) -> Iterator[None]:
-        """Let this thread alone use the chain.
+        """Block other threads during a ``with`` block.
 
         Raises:
-            LedgerError: This is a copy of the process that opened it.
+            LedgerError: Another process opened the chain, and this process is a fork of it.
         """
         if os.getpid() != self._pid:  # SQLite connections do not survive a fork
             raise LedgerError("ledger: was opened by another process. Open it anew in this one.")
@@ -118,7 +122,7 @@ class HashChain:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """The one transaction: the write lock from the first read on, all entries or none, on disk when it returns."""
+        """Hold the write lock from the first read on; write all entries or none, on disk when the block ends."""
         with self._translated_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -131,7 +135,7 @@ class HashChain:
                 raise
 
     def append(self, kind: str, account: str, facts: dict[str, Any]) -> str:
-        """Write one entry after the last, return its hash; only in ``transaction``, after ``read_new_entries``."""
+        """Append an entry and return its hash. Call it in ``transaction``, after ``read_new_entries``."""
         assert self._db.in_transaction, "an entry outside a transaction could be lost"
         seq, prev = self._read_last()
         assert (seq, prev) == (self._seq, self._hash), "new entries were not read before writing"
@@ -140,7 +144,7 @@ class HashChain:
         return entry_hash
 
     def read_new_entries(self) -> list[LedgerEntry]:
-        """Entries since the last call, each checked against the one before it."""
+        """Return the entries since the last call, each checked against the previous one."""
         with self.exclusive_access():
             entries = self._read_entries_after(self._seq, self._hash)
             if entries:
@@ -148,11 +152,11 @@ class HashChain:
             return entries
 
     def rewind(self) -> None:
-        """Let ``read_new_entries`` start at the first entry again."""
+        """Make ``read_new_entries`` start at the first entry again."""
         self._seq, self._hash = 0, GENESIS_HASH
 
     def read_all_entries(self) -> list[LedgerEntry]:
-        """Every entry, checked from the first; ``read_new_entries`` is not affected."""
+        """Return every entry, checked from the first, without an effect on ``read_new_entries``."""
         return self._read_entries_after(0, GENESIS_HASH)
 
     def _read_entries_after(self, seq: int, prev: str) -> list[LedgerEntry]:
@@ -175,7 +179,7 @@ class HashChain:
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Several reads of one state; inside ``transaction`` they are that already."""
+        """Make several reads see one state; inside ``transaction`` they do so already."""
         if self._db.in_transaction:
             yield
             return
@@ -186,7 +190,7 @@ class HashChain:
             self._db.execute("ROLLBACK")
 
     def get_head(self) -> str:
-        """Hash of the newest entry."""
+        """Return the hash of the newest entry."""
         with self._translated_errors():
             return self._read_last()[1]
 
@@ -196,7 +200,7 @@ class HashChain:
             return self._db.execute("SELECT 1 FROM entries WHERE hash = ?", (entry_hash,)).fetchone() is not None
 
     def check_file(self) -> None:
-        """SQLite's own integrity check, and the schema once more."""
+        """Run SQLite's integrity check, and check the schema again."""
         with self._translated_errors():
             problems = [row[0] for row in self._db.execute("PRAGMA integrity_check")]
             if problems != ["ok"]:
@@ -204,9 +208,9 @@ class HashChain:
             self._check_schema()
 
     def backup(self, path: Path) -> None:
-        """Copy the chain as it is now to a new file (0600); an existing one is refused."""
+        """Copy the chain to a new file of mode 0600; an existing file is refused."""
         if path.exists():
-            raise LedgerError(f"backup={str(path)!r}: exists already. Name a new file.")
+            raise LedgerError(f"backup={str(path)!r}: already exists. Name a new file.")
         with self._translated_errors(), new_file(path) as temporary:
             target = sqlite3.connect(temporary, isolation_level=None)
             try:
@@ -237,7 +241,7 @@ class HashChain:
         if version > LEDGER_SCHEMA_VERSION:
             raise LedgerError(
                 f"ledger={str(self.path)!r}: was written by a newer version (schema {version}, known up to"
-                f" {LEDGER_SCHEMA_VERSION}). Upgrade pate-torch; this version could misread its charges."
+                f" {LEDGER_SCHEMA_VERSION}). Upgrade pate-torch, which could otherwise misread its charges."
             )
         schema = dict(self._db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"))
         if version != LEDGER_SCHEMA_VERSION or schema != SCHEMA:
@@ -248,7 +252,7 @@ class HashChain:
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:
-        """One thread at a time; SQLite's errors are turned into ours, with what to do."""
+        """Block other threads, and turn errors of SQLite into a ``LedgerError`` that says what to do."""
         with self.exclusive_access():
             try:
                 yield
@@ -263,30 +267,30 @@ class HashChain:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the content of the file is wrong: a full disk, a lock or a closed connection leaves it whole."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # without the extension of the code
+    """Whether the error means that the content of the file is wrong, unlike a full disk or a lock."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF  # the primary code of an extended code
     return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "could not decode" in str(error).lower()
 
 
-_VERIFY_HINT = "Whether the file is whole: pate ledger verify."
+_VERIFY_HINT = "Check the file: pate ledger verify."
 _FIX_BY_MESSAGE = {
     "readonly": "Make the file and its folder writable: a release that cannot be charged is not made.",
     "full": "Free some space, then run again.",
-    "locked": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s; wait for it to end.",
-    "busy": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s; wait for it to end.",
-    "unable to open": "Check the path and the rights on its folder.",
+    "locked": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s. Wait for this process to end.",
+    "busy": f"Another process held it for {LOCK_TIMEOUT_SECONDS:.0f} s. Wait for this process to end.",
+    "unable to open": "Check the path and the permissions of its folder.",
     "disk i/o": "Check the disk.",
-    "closed database": "This Ledger was closed; open another, Ledger(path).",
+    "closed database": "This Ledger object was closed. Open a new one: Ledger(path).",
 }
 
 
 def compute_digest(text: str) -> str:
-    """The hash of one entry's text."""
+    """Compute the hash of an entry's text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
-    """An entry's canonical JSON (sorted keys, no spaces, exact floats, no NaN) and its hash, dated now."""
+    """Return the canonical JSON of an entry (sorted keys, no spaces, exact floats, no NaN), dated now, and its hash."""
     timestamp = datetime.now(UTC).isoformat(timespec="seconds")
     body = {"seq": seq, "time": timestamp, "kind": kind, "account": account, "facts": facts, "prev": prev}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -294,7 +298,7 @@ def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev:
 
 
 def connect(path: Path, readonly: bool) -> sqlite3.Connection:
-    """Open an existing database, every commit of which is on disk before it returns."""
+    """Open an existing database. Every commit is on disk before it returns."""
 
     def open_uri(query: str) -> sqlite3.Connection:
         uri = f"{path.absolute().as_uri()}?{query}"
@@ -310,7 +314,7 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
         try:
             return open_uri("mode=ro")
         except sqlite3.OperationalError:
-            # Read-only media: SQLite cannot make its index of the write-ahead log, and without a log needs none.
+            # On read-only media SQLite cannot create the index of a write-ahead log. Without a log it needs no index.
             if get_wal_path(path).exists():
                 raise
             return open_uri("immutable=1")
@@ -321,25 +325,21 @@ def connect(path: Path, readonly: bool) -> sqlite3.Connection:
 
 
 def get_wal_path(path: Path) -> Path:
-    """SQLite's write-ahead log beside it."""
+    """Return the path of SQLite's write-ahead log."""
     return path.with_name(path.name + "-wal")
 
 
 def check_is_database(path: Path) -> None:
-    """Refuse a file that does not begin like a database: SQLite itself would begin a new one.
-
-    Raises:
-        LedgerError: The file is missing, or something else.
-    """
+    """Raise LedgerError if the file is missing or is no database. SQLite itself would start a new database in it."""
     try:
         with path.open("rb") as file:
             file_magic = file.read(len(_SQLITE_MAGIC))
     except FileNotFoundError as error:
         raise LedgerError(
-            f"ledger={str(path)!r}: there is none. Restore a backup, or name the folder that holds it (PATE_HOME)."
+            f"ledger={str(path)!r}: does not exist. Restore a backup, or name the folder of the ledger (PATE_HOME)."
         ) from error
     except OSError as error:
-        raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its rights.") from error
+        raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its permissions.") from error
     if not file_magic:
         raise LedgerError(f"ledger={str(path)!r}: is empty, so its charges are lost. {RESTORE_HINT}")
     if file_magic != _SQLITE_MAGIC:
@@ -347,12 +347,12 @@ def check_is_database(path: Path) -> None:
 
 
 def create_file(path: Path) -> None:
-    """Create a chain with its first entry, aside and then linked into place, so that nobody ever sees half of one."""
+    """Create a chain with its first entry in a temporary file that is then linked to ``path``, complete."""
     missing_folders = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
         for folder in reversed(missing_folders):
             folder.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError), new_file(path) as temporary:  # whoever was first has made the ledger
+        with suppress(FileExistsError), new_file(path) as temporary:  # another process may have created the ledger
             db = sqlite3.connect(temporary, isolation_level=None)
             try:
                 db.execute("PRAGMA journal_mode=WAL")
@@ -378,7 +378,7 @@ def create_file(path: Path) -> None:
 
 
 def remove_abandoned_files(path: Path) -> None:
-    """Remove what killed processes left of making this file: a new one is written within seconds."""
+    """Remove temporary files of killed processes. A file in use is never this old, because writing takes seconds."""
     for leftover in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 16}*"):
         with suppress(OSError):
             if time.time() - leftover.stat().st_mtime > ABANDONED_SECONDS:
@@ -387,10 +387,10 @@ def remove_abandoned_files(path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A private temporary file which takes the name ``path`` at the end.
+    """Yield a private temporary file that gets the name ``path`` at the end.
 
     Raises:
-        FileExistsError: The name is taken.
+        FileExistsError: ``path`` exists.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     remove_abandoned_files(path)
@@ -399,7 +399,7 @@ def new_file(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, never replaces a file made meanwhile
+        os.link(temporary, path)  # unlike a rename, a link never replaces a file that was created meanwhile
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

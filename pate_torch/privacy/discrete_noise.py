@@ -1,11 +1,11 @@
 """Exact integer noise: the discrete Gaussian and the discrete Laplace (Canonne, Kamath & Steinke 2020).
 
-P(z) is proportional to exp(-z^2 / (2 sigma^2)), or to exp(-|z| / scale), on all integers, for a rational parameter.
-No rounding enters the law: a draw inverts the distribution function of |z| at a real number of [0, 1) of which 63
-random bits are known first. The table that it is looked up in holds a rigorous lower and upper bound of every
-boundary; where the known bits do not decide between two values, more bits are drawn and a finer table is built. The
-rejection sampler of the paper gives the same law at some 5e4 draws a second, in a time that depends on the secret
-draws; a table gives millions, in a time that depends on the parameter alone.
+P(z) is proportional to exp(-z^2 / (2 sigma^2)) or to exp(-|z| / scale) on all integers, for a rational parameter. The
+distribution is exact: a draw inverts the distribution function of |z| at a uniform real number in [0, 1), of which 63
+bits are drawn first. The lookup table holds a rigorous lower and upper bound of every boundary. If the bits do not
+decide between two values, more bits are drawn and a finer table is built. The rejection sampler of the paper has the
+same distribution at about 5e4 draws a second, and its time depends on the secret draws. The table gives millions of
+draws a second, and its time depends on the parameter alone.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ MAX_SCALE = 20_000  # votes; a table has some 10 entries per vote (Gaussian) or 
 
 
 def draw_gaussian(shape: tuple[int, ...], sigma: Fraction) -> Tensor:
-    """Independent discrete Gaussians on the CPU, int64; sigma in votes, exactly as given."""
+    """Draw independent discrete Gaussians on the CPU, int64; sigma in votes, used exactly."""
     return _draw_signed(shape, "gaussian", _check_scale("sigma", sigma))
 
 
 def draw_laplace(shape: tuple[int, ...], scale: Fraction) -> Tensor:
-    """Independent discrete Laplaces on the CPU, int64; scale in votes, exactly as given."""
+    """Draw independent discrete Laplaces on the CPU, int64; scale in votes, used exactly."""
     return _draw_signed(shape, "laplace", _check_scale("scale", scale))
 
 
@@ -49,20 +49,23 @@ def _check_scale(name: str, value: Fraction) -> Fraction:
 
 @dataclass(frozen=True)
 class _CdfTable:
-    """low[m] <= 2^bits P(|Z| <= m) <= high[m], integers; beyond the last entry lies less than 2^-bits."""
+    """Integers low[m] <= 2^bits P(|Z| <= m) <= high[m]. The probability beyond the last entry is below 2^-bits."""
 
     low: list[int]
     high: list[int]
 
     def find_magnitude(self, first_bits: int) -> int | None:
-        """|Z| when the first bits of U are ``first_bits``; None where they do not decide."""
+        """Return |Z| if the first bits of U are ``first_bits``, or None if these bits do not decide it."""
         upper_rank, lower_rank = bisect_right(self.high, first_bits), bisect_right(self.low, first_bits)
         return upper_rank if upper_rank == lower_rank < len(self.low) else None
 
 
 def _compute_exp_bounds(exponent: Fraction, precision: int) -> tuple[int, int]:
-    """Integers around exp(-exponent) 2^precision. Decimal's exp is correctly rounded; four units cover the rest."""
-    # Decimal digits: those of 2^precision, and as many as the exponent's own size makes exp lose.
+    """Return integers below and above exp(-exponent) 2^precision.
+
+    The exponential of ``decimal`` is correctly rounded. Four units cover the other rounding errors.
+    """
+    # The digits of 2^precision, and those that exp loses to the size of the exponent.
     digits = precision * 31 // 100 + 20 + len(str(math.ceil(exponent)))
     context = Context(prec=digits, Emin=-(10**9), Emax=10**9)
     power = context.exp(context.divide(Decimal(-exponent.numerator), Decimal(exponent.denominator)))
@@ -72,7 +75,7 @@ def _compute_exp_bounds(exponent: Fraction, precision: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _build_cdf_table(kind: str, scale: Fraction, bits: int) -> _CdfTable:
-    """Interval arithmetic on integers with ``bits`` + guard binary digits: lower ends floored, upper ends ceiled.
+    """Build the table by interval arithmetic on integers with guard bits; lower ends round down, upper ends up.
 
     Weights w_0 = 1, w_(m+1) = w_m r_m, with r_m constant (Laplace) or r_(m+1) = r_m exp(-1/sigma^2) (Gaussian).
     """
@@ -116,7 +119,7 @@ def _draw_until_decided(kind: str, scale: Fraction, first_bits: int, bits: int) 
 
 
 def _draw_signed(shape: tuple[int, ...], kind: str, scale: Fraction, bits: int = FIRST_BITS) -> Tensor:
-    """Magnitude by inversion, then a fair sign. ``bits``: how many are drawn before looking (fewer in the tests)."""
+    """Draw magnitudes by inversion, and fair signs. ``bits`` is the number of bits of the first lookup."""
     size = math.prod(shape)
     random_word = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
     # The lowest bit is the sign; the others are the first bits of U.

@@ -1,4 +1,4 @@
-"""What is public about the data of a run: all that a price, a refusal or a plan may depend on."""
+"""Public facts about the data of a run. Prices, refusals and plans depend on these facts alone."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class DatasetFacts:
     Attributes:
         spec: Shape, classes and declared size of the data.
         pool: The public points.
-        unit: What the privacy unit is.
-        partition: How units are dealt to shards; it fixes the adjacency.
-        num_units: Number of private records under ``replace_one``, where it is public; None under ``add_remove``.
-        has_records: Whether there are private records here; of votes that were made elsewhere there are none.
-        supported_adjacencies: The relations under which one unit's change leaves every other record as it was.
-        advice: What to do where a run needs another relation.
+        unit: Kind of the privacy unit.
+        partition: Rule that assigns units to shards. It fixes the adjacency.
+        num_units: Number of private records under ``replace_one``, where it is public. None under ``add_remove``.
+        has_records: Whether private records are present. False for votes that were made elsewhere.
+        supported_adjacencies: Relations under which a change of one unit leaves every other record unchanged.
+        advice: Advice for a run that needs another relation.
     """
 
     spec: DataSpec
@@ -35,7 +35,7 @@ class DatasetFacts:
 
     @classmethod
     def from_dataset(cls, data: Dataset, partition: Partition) -> DatasetFacts:
-        """Read the public facts off a data set that was loaded."""
+        """Collect the public facts of a loaded data set."""
         return cls(
             spec=data.spec,
             pool=data.pool,
@@ -53,7 +53,7 @@ class DatasetFacts:
         return self.partition.adjacency
 
     def check_adjacency(self) -> None:
-        """Raise ValueError where one unit's change could move other records of these data."""
+        """Raise ValueError if a change of one unit could affect other records of these data."""
         if self.adjacency not in self.supported_adjacencies:
             problem = f"cannot be promised for {self.spec.name}: one unit's change could move other records"
             raise checks.error("partition", self.adjacency, problem, self.advice)

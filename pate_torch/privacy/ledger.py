@@ -1,17 +1,17 @@
-"""The privacy ledger: one account per private data set, which outlives every run, ensemble and student.
+"""PRIVATE. The privacy ledger: one account for each private data set, which all runs, ensembles and students share.
 
-    reserve   what the release may cost at worst, before any noise is drawn; refused if it would pass the cap
-    record    where a release that is to be resumed stands, by a hash, and what it incurred so far
-    resume    it goes on from there, once; noise may be drawn from here on, so it is resumed again only once recorded
-    commit    what it did cost, once the answers are written down
+    reserve   charge the worst case of a release before any noise is drawn; refused if it would exceed the cap
+    record    store a hash of the state of a release that is to be resumed, and the events incurred so far
+    resume    continue from this state; since noise may be drawn then, the next resumption needs a new record
+    commit    replace the charge by the events that the release incurred, after its answers are written
 
-Only ``budget`` calls these four: nothing else hands out noise.
+Only ``budget`` calls these four methods, because only ``budget`` hands out noise.
 
-A reservation without a commit counts as spent, so a crash can lose answers but never a charge. The account is keyed by
-the *declared name* of the private data: two ensembles trained on the same records share one budget, and a changed
-fingerprint of the content is recorded but charges the same account. Its cap is kept by a filter fixed at opening
-(``accounting.filters``), so the guarantee of all its releases together is the cap, however each was chosen after the
-others. PRIVATE: the file is for the owner of the data.
+A reservation without a commit counts as spent, so a crash can lose answers but never a charge. An account is named by
+the *declared name* of the private data: two ensembles that were trained on the same records share one budget. A changed
+content fingerprint is recorded and charges the same account. A privacy filter, which is fixed when the account opens,
+enforces the cap (``accounting.filters``). The cap is therefore a guarantee for all releases together, even if each
+release was chosen after the earlier ones. The file belongs to the owner of the data.
 
     pate ledger verify|show|export|backup|raise-cap|close
 """
@@ -68,21 +68,21 @@ __all__ = [
 
 
 def get_default_path() -> Path:
-    """Default place of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
+    """Return the default path of the ledger: ``ledger.sqlite`` under PATE_HOME, or in the store of this user."""
     return run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A release that has been charged at its worst and not yet committed.
+    """A release whose worst case has been charged and that has not been committed.
 
     Attributes:
-        id: Names it in the ledger.
-        account: Account that it is charged to.
-        reserved_events: Events of its worst case.
-        reserved_cost: Their price.
-        insecure: Whether its noise is seeded or off.
-        incurred_events: What it had incurred before it was resumed; None: it was not.
+        id: Id of the reservation in the ledger.
+        account: Name of the charged account.
+        reserved_events: Events of the worst case.
+        reserved_cost: Price of these events.
+        insecure: Whether the noise is seeded or off.
+        incurred_events: Events incurred before the release was resumed. None if it was not resumed.
     """
 
     id: str
@@ -94,17 +94,17 @@ class Reservation:
 
 
 class Ledger:
-    """The ledger in one file; many processes may share it.
+    """The ledger in one file, which several processes may share.
 
-    Each process opens a ledger of its own on the file, and the threads of a process share one.
+    Each process opens its own ``Ledger`` on the file. The threads of a process share one.
 
     Args:
-        path: The file; created if there is none and ``create`` holds.
+        path: Path of the file.
         create: Whether a missing file is created.
-        readonly: Whether nothing will be written.
+        readonly: Whether the file is opened for reading only.
 
     Raises:
-        LedgerError: A file that is damaged, foreign, empty, of a newer version or cannot be written.
+        LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
@@ -130,10 +130,10 @@ class Ledger:
         self._chain.close()
 
     def exclusive_access(self) -> AbstractContextManager[None]:
-        """Make other threads of the process wait while this one is in it.
+        """Block the other threads of this process during a ``with`` block.
 
         Raises:
-            LedgerError: This is another process.
+            LedgerError: Another process opened this ledger.
         """
         return self._chain.exclusive_access()
 
@@ -152,30 +152,29 @@ class Ledger:
         filter: str | None = None,
         delta_reserve: float | None = None,
     ) -> Account:
-        """Open the account of a private data set, or return the one there is, on its stored terms.
+        """Open the account of a private data set, or return the existing account.
 
-        The terms are fixed by the first charge: an account that was never charged opens anew.
+        The first charge fixes the terms. An account that was never charged is opened anew.
 
         Args:
             name: Declared name of the private data.
             budget_epsilon: Epsilon of the cap.
             delta: Delta of the cap.
             adjacency: Neighboring relation.
-            unit: What the privacy unit is.
-            planned_events: Choose the filter when the account opens (``PrivacyFilter.from_planned_events``); ignored
-                afterwards.
-            noise: The kind that its releases will draw: "torch", "discrete", or "by <library>".
-            filter: Overrules the choice of the filter's kind.
-            delta_reserve: Overrules the choice of its reserve.
+            unit: Kind of the privacy unit.
+            planned_events: Events for which the filter of a new account is chosen (``PrivacyFilter``).
+            noise: Kind of noise of all releases: "torch", "discrete", or "by <library>".
+            filter: Kind of the filter. None to choose it by ``planned_events``.
+            delta_reserve: Part of delta for failures of mechanisms. None to choose it by ``planned_events``.
 
         Raises:
-            ValueError: The terms asked for differ from the stored ones.
+            ValueError: The requested terms differ from the stored terms.
         """
         if not name or name != name.strip():
             raise checks.error("account", name, "must be a name without spaces around it")
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
-            raise checks.error("unit", unit, 'must say what is protected, such as "record"')
+            raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
         with self._chain.transaction():
             self._catch_up()
             existing_state = self._accounts.get(name)
@@ -211,26 +210,26 @@ class Ledger:
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
-        """The account as it stands now.
+        """Return the present state of an account.
 
         Raises:
-            LedgerError: There is none of that name.
+            LedgerError: There is no account of this name.
         """
         with self.exclusive_access():
             self._catch_up()
             return self._get_state(name).to_account(name)
 
     def list_accounts(self) -> tuple[Account, ...]:
-        """All accounts, in the order they were opened."""
+        """Return all accounts, in the order in which they were opened."""
         with self.exclusive_access():
             self._catch_up()
             return tuple(state.to_account(name) for name, state in self._accounts.items())
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
-        """Raise an account's cap: a deliberate act of the owner, recorded with its reason.
+        """Raise the cap of an account, and record the reason. The new cap is the guarantee from then on.
 
-        From then on the guarantee is the new cap. The filter's theorem takes the cap as fixed in advance: a cap that
-        is raised because of what was released is the owner's promise, not the theorem's.
+        The theorem about the filter assumes a cap that was fixed in advance. If an owner raises the cap because of
+        earlier releases, the guarantee rests on the owner's word instead of the theorem.
         """
         checks.positive("budget_epsilon", budget_epsilon)
         _check_reason(reason)
@@ -249,12 +248,12 @@ class Ledger:
         return self.get_account(name)
 
     def close_account(self, name: str, reason: str) -> Account:
-        """End an account's spending for good; releases already reserved may still commit."""
+        """Close an account for new releases. Reserved releases can still be committed."""
         _check_reason(reason)
         with self._chain.transaction():
             self._catch_up()
             if self._get_state(name).is_closed:
-                raise LedgerError(f"account={name!r}: is closed already.")
+                raise LedgerError(f"account={name!r}: is already closed.")
             self._chain.append("close", name, {"reason": reason})
         return self.get_account(name)
 
@@ -275,25 +274,24 @@ class Ledger:
         first_charge_only: bool = False,
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
-        """Charge a whole release at its worst, before anything is drawn.
+        """Charge the worst case of a release before any noise is drawn.
 
         Args:
             account: Name of the account.
             events: Events of the worst case.
             fingerprint: Content fingerprint of the records, or of votes in their place.
             mechanism: Name of the mechanism that will draw the noise.
-            run: The run that makes the release.
-            purpose: What is released, in words.
-            noise: Its kind, in words.
-            note: Kept with the charge.
-            insecure: The noise is seeded or off, so the release is NOT PRIVATE; it is charged and marked all the same.
-            first_charge_only: Whether to refuse where the account has any reservation, a killed or an open one
-                included.
-            terms: Terms that the account must have (``check_terms``), checked with the charge; None: not asked for.
+            run: Name of the run that makes the release.
+            purpose: Purpose of the release, in words.
+            noise: Kind of the noise, in words.
+            note: Text that is stored with the charge.
+            insecure: Whether the noise is seeded or off. Such a release is NOT PRIVATE; it is charged and marked.
+            first_charge_only: Whether to refuse the charge if the account has any reservation, even an unfinished one.
+            terms: Terms that the account must have (``check_terms``). None to check no terms.
 
         Raises:
-            BudgetExceeded: The cap would be passed.
-            ValueError: ``first_charge_only`` or ``terms`` do not hold.
+            BudgetExceeded: The release would exceed the cap.
+            ValueError: ``first_charge_only`` or ``terms`` are violated.
             LedgerError: The charge cannot be written.
         """
         events = tuple(events)
@@ -329,7 +327,7 @@ class Ledger:
         return reservation
 
     def check_events(self, account: str, events: Iterable[PrivacyEvent]) -> FilterCost:
-        """Price of these events; raises what ``reserve`` would raise now, and charges nothing."""
+        """Return the price of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         events = tuple(events)
         with self.exclusive_access():
             self._catch_up()
@@ -349,13 +347,13 @@ class Ledger:
         state_digest: str = "",
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Note what the release has incurred so far; the charge stays at its worst.
+        """Record the events that a release has incurred so far. The charge stays at its worst case.
 
         Args:
-            reservation: Or its id.
-            events: Incurred so far.
-            state_digest: A hash of all that is needed to go on, with which it may be resumed; "": it may not.
-            digests: SHA-256 of what was written down so far, by name.
+            reservation: Reservation, or its id.
+            events: Events incurred so far.
+            state_digest: Hash of the state from which the release may be resumed. "" if it may not be resumed.
+            digests: SHA-256 of the files written so far, by name.
         """
         with self._chain.transaction():
             account, identity, _ = self._find_open_charge(reservation)
@@ -368,18 +366,18 @@ class Ledger:
             self._chain.append("record", account, facts)
 
     def resume(self, reservation: Reservation | str, *, state_digest: str) -> Reservation:
-        """Let an open release go on from where it was recorded last; called before any noise is drawn.
+        """Continue an open release from its last record, before any noise is drawn.
 
         Raises:
-            LedgerError: A state that the ledger does not know, which leaves the reservation spent: noise may have been
-                drawn since the last record, or the state is an older one.
+            LedgerError: The ledger does not know the state: noise may have been drawn since the last record, or the
+                state is older than the record. The reservation stays spent.
         """
         with self._chain.transaction():
             account, identity, charge = self._find_open_charge(reservation)
             if not charge.is_suspended or charge.state_digest != state_digest:
                 raise LedgerError(
-                    f"reservation={identity!r}: does not stand where it is to be resumed: noise may have been drawn"
-                    " since, or what was kept is older than the ledger. It stays charged at its worst; make another."
+                    f"reservation={identity!r}: cannot be resumed from this state, because noise may have been drawn"
+                    " since, or the state is older than the ledger. It stays charged at its worst case. Make a new one."
                 )
             number = charge.num_resumptions + 1
             self._chain.append("resume", account, {"reservation": identity, "state": state_digest, "number": number})
@@ -400,17 +398,17 @@ class Ledger:
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
     ) -> Account:
-        """Replace a reserved charge by what the release incurred.
+        """Replace the reserved charge of a release by the events that it incurred.
 
         Args:
-            reservation: Or its id.
-            incurred_events: As they came out.
+            reservation: Reservation, or its id.
+            incurred_events: Incurred events.
             release_id: Id of the release.
-            digests: SHA-256 of what was written down, by name.
+            digests: SHA-256 of the written files, by name.
 
         Raises:
-            LedgerError: The incurred events are more than was reserved in any quantity the filter tracks, or the
-                reservation is unknown or committed already; the reservation stands.
+            LedgerError: The incurred events cost more than the reserved events in a quantity that the filter tracks, or
+                the reservation is unknown or already committed. The reservation stays as it is.
         """
         events = tuple(incurred_events)
         with self._chain.transaction():
@@ -436,29 +434,29 @@ class Ledger:
         return self.get_account(account)
 
     def get_guarantee(self, account: str) -> Guarantee | None:
-        """Everything reserved from the account, composed, at the account's delta (see ``Account.guarantee``)."""
+        """Compose everything reserved from the account, at its delta (see ``Account.guarantee``)."""
         return self.get_account(account).guarantee
 
     def get_charges(self, account: str) -> Mapping[str, Charge]:
-        """Every reservation of the account, by its id, in their order."""
+        """Return every reservation of the account by its id, in order."""
         with self.exclusive_access():
             self._catch_up()
             return MappingProxyType(dict(self._get_state(account).charges))
 
     def make_claim(self, account: str, reservations: Iterable[str]) -> Claim:
-        """What may be said of these reservations together.
+        """Compose the guarantee of these reservations together.
 
         Raises:
-            LedgerError: One that the account does not have.
+            LedgerError: The account does not have one of the reservations.
         """
         with self.exclusive_access():
             charges, account_view = self.get_charges(account), self.get_account(account)
         claimed_charges = {}
         for identity in dict.fromkeys(reservations):
             if identity not in charges:
-                raise LedgerError(f"reservation={identity!r}: account {account!r} has none. Was it made elsewhere?")
+                raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. Was it made elsewhere?")
             claimed_charges[identity] = charges[identity]
-        # Whether these are private is theirs to say; whether the cap was kept is the account's.
+        # These charges decide whether their own noise was secret. All charges decide whether the cap still holds.
         cap_holds, account_view = (
             account_view.is_private,
             replace(account_view, is_private=not any(charge.insecure for charge in claimed_charges.values())),
@@ -476,22 +474,22 @@ class Ledger:
     # ---- the chain ----------------------------------------------------------------------------------------------
 
     def read_entries(self, account: str | None = None) -> tuple[LedgerEntry, ...]:
-        """Every entry (of one account), verified from the first."""
+        """Return every entry, or those of one account, after verifying the chain from the first entry."""
         return tuple(e for e in self._chain.read_all_entries() if account is None or e.account == account)
 
     def get_head(self) -> str:
-        """Hash of the newest entry: note it outside the ledger, and a cut tail will show."""
+        """Return the hash of the newest entry. A copy of it outside the ledger reveals a ledger that was cut short."""
         return self._chain.get_head()
 
     def contains_head(self, digest: str) -> bool:
-        """Whether a hash noted elsewhere is in the chain; if not, entries were lost (or it is another ledger)."""
+        """Whether an entry has this hash. If not, entries were lost, or the hash is of another ledger."""
         return self._chain.contains(digest)
 
     def verify(self) -> tuple[Account, ...]:
         """Recompute every hash, price and total from the entries.
 
         Raises:
-            LedgerError: An entry is wrong; it names the first.
+            LedgerError: An entry is wrong. The message names the first one.
         """
         self._chain.check_file()
         accounts: dict[str, AccountState] = {}
@@ -500,7 +498,7 @@ class Ledger:
         return tuple(state.to_account(name) for name, state in accounts.items())
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy the ledger, whole and consistent, to a new file of mode 0600."""
+        """Copy a consistent state of the ledger to a new file of mode 0600."""
         self._chain.backup(Path(path))
 
     # ---- state --------------------------------------------------------------------------------------------------
@@ -510,7 +508,7 @@ class Ledger:
             for entry in self._chain.read_new_entries():
                 apply_entry(self._accounts, entry)
         except LedgerError:
-            # Half a state would admit too much: start over, and so fail again, on the next call.
+            # An incomplete state would admit too much. The next call starts from the first entry and fails again.
             self._chain.rewind()
             self._accounts.clear()
             raise
@@ -519,20 +517,20 @@ class Ledger:
         if name not in self._accounts:
             account_names = ", ".join(self._accounts) or "none yet"
             raise LedgerError(
-                f"account={name!r}: there is none of this name (accounts: {account_names}). Open it first."
+                f"account={name!r}: there is no account of this name (accounts: {account_names}). Open it first."
             )
         return self._accounts[name]
 
     def _find_open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
-        """The account, the id and the charge of a reservation that is not committed."""
+        """Return account, id and charge of a reservation that is not committed."""
         self._catch_up()
         identity = reservation if isinstance(reservation, str) else reservation.id
         for name, state in self._accounts.items():
             if identity in state.charges:
                 if state.charges[identity].is_committed:
-                    raise LedgerError(f"reservation={identity!r}: is committed already.")
+                    raise LedgerError(f"reservation={identity!r}: is already committed.")
                 return name, identity, state.charges[identity]
-        raise LedgerError(f"reservation={identity!r}: there is none. Was it made in another ledger?")
+        raise LedgerError(f"reservation={identity!r}: is not in this ledger. Was it made in another one?")
 
     def check_terms(
         self,
@@ -544,11 +542,7 @@ class Ledger:
         noise: str,
         budget_epsilon: float | None = None,
     ) -> None:
-        """Refuse terms that differ from those the account was opened with (None: not asked for).
-
-        Raises:
-            ValueError: Names the term that differs.
-        """
+        """Raise ValueError if terms differ from those of the account; a ``budget_epsilon`` of None is not checked."""
         with self.exclusive_access():
             self._catch_up()
             state = self._get_state(name)
@@ -563,7 +557,7 @@ class Ledger:
                 raise checks.error(
                     key,
                     requested_value,
-                    f"account {name!r} was opened with {stored_value!r}, and earlier charges hold for that only",
+                    f"account {name!r} was opened with {stored_value!r}, for which its earlier charges hold",
                     f"Set it back to {stored_value!r}.",
                 )
         if budget_epsilon not in (None, state.filter.epsilon):
@@ -571,11 +565,10 @@ class Ledger:
                 "budget_epsilon",
                 budget_epsilon,
                 f"the cap of account {name!r} is {state.filter.epsilon!r}",
-                "Set it back; or raise the cap, which is a deliberate act: "
-                f"pate ledger raise-cap {name} EPSILON --reason WHY.",
+                f"Set it back, or raise the cap on purpose: pate ledger raise-cap {name} EPSILON --reason WHY.",
             )
 
 
 def _check_reason(reason: str) -> None:
     if not reason.strip():
-        raise checks.error("reason", reason, "must say why", "It is recorded for whoever reads the ledger later.")
+        raise checks.error("reason", reason, "must state why", "The ledger records it for later readers.")

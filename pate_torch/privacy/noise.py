@@ -1,8 +1,8 @@
-"""The source of privacy noise, kept apart from every seeded stream.
+"""The source of privacy noise, separate from every seeded generator.
 
-Every bit comes from the operating system's entropy, not from a generator seeded by it: torch's generator on the CPU
-keeps only 32 bits of its seed, few enough to try them all. ``insecure_seed`` makes a run repeatable and its guarantee
-void: everything such a run writes says NOT PRIVATE.
+Every random bit comes from the operating system, not from a generator that the system seeds: torch's CPU generator
+keeps 32 bits of its seed, which an attacker can enumerate. ``insecure_seed`` makes a run repeatable and voids its
+guarantee, and everything that such a run writes says NOT PRIVATE.
 """
 
 from __future__ import annotations
@@ -31,23 +31,19 @@ from pate_torch.privacy.sensitive import Sensitivity
 
 _UNIFORM_BITS = 52  # (k + 1/2) 2^-52 is exact in float64 and never 0 or 1
 _BLOCK_NUMBERS = 1 << 18
-"""Numbers drawn at a time: they stay in a core's cache, and several threads share out the blocks of a large draw."""
+"""Block size of a draw. A block fits a core's cache, and several threads draw the blocks of a large tensor."""
 
 
 NOISE_KINDS = ("torch", "discrete")
 
 MIN_CONTINUOUS_NOISE_DELTA = 1e-15
-"""With continuous noise. Of ``_UNIFORM_BITS`` bits a normal number ends at 8.57 standard deviations, an exponential one
-at 36.7 scales, and what lies beyond has probability 1e-17 and 1e-16: no smaller delta, and no pure epsilon, rests on
-them."""
+"""Smallest delta with continuous noise. A normal number made of ``_UNIFORM_BITS`` bits ends at 8.57 standard
+deviations and an exponential number at 36.7 scales. The tails beyond have probability 1e-17 and 1e-16, so continuous
+noise supports no smaller delta and no pure epsilon."""
 
 
 def check_noise(kind: str, insecure_seed: int | None) -> None:
-    """Refuse a kind of noise that does not exist, or one with a seed that it cannot have.
-
-    Raises:
-        ValueError: Names the key.
-    """
+    """Raise ValueError if ``kind`` does not exist or cannot have a seed."""
     checks.one_of("noise", kind, NOISE_KINDS)
     if insecure_seed is not None:
         checks.integer("insecure_noise_seed", insecure_seed, low=0)
@@ -61,11 +57,7 @@ def check_noise(kind: str, insecure_seed: int | None) -> None:
 
 
 def check_delta(kind: str, delta: float) -> None:
-    """Refuse a delta that noise of this kind cannot keep: all but discrete noise is bounded.
-
-    Raises:
-        ValueError: Names the smallest delta.
-    """
+    """Raise ValueError if ``delta`` is below what the bounded tails of continuous noise support."""
     checks.delta("privacy.delta", delta)
     if kind != "discrete" and delta < MIN_CONTINUOUS_NOISE_DELTA:
         message = (
@@ -78,16 +70,17 @@ def check_delta(kind: str, delta: float) -> None:
 
 @dataclass(eq=False)
 class NoiseSource:
-    """Draws noise for the device that holds the votes: float64 (continuous) or int64 (discrete).
+    """A source of noise, float64 (continuous) or int64 (discrete), for the device that holds the votes.
 
-    There are two, and no third: that of a ``budget.Spending``, which has been charged for, and a ``DryRunNoise``.
-    Continuous noise is rounded to float64, and its rounding can in principle be attacked (Mironov 2012): discrete noise
-    cannot.
+    It has two subclasses: the noise of a ``budget.Spending``, for which an account was charged, and ``DryRunNoise``.
+    Continuous noise is rounded to float64, and the rounding can in principle be attacked (Mironov 2012). Discrete noise
+    is exact.
 
     Attributes:
         kind: "torch" (continuous) or "discrete" (exact discrete Gaussian and Laplace).
-        insecure_seed: Makes noise repeatable, and void as a protection; None: the operating system's entropy.
-        state: PRIVATE. What a release goes on with in its next call, of noise that was drawn in this one.
+        insecure_seed: Seed that makes noise repeatable and the release not private. None for the entropy of the
+            operating system.
+        state: PRIVATE. Noise that a later call of the same release needs again, such as a noisy threshold.
     """
 
     kind: str = "torch"
@@ -97,40 +90,40 @@ class NoiseSource:
 
     def __post_init__(self) -> None:
         if type(self) is NoiseSource:
-            raise TypeError("NoiseSource: noise is had by budget.spend, or in a DryRunNoise, which releases nothing")
+            raise TypeError("NoiseSource: use the noise of budget.spend, or a DryRunNoise, which releases nothing")
         check_noise(self.kind, self.insecure_seed)
         if self.insecure_seed is not None:
             self._generator = torch.Generator().manual_seed(self.insecure_seed)
 
     @property
     def secret(self) -> bool:
-        """Whether no outsider could know the noise; else nothing drawn is private."""
+        """Whether the noise is secret. Answers drawn with seeded noise are not private."""
         return self.insecure_seed is None
 
     def stamp(self, answers: Answers) -> Answers:
-        """The answers drawn from here, with what paid for them."""
+        """Mark answers that were drawn from this source with the reservation that paid for them."""
         raise NotImplementedError
 
     def _check_draw_allowed(self) -> None:
-        """Called before every draw."""
+        """Raise RuntimeError if a draw is not allowed now. It is called before every draw."""
 
     def draw_uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent U(0, 1), float64, strictly between 0 and 1."""
+        """Draw independent U(0, 1), float64, strictly between 0 and 1."""
         self._check_draw_allowed()
         return self._fill_blocks(self._make_uniform_block, shape).to(device)
 
     def draw_exponential(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent Exp(1), float64, strictly positive."""
+        """Draw independent Exp(1), float64, strictly positive."""
         self._check_draw_allowed()
         return self._fill_blocks(self._make_exponential_block, shape).to(device)
 
     def draw_gumbel(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent standard Gumbel, float64: argmax(u + gumbel) samples proportionally to exp(u)."""
+        """Draw independent standard Gumbel, float64; argmax(u + gumbel) samples proportionally to exp(u)."""
         self._check_draw_allowed()
         return self._fill_blocks(lambda size: self._make_exponential_block(size).log_().neg_(), shape).to(device)
 
     def draw_gaussian(self, shape: tuple[int, ...], sigma: float, device: torch.device) -> Tensor:
-        """Independent N(0, sigma^2), float64, or the discrete Gaussian of that parameter, int64; sigma in votes."""
+        """Draw independent N(0, sigma^2), float64, or discrete Gaussians of this parameter, int64; sigma in votes."""
         checks.positive("sigma", sigma)
         self._check_draw_allowed()
         if self.kind == "discrete":
@@ -138,7 +131,7 @@ class NoiseSource:
         return self._fill_blocks(self._make_normal_block, shape).mul_(sigma).to(device)
 
     def draw_laplace(self, shape: tuple[int, ...], scale: float, device: torch.device) -> Tensor:
-        """Independent Lap(scale), float64, or the discrete Laplace of that parameter, int64; scale in votes."""
+        """Draw independent Lap(scale), float64, or discrete Laplaces of this parameter, int64; scale in votes."""
         checks.positive("scale", scale)
         self._check_draw_allowed()
         if self.kind == "discrete":
@@ -164,7 +157,7 @@ class NoiseSource:
         return self._make_uniform_block(size).log_().neg_()
 
     def _make_normal_block(self, size: int) -> Tensor:
-        """Box and Muller 1958: a radius and an angle make two."""
+        """Box and Muller (1958): a radius and an angle give two normal numbers."""
         num_pairs = (size + 1) // 2
         radius, angle = (
             self._make_exponential_block(num_pairs).mul_(2).sqrt_(),
@@ -173,7 +166,7 @@ class NoiseSource:
         return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)])[:size]
 
     def _fill_blocks(self, make_block: Callable[[int], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """``make_block(size)`` for one block after the other; by threads, unless a seed fixes the order."""
+        """Fill a tensor block by block with ``make_block(size)``; by threads, unless a seed fixes the order."""
         values = torch.empty(shape, dtype=torch.float64)
         blocks = [block for block in values.view(-1).split(_BLOCK_NUMBERS) if len(block)]
 
@@ -185,63 +178,63 @@ class NoiseSource:
                 fill_block(block)
             return values
         with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for _ in pool.map(fill_block, blocks):  # raises what a thread raised: no block is left undrawn
+            for _ in pool.map(fill_block, blocks):  # re-raises the error of a thread, so that no block stays undrawn
                 pass
         return values
 
 
 @dataclass(eq=False)
 class DryRunNoise(NoiseSource):
-    """Noise for audits, plans and tests, which nobody is charged for: what is drawn with it cannot be released.
+    """Noise for audits, plans and tests. No account is charged, and answers drawn with it cannot be released.
 
-    It may stand in for a budget (``budget.NoiseProvider``), and then spends nothing.
+    It implements ``budget.NoiseProvider`` and can replace a budget.
 
     Attributes:
-        events: What a budget would have been charged.
+        events: Privacy events that a budget would have been charged.
     """
 
     events: tuple[PrivacyEvent, ...] = ()
 
     def stamp(self, answers: Answers) -> DryRunAnswers:
-        """The answers as those of a dry run, a type that nothing releases or writes."""
+        """Convert the answers to ``DryRunAnswers``, which cannot be released or written."""
         return DryRunAnswers(**{f.name: getattr(answers, f.name) for f in fields(Answers)})
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Nothing to refuse: there is no account."""
+        """Accept every adjacency, because there is no account."""
 
     @contextmanager
     def spend(self, events: Iterable[PrivacyEvent], **facts: object) -> Iterator[DryRunNoise]:
-        """This noise itself, with what a budget would have been charged in ``events``."""
+        """Add the events to ``events`` and yield this source itself."""
         self.events += tuple(events)
         yield self
 
     @property
     def noise(self) -> DryRunNoise:
-        """This noise itself, as the source of noise that a spending has."""
+        """This source itself, under the name by which a ``Spending`` holds its noise."""
         return self
 
     def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
-        """Nothing: nobody is charged."""
+        """Do nothing, because no account is charged."""
 
 
 _README = """PRIVATE: do not publish, do not share.
 
-Noise that releases under way go on with, such as the thresholds of sparse vectors: whoever knows it can take it off the
-answers. Keep it together with the privacy ledger beside this folder, which remembers its hash; without it a release
-cannot go on, and stays charged at its worst.
+This folder holds noise that unfinished releases need again, such as the noisy thresholds of sparse vectors. With this
+noise anybody could subtract it from the answers. Keep the folder together with the privacy ledger beside it, which
+stores a hash of each file. A release whose file is missing cannot be continued and stays charged at its worst case.
 """
 
 
 def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
-    """PRIVATE. Write noise that a suspended release goes on with, whole or not at all.
+    """PRIVATE. Write the noise that a suspended release needs again, atomically.
 
     Returns:
-        The hash of the file, which the ledger remembers; "" where nothing is kept.
+        SHA-256 of the file, which the ledger stores, or "" if there is nothing to keep.
     """
     if not noise_state:
         path.unlink(missing_ok=True)
         return ""
-    # Salted: a hash of the noise alone could be tried against all the noise there is.
+    # The salt prevents a search for the noise whose hash the ledger holds.
     content = json.dumps({"salt": secrets.token_hex(16), "kept": noise_state}).encode()
     create_private_folder(path.parent, _README)
     with atomic_replacement(path) as temporary:
@@ -250,7 +243,7 @@ def save_noise_state(path: Path, noise_state: dict[str, float]) -> str:
 
 
 def load_noise_state(path: Path) -> tuple[dict[str, float], str]:
-    """What was kept, and the hash of the file; nothing where there is no file, or a damaged one."""
+    """PRIVATE. Read a saved noise state; return (noise state, SHA-256 of the file). A damaged file gives no state."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -259,4 +252,4 @@ def load_noise_state(path: Path) -> tuple[dict[str, float], str]:
     try:
         return json.loads(content)["kept"], digest
     except (ValueError, KeyError, TypeError):
-        return {}, digest  # which the ledger does not know
+        return {}, digest  # the ledger does not know this hash, so the release cannot be resumed

@@ -1,7 +1,8 @@
-"""Disjoint shards: one privacy unit reaches one teacher, for one of two neighboring relations.
+"""Partitions of the private records into disjoint shards, so that each privacy unit reaches one teacher.
 
-Either way a unit controls one teacher's vote in every query, so the votes' L2 sensitivity is sqrt(2).
-Chunking a *shuffled* set would be wrong for add/remove: one record fewer moves all later ones into other shards.
+Under both neighboring relations a unit controls one teacher's vote in each question, so the L2 sensitivity of the
+votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for add/remove, because removing one record moves
+all later records to other shards.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pate_torch.privacy.unit_ids import compute_keyed_hash
 
 
 class Partition(ABC):
-    """Deals privacy units to shards.
+    """A rule that assigns privacy units to shards.
 
     Attributes:
-        name: As settings and reports call it.
-        adjacency: The neighboring relation that its shards justify: ``add_remove`` or ``replace_one``.
+        name: Name of the rule in settings and reports.
+        adjacency: Neighboring relation that the shards justify: "add_remove" or "replace_one".
     """
 
     name: str
@@ -31,32 +32,34 @@ class Partition(ABC):
 
     @property
     def max_shard_size(self) -> int | None:
-        """Most records in one shard; None: any number. What exceeds it is dropped, so a record may displace others."""
+        """Largest number of records in a shard, beyond which records are dropped. None if there is no limit."""
         return None
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:  # noqa: B027
-        """Raise ValueError, by public facts alone, where no shards can be made for so many teachers."""
+        """Raise ValueError if public facts show that no shards can be made for so many teachers."""
 
     @abstractmethod
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
-        """Disjoint shards, one for each teacher."""
+        """Make disjoint shards, one for each teacher, as indices into ``private``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddRemove(Partition):
-    """Unit -> shard by a keyed BLAKE2b hash of its id, independent of every other record.
+    """A partition in which a keyed BLAKE2b hash of a unit's id chooses its shard, independently of all other records.
 
-    Neighbors differ by all records of one unit. Within a shard records stand in the order of a second hash word, so
-    removing a unit reorders nobody. Sizes vary (about binomial) and a shard may be empty: how many units there are is
-    private, and refuses no number of teachers.
+    Neighboring data sets differ in all records of one unit. A second hash word orders the records of a shard, so
+    removing a unit does not reorder the others. Shard sizes vary (about binomially), and a shard may be empty. The
+    number of units is private, so it does not limit the number of teachers.
 
     Attributes:
         name: Name of the partition.
-        capacity: Most records in one shard, or None; those beyond it are dropped in hash order, so a unit can at most
-            displace records of its own shard. With a capacity the shape is [K, capacity] whatever the records are.
+        capacity: Largest number of records in a shard. Records beyond it are dropped in hash order, so a unit can
+            displace records of its own shard only. With a capacity the shape of the shards, [K, capacity], does not
+            depend on the records. None if there is no limit.
 
-    Guarantee: adding or removing one unit changes one row of ``Shards`` (apart from the padding's width when
-        capacity is None).
+    Guarantee:
+        Adding or removing one unit changes one row of ``Shards``, apart from the width of the padding if capacity is
+        None.
     """
 
     name: str = "add_remove"
@@ -84,26 +87,21 @@ class AddRemove(Partition):
         checks.integer("num_teachers", num_teachers, low=1)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
-        """Shards as indices into ``private``.
-
-        Raises:
-            ValueError: No records at all, or as ``check``.
-        """
         self.check(private.unit, None, num_teachers)
         word_N2 = compute_keyed_hash(private.unit_id.tolist(), seed, "partition", "add_remove")
         shard_N = (word_N2[:, 0] % np.uint64(num_teachers)).astype(np.int64)
-        # lexsort is stable: the records of one unit share both words and keep their order in the file.
+        # Because lexsort is stable, the records of one unit, which share both words, keep their order in the file.
         order_N = np.lexsort((word_N2[:, 1], shard_N))
         return _build_shards(order_N, shard_N[order_N], num_teachers, self.capacity, self.adjacency, private.unit)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceOne(Partition):
-    """A fixed permutation of positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
+    """A fixed permutation of the positions 0..n-1, cut into K chunks whose sizes depend on (n, K) alone.
 
-    Neighbors differ in one record, its id included, both versions valid (a known class, finite features); n is public,
-    and the unit is the position. Where labels alone are private, they differ in one label.
-    The assignment reads no record at all, so replacing one changes nothing of it.
+    Neighboring data sets differ in one record and its id, and both versions of the record are valid. The number n is
+    public, and the unit is the position. If labels alone are private, neighbors differ in one label. The assignment
+    reads no record, so replacing a record does not change it.
     """
 
     name: str = "replace_one"
@@ -124,11 +122,6 @@ class ReplaceOne(Partition):
             checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
-        """Shards as indices into ``private``.
-
-        Raises:
-            ValueError: As ``check``.
-        """
         count = len(private)
         self.check(private.unit, count, num_teachers)
         order_N = rng.make_numpy_generator(seed, "partition", "replace_one").permutation(count)
@@ -137,10 +130,10 @@ class ReplaceOne(Partition):
 
 
 def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
-    """The shards of a partition, held to what it says: a partition may be a user's own.
+    """Make the shards of a partition and check them, because a user may have written the partition.
 
     Raises:
-        ValueError: The shards justify another adjacency or unit, or a unit stands in two of them.
+        ValueError: The shards state another adjacency or unit than the partition, or a unit is in two shards.
     """
     shards = partition.make_shards(private, num_teachers, seed)
     expected = (partition.adjacency, private.unit)
@@ -153,14 +146,14 @@ def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: i
         _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
         pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
         if pairs.shape[1] > len(np.unique(unit_N)):
-            raise checks.error("partition", type(partition).__name__, f"one {private.unit} stands in two shards")
+            raise checks.error("partition", type(partition).__name__, f"puts one {private.unit} into two shards")
     return shards
 
 
 def _build_shards(
     order_N: np.ndarray, shard_N: np.ndarray, num_teachers: int, capacity: int | None, adjacency: str, unit: str
 ) -> Shards:
-    """Padded rows from record indices sorted by shard (``shard_N`` non-decreasing)."""
+    """Make padded rows from record indices that are sorted by shard (``shard_N`` is non-decreasing)."""
     if not len(order_N):
         raise ValueError("data: there are no private records that can be used")
     sizes_K = np.bincount(shard_N, minlength=num_teachers)

@@ -1,7 +1,8 @@
-"""Value types of the pipeline, in the order the data flow; private ones never show their content.
+"""The records that the pipeline passes on, in the order in which data flow through it.
 
-Shape letters, used in names (all of them in NOTATION.md): N private records, K teachers, S capacity of a shard, P
-public points, Q questions, R rounds, C classes, D features, B batch. ``votes_QC`` is a [Q, C] tensor.
+The ``repr`` of a private record never shows its content. Shape letters, used as suffixes of names (NOTATION.md lists
+all of them): N private records, K teachers, S capacity of a shard, P public points, Q questions, R rounds, C classes,
+D features, B batch. For example, ``votes_QC`` is a [Q, C] tensor.
 """
 
 from __future__ import annotations
@@ -24,41 +25,41 @@ from pate_torch.privacy.unit_ids import UnitIds
 
 NO_ANSWER = -1
 MAX_BATCH_ELEMENTS = 1 << 26
-"""Numbers that a point, or a batch of points for an encoder, may have: what a file asks for is held to that."""
+"""Largest number of elements of one point, or of one encoder batch, that a file may ask for."""
 ENCODER_OPTION_CHECKS: dict[str, Callable[[str, Any], Any] | None] = {
     **dict.fromkeys(("batch_size", "max_length", "size"), functools.partial(checks.integer, low=1)),
     **dict.fromkeys(("special_tokens", "headless"), checks.boolean),
     **{"pooling": checks.nonempty_string, "mean": None, "std": None},
 }
-"""What may decide an encoder's features besides its files: name -> its check."""
+"""The check of each option that may decide an encoder's features besides its files; None: a list of numbers."""
 ADJACENCIES = ("add_remove", "replace_one")
 OPTIONAL_SPEC_FIELDS = ("schema", "resize", "text", "encoder")
-"""Fields of a ``DataSpec`` that its plain data hold only for points of some kinds."""
+"""Fields of a ``DataSpec`` that ``to_dict`` writes only where they are set."""
 UNKNOWN_CLASS, NOT_FINITE = "of no known class", "with missing or infinite numbers"
 NO_TEXT, UNREADABLE_POINT = "without a text", "that could not be read"
-"""Why a private record cannot be used."""
+"""The reasons for which a private record cannot be used, as they end the phrase "records ..."."""
 LABEL_UNIT = "label of one record"
 """The privacy unit where features are public and only labels are private."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Public facts about a data set, fixed before any record is read (or read from its public part).
+    """Public facts about a data set, fixed before any private record is read.
 
     Attributes:
-        name: Declared name.
+        name: Declared name of the data set.
         num_classes: Number C of classes.
         input_shape: Shape of a point.
-        class_names: One name for each class.
-        mean: Normalization constants per channel (images, after x/255) or per feature; never statistics of private
-            records.
-        std: Likewise.
-        benchmark: A public benchmark, whose private-side accuracies may be shown.
-        nominal_size: Publicly declared approximate number of private records, or None.
-        schema: How a table becomes rows like these; None: they come from no table.
-        resize: How images of other sizes become these ("bilinear"); None: they have this size.
-        text: The column of a table that holds the texts which points are (``core.texts``); None: points are no texts.
-        encoder: Which frozen encoder points come from; None: they are as the data have them.
+        class_names: Name of each class, C entries.
+        mean: Normalization mean for each channel (of images, after x/255) or each feature. It is never a statistic of
+            private records.
+        std: Normalization standard deviation, in the same form as ``mean``.
+        benchmark: True for a public benchmark, whose accuracies on private records may be shown.
+        nominal_size: Publicly declared approximate number of private records. None if it is not declared.
+        schema: Description of how a table row becomes a point. None if points come from no table.
+        resize: Interpolation ("bilinear") by which images of other sizes are resized. None if all have one size.
+        text: Name of the table column that holds the texts (``core.texts``). None if points are no texts.
+        encoder: Frozen encoder that produced the points. None if points are used as the data have them.
     """
 
     name: str
@@ -82,7 +83,7 @@ class DataSpec:
             raise checks.error("std", self.std, "must have as many entries as mean")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; without what points of this kind do not have."""
+        """Return plain data for JSON, without the optional fields that are not set."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         optional_facts = {name: plain.pop(name) for name in OPTIONAL_SPEC_FIELDS}
         plain |= {
@@ -92,10 +93,10 @@ class DataSpec:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:
-        """Inverse of ``to_dict``, of values that went through JSON too: the one gate for facts from a stranger's file.
+        """Check and read the output of ``to_dict``, which may come from a file that somebody else wrote.
 
         Raises:
-            ValueError: A field is missing, unknown, of another type, or does not fit the others.
+            ValueError: A field is missing, unknown, of a wrong type, or inconsistent with the others.
         """
         facts = dict(checks.mapping("spec", plain, fields(cls)))
         if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
@@ -136,19 +137,19 @@ class DataSpec:
 
     @property
     def kind(self) -> str:
-        """What points are: "images", "text", records of a "table" that there is a schema of, or "rows" of numbers."""
+        """The kind of the points: "images", "text", "table" (there is a schema) or "rows" (of numbers)."""
         if self.encoder is not None and self.encoder.points is not None:
             return self.encoder.points.kind
         return "images" if self.is_image else "text" if self.text else "rows" if self.schema is None else "table"
 
     def normalize(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """uint8 images [..., Ch, H, W] or feature rows [..., D] -> normalized floats, by constants only."""
+        """Normalize uint8 images [..., Ch, H, W] or feature rows [..., D] by the constants ``mean`` and ``std``."""
         mean, std = self.get_constants(dtype, x.device)
         x = x.to(dtype) / 255 if x.dtype == torch.uint8 else x.to(dtype)
         return (x - mean) / std
 
     def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, shaped to normalize with. To be read only: all who ask share them."""
+        """Return mean and standard deviation in a shape that broadcasts. Callers share these tensors: do not write."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
         return _make_constant_tensor(tuple(self.mean), shape, dtype, device), _make_constant_tensor(
             tuple(self.std), shape, dtype, device
@@ -157,20 +158,21 @@ class DataSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderCard:
-    """Releasable. A frozen encoder, by name and hash: what turned points into features, and what is known of it.
+    """Releasable. Name, hashes and declared facts of the frozen encoder that turned points into features.
 
     Attributes:
-        name: As its makers, or the owner of the data, call it.
-        kind: "torch" (a module), "onnx", "static" (a table of token vectors), or "given" (features came as data).
-        sha256: Of the weights' file, or, of a module that brings its own, of its tensors; None: nobody said.
-        file: Name of the weights' file.
-        tokenizer_sha256: Of the tokenizer's file.
-        module: Class of the module.
-        options: What else decides the features: how long texts may be, what size images get, how tokens are pooled.
-        license: Under which it may be used and passed on, as declared.
-        trained_on: As declared.
-        disjoint: Whether the owner knows that no private record was among what it was trained on.
-        points: What it takes; None: features came as data.
+        name: Name of the encoder, as its authors or the owner of the data call it.
+        kind: "torch" (a module), "onnx", "static" (a table of token vectors), or "given" (the data are features).
+        sha256: SHA-256 of the weights file, or of the tensors of a module that brings its own weights. None if it is
+            not declared.
+        file: Name of the weights file. None if there is none.
+        tokenizer_sha256: SHA-256 of the tokenizer file. None if there is none.
+        module: Class name of the module. None if the encoder is no module.
+        options: Other settings that decide the features (``ENCODER_OPTION_CHECKS``).
+        license: Declared license for use and redistribution. None if it is not declared.
+        trained_on: Declared training data. None if they are not declared.
+        disjoint: True if the owner declares that no private record was among the training data.
+        points: Specification of the encoder's input. None if the data are features already.
     """
 
     name: str
@@ -211,24 +213,24 @@ class EncoderCard:
 
     @property
     def card_without_points(self) -> EncoderCard:
-        """What is said of it beside the data, which speak for themselves."""
+        """The card without the specification of the encoder's input."""
         return replace(self, points=None)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the features of a point: two encoders that agree in it give the same, but for rounding."""
+        """The facts that decide the features of a point: encoders that agree in them differ by rounding alone."""
         plain = {name: getattr(self, name) for name in ("kind", "sha256", "tokenizer_sha256", "module")}
         return plain | {"options": dict(self.options)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; without what is not known."""
+        """Return plain data for JSON, without the fields that are None."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         plain |= {"options": dict(self.options), "points": None if self.points is None else self.points.to_dict()}
         return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> EncoderCard:
-        """Inverse of ``to_dict``, of values that went through JSON too. ValueError: they are no card."""
+        """Check and read the output of ``to_dict``. Raises ValueError if the values form no card."""
         points = checks.mapping("encoder", plain, fields(cls)).get("points")
         facts = {"name": None, "kind": None, **plain}
         return cls(**{**facts, "points": None if points is None else DataSpec.from_dict(points)})
@@ -243,19 +245,19 @@ def _make_constant_tensor(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrivateRecords:
-    """PRIVATE. Labeled records; ``from_rows`` makes them of raw rows, and nothing else does.
+    """PRIVATE. Labeled records. ``from_rows`` is the one gate that makes them of raw rows.
 
     Attributes:
-        x: uint8 images [N, Ch, H, W], uint8 texts [N, L] (``core.texts``) or float32 rows [N, D].
-        y: int64 [N] in 0..C-1.
-        unit_id: The stable name of the privacy unit that each record belongs to, [N], fixed when the data are loaded,
-            before anything is removed.
-        unit: What the unit is ("record", "group:<column>" or LABEL_UNIT).
-        origin: The points that ``x`` was made of by an encoder: the same records through another are known again by
-            them. None: ``x`` itself, or the points as they were are not kept.
-        usable_N: bool [N], whether a record can be used (``units.drop_unusable``). One that cannot has class 0,
-            and a fixed public filler where its point is the reason. None: every record can.
-        num_unusable_by_reason: How many of the rows cannot be used, by the reason, for the owner.
+        x: Points: uint8 images [N, Ch, H, W], uint8 texts [N, L] (``core.texts``) or float32 rows [N, D].
+        y: Labels in 0..C-1, int64 [N].
+        unit_id: Stable name of the privacy unit of each record, [N]. Names are fixed when the data are loaded, before
+            any record is removed.
+        unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
+        origin: Points from which an encoder made ``x``; they identify the same records behind another encoder. None
+            if ``x`` is not encoded, or if the original points are not kept.
+        usable_N: Whether each record can be used, bool [N] (see ``units.drop_unusable``). An unusable record has class
+            0 and, if its point is the reason, a fixed public filler point. None if every record can be used.
+        num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
     """
 
     x: Tensor
@@ -291,23 +293,25 @@ class PrivateRecords:
     ) -> PrivateRecords:
         """Make records of raw rows.
 
-        A row that cannot be used (``find_unusable_rows``) stays in its place, marked, with class 0 and a fixed filler
-        as its point: a valid record, as far from the row as any other.
+        An unusable row (see ``find_unusable_rows``) keeps its place. It is marked, its class becomes 0, and its point
+        becomes a fixed filler, so that the result is a valid record that differs from the row like any other record.
 
-        Guarantee: what becomes of a row is a function of this row, ``unit`` and ``num_classes``, and of no other row:
-        its point, its class, its unit's name and whether it can be used.
+        Guarantee:
+            The point, the class, the unit name and the usability of a record are functions of its own row, ``unit``
+            and ``num_classes``. No other row has an influence on them.
 
         Args:
-            x: Points [N, ...]: numbers become float32, and uint8 stays.
-            y: Labels [N], of any type: integers in 0..C-1, others cannot be used.
-            unit_ids: The id of each row's unit [N] (``unit_ids.parse_unit_ids``). None: a hash of the row's content.
-            unit: "record", "group:<what>" or LABEL_UNIT.
-            num_classes: Number C of classes; None: any.
-            is_readable_N: Whether the reader could read a row's point, bool [N]; None: it could read all.
-            key: The argument or setting that names the unit ids, for messages.
+            x: Points [N, ...]. uint8 stays, and other numbers become float32.
+            y: Labels [N] of any type. Values that are no integers in 0..C-1 make their row unusable.
+            unit_ids: Id of the privacy unit of each row, [N] (``unit_ids.parse_unit_ids``). If None, a hash of the
+                content of each row.
+            unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
+            num_classes: Number C of classes. None if labels have no upper bound.
+            is_readable_N: Whether the reader could read the point of each row, bool [N]. None if it could read all.
+            key: Argument or setting that holds the unit ids, for error messages.
 
         Raises:
-            ValueError: The id of a unit is missing or ambiguous; x, y and ids are no rows of one number.
+            ValueError: A unit id is missing or ambiguous, or x, y and ids differ in length.
         """
         x, y = convert_points(x), convert_labels(y)
         if y.shape != x.shape[:1]:
@@ -340,13 +344,13 @@ class PrivateRecords:
 def find_unusable_rows(
     x: Tensor, y: Tensor, num_classes: int | None = None, is_readable_N: np.ndarray | None = None
 ) -> dict[str, Tensor]:
-    """PRIVATE. Which rows cannot be used, bool [N], by the reason; reasons that no row has are left out.
+    """PRIVATE. Find the rows that cannot be used: a bool [N] mask for each reason that occurs.
 
     Args:
-        x: Points, as ``convert_points`` gives them.
-        y: Labels, as ``convert_labels`` gives them.
-        num_classes: Number C of classes; None: any.
-        is_readable_N: Whether the reader could read a row's point; None: it could read all.
+        x: Points, as ``convert_points`` returns them.
+        y: Labels, as ``convert_labels`` returns them.
+        num_classes: Number C of classes. None if labels have no upper bound.
+        is_readable_N: Whether the reader could read the point of each row, bool [N]. None if it could read all.
     """
     unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
     rows_by_reason = {UNREADABLE_POINT: unreadable_N}
@@ -360,24 +364,24 @@ def find_unusable_rows(
 
 
 def find_any(count: int, masks: Iterable[Tensor]) -> Tensor:
-    """Which of ``count`` rows at least one mask marks, bool [count]."""
+    """Return the union of bool [count] masks."""
     return torch.stack([torch.zeros(count, dtype=torch.bool), *masks]).any(0)
 
 
 def convert_points(x: Any) -> Tensor:
-    """Points as uint8, where they are uint8, or else as float32: cell by cell, NaN for a cell that is no number."""
+    """Convert points to float32, cell by cell, with NaN for a cell that is no number; uint8 points stay."""
     if not isinstance(x, Tensor):
         cells = np.array(x, dtype=object) if isinstance(x, list | tuple) else np.asarray(x)
         if cells.dtype.kind not in "biuf":
             cells = np.vectorize(_to_number, otypes=[np.float64])(cells) if cells.size else cells.astype(np.float64)
         x = torch.from_numpy(np.ascontiguousarray(cells))
     x = x.detach().cpu()
-    # By way of float64, which a column of integers becomes where one row has a fraction.
+    # The way leads through float64, because a column of integers becomes float64 if one row has a fraction.
     return x.contiguous() if x.dtype in (torch.uint8, torch.float32) else x.to(torch.float64).to(torch.float32)
 
 
 def convert_labels(y: Any) -> Tensor:
-    """Labels as int64 [N], one by one; -1 for what is no whole number below 2^53."""
+    """Convert labels to int64 [N], one by one, with -1 for a value that is no whole number below 2^53."""
     if not isinstance(y, Tensor):
         values = np.array(y, dtype=object) if isinstance(y, list | tuple) else np.asarray(y)
         if values.dtype.kind not in "biuf":
@@ -389,7 +393,7 @@ def convert_labels(y: Any) -> Tensor:
 
 
 def _to_number(value: Any) -> float:
-    """A number as itself; NaN for anything else, and for what no float holds."""
+    """Convert a number to float; other values, and integers beyond the range of floats, become NaN."""
     try:
         return float(value) if isinstance(value, int | float | np.integer | np.floating | np.bool_) else math.nan
     except OverflowError:
@@ -397,7 +401,7 @@ def _to_number(value: Any) -> float:
 
 
 def _make_filler_point(x: Tensor) -> Tensor:
-    """The fixed point in the place of one that cannot be used: zeros, or the text "-"."""
+    """Return the fixed point that replaces an unusable one: zeros, or the text "-"."""
     filler = torch.zeros_like(x[0])
     if x.dtype == torch.uint8 and x.dim() == 2:
         filler[0] = ord("-")
@@ -406,13 +410,13 @@ def _make_filler_point(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PointNames:
-    """Releasable. By what whoever holds the public points finds each of them.
+    """Releasable. Identifiers of the public points, for readers who hold these points.
 
     Attributes:
-        kind: "id" (in a column of their file), "file" (its path in their folder) or "content" (a hash of its values).
-        names: One for each point.
-        source: Name of the points' own file or folder; None: they were split off the data, and their owner agreed.
-        column: The column of an id.
+        kind: "id" (value of a column of the file), "file" (path within the folder) or "content" (hash of the values).
+        names: Identifier of each point.
+        source: Name of the file or folder of the points. None if they were split off the data, as the owner agreed.
+        column: Name of the column that holds the ids. None if ``kind`` is not "id".
     """
 
     kind: str
@@ -428,7 +432,7 @@ class PointNames:
             )
 
     def describe(self) -> dict[str, str]:
-        """What a release says of them."""
+        """Return the facts that a release states about the identifiers."""
         facts = {"source": self.source or "split off the data", "named_by": self.kind}
         return facts | ({} if self.column is None else {"column": self.column})
 
@@ -438,10 +442,10 @@ class PublicPool:
     """Public points without labels.
 
     Attributes:
-        x: As in PrivateRecords, [P, ...].
-        split: The share of the owner's file that these were, before the owner made it public; 0 where they came from
+        x: Points [P, ...], in the form of ``PrivateRecords.x``.
+        split: Share of the owner's file that the owner made public to form this pool. 0 if the points come from
             elsewhere.
-        names: By what whoever holds them finds each; None: by nothing, and a release tells their positions alone.
+        names: Identifier of each point for readers who hold the pool. If None, a release identifies points by index.
     """
 
     x: Tensor
@@ -459,14 +463,13 @@ class PublicPool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """Labels for measuring, which never reach a student.
+    """Labels that are used to measure accuracy and never reach a student.
 
     Attributes:
-        x: Test records.
-        y: Their labels.
-        pool_y: The truth about the public pool, if known: public as the pool is, and so are figures on it.
-        public: Whether figures on the test set may be published. Where it was split off a private file they are the
-            owner's, as everything else that no noise protects.
+        x: Test points.
+        y: Test labels.
+        pool_y: True labels of the public pool, which are as public as the pool. None if they are not known.
+        public: Whether accuracies on the test set may be published. False if the test set was split off private data.
     """
 
     x: Tensor
@@ -480,15 +483,15 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicAsset:
-    """Something public that the release was made with: where it comes from. None: nobody said.
+    """A public input of a release and its declared origin. A field is None if it is not declared.
 
     Attributes:
-        role: What it was used for: "public points", "encoder", ...
-        name: What it is called.
-        sha256: Of its content.
-        licence: Under which it may be used.
-        source: Where it was had from.
-        trained_on: For what was learnt: from which data. Private records among them would break the promise.
+        role: Use of the asset: "public points", "encoder", ...
+        name: Name of the asset.
+        sha256: SHA-256 of its content.
+        licence: License for its use.
+        source: Place that it was obtained from.
+        trained_on: Training data of a trained asset. Private records among them would break the guarantee.
     """
 
     role: str
@@ -509,9 +512,9 @@ FROM_PRIVATE_LABELS = "read off the private labels, whose values the owner decla
 FROM_DATASET_CODE = "fixed by the code of the data set"
 FROM_OWNER_AND_PUBLIC_POINTS = "declared by the owner for some columns, and read off public points for the others"
 PROVENANCES = (FROM_OWNER, FROM_PUBLIC_POINTS, FROM_OWNER_AND_PUBLIC_POINTS, FROM_PRIVATE_LABELS, FROM_DATASET_CODE)
-"""Where a value comes from that is taken to be public."""
+"""The possible origins of a value that is treated as public."""
 SELECTION_BASES = ("public data", "priced", "private scores")
-"""How a release may have been chosen among several settings."""
+"""The possible bases on which the settings of a release were chosen."""
 CLASSES, CATEGORIES, NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = (
     "classes",
     "categories",
@@ -522,19 +525,19 @@ CLASSES, CATEGORIES, NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """PRIVATE, as its private side is. What a source loads.
+    """PRIVATE, because it holds private records. The data that a source loads.
 
     Attributes:
-        spec: The public facts.
-        private: The private side.
-        pool: The public pool.
-        evaluation: The evaluation side.
-        adjacencies: The neighboring relations under which one unit's change leaves every other record where it was, and
-            as private or public as it was.
-        advice: What to do where a run needs another relation.
-        num_dropped_by_reason: PRIVATE. How many records were left out or, under replace_one, filled in, by the reason.
-        provenance: Where values come from that are taken to be public, by name: one of ``PROVENANCES``.
-            The statement says of the others that nobody stated it.
+        spec: Public facts.
+        private: Private records.
+        pool: Public points.
+        evaluation: Test records.
+        adjacencies: Neighboring relations under which a change of one unit leaves the position and the role (private
+            or public) of every other record unchanged.
+        advice: Advice for a run that needs another relation.
+        num_dropped_by_reason: PRIVATE. Number of records left out or, under replace_one, filled in, for each reason.
+        provenance: Origin (one of ``PROVENANCES``) of each value that is treated as public. The privacy statement
+            lists a value without an entry as not stated.
     """
 
     spec: DataSpec
@@ -558,15 +561,15 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shards:
-    """PRIVATE. Disjoint shards.
+    """PRIVATE. Disjoint shards of the private records.
 
     Attributes:
-        index_KS: int64, padded with -1.
-        mask_KS: bool.
-        adjacency: Neighboring relation that they justify.
-        unit: What the privacy unit is.
-        has_capacity: Records beyond a shard's capacity were dropped, so that a unit more may displace others *of its
-            own shard*: the shard stays its own, what is said by each record does not.
+        index_KS: Record indices of each shard, int64, padded with -1.
+        mask_KS: Whether an entry of ``index_KS`` is a record, bool.
+        adjacency: Neighboring relation for which one unit affects one shard.
+        unit: Kind of the privacy unit.
+        has_capacity: Whether records beyond the capacity of a shard were dropped. An added unit may then displace
+            other units of its shard, so a change of one unit still affects one shard, but several records.
     """
 
     index_KS: Tensor
@@ -604,7 +607,7 @@ class NoisyCounts:
     """Releasable. Vote counts with noise.
 
     Attributes:
-        counts_QC: int64 [Q, C], in whole votes.
+        counts_QC: Counts, int64 [Q, C], in whole votes.
         sigma: Standard deviation of the noise, in votes.
     """
 
@@ -612,12 +615,12 @@ class NoisyCounts:
     sigma: float
 
     def split(self, sizes: Sequence[int]) -> list[NoisyCounts]:
-        """Parts of so many rows each; all rows where no sizes are given."""
+        """Split the rows into parts of these sizes; without sizes, one part holds all rows."""
         return [NoisyCounts(part, self.sigma) for part in self.counts_QC.split(list(sizes) or [len(self.counts_QC)])]
 
     @staticmethod
     def from_parts(parts: Sequence[NoisyCounts | None]) -> NoisyCounts | None:
-        """Counts of several rounds together; None where one has none."""
+        """Concatenate the counts of several rounds; None if a round released no counts."""
         noisy_parts = [part for part in parts if part is not None]
         if not noisy_parts or len(noisy_parts) < len(parts):
             return None
@@ -626,16 +629,17 @@ class NoisyCounts:
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Releasable. Logits z W + b of a point with features z, of length 1.
+    """Releasable. A linear model with logits z W + b for a point whose features z have length 1.
 
-    Features are taken under the student of the round before: its guide, or what was learnt from the public points
-    alone.
+    Features come from the student of the previous round, or from a network that was trained on public points alone.
 
     Attributes:
-        weight_DC: W, float32.
-        bias_C: b, float32.
-        neighbors: Public points among which features are moved first (``networks.MeanShift``); 0: none.
-        radius: The model was fitted to features over this length, so its probabilities are those of its logits over it.
+        weight_DC: Weights W, float32 [D, C].
+        bias_C: Biases b, float32 [C].
+        neighbors: Number of public neighbors of the mean-shift step that precedes the model (``networks.MeanShift``).
+            0 if there is no such step.
+        radius: Length by which features were divided when the model was fitted. Class probabilities are the softmax
+            of the logits divided by this length.
     """
 
     weight_DC: Tensor
@@ -646,18 +650,17 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Releasable. What a mechanism lets out for one batch of queries, and what it cost.
+    """Releasable. The output of a mechanism for one batch of questions, and its cost.
 
     Attributes:
-        label_Q: int64; NO_ANSWER (-1) for none.
-        events: Those actually incurred.
-        score_QC: Released scores in [0, 1] of the classes (soft mechanisms), NaN where unanswered.
-        from_student_Q: Marks labels that are the student's own (interactive).
-        noisy_counts: The noisy counts, where the mechanism's price is theirs.
-        score_PC: Logits of every public point, where that is what left.
-        model: The model that gave them.
-        reservation_id: The reservation that paid for the noise behind them; None: nothing did, and nothing releases
-            them.
+        label_Q: Labels, int64, NO_ANSWER (-1) where a question has no answer.
+        events: Privacy events that the answers incurred.
+        score_QC: Released class scores in [0, 1], NaN where unanswered. None if the mechanism releases labels only.
+        from_student_Q: Whether a label is the student's own (interactive mechanism), bool. None if none is.
+        noisy_counts: Noisy counts, if the price of the mechanism covers them.
+        score_PC: Released logits of every public point. None if labels were released.
+        model: Released model that gave these logits. None if there is none.
+        reservation_id: Id of the reservation that paid for the noise. Answers without one cannot be released.
     """
 
     label_Q: Tensor
@@ -677,26 +680,26 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class DryRunAnswers(Answers):
-    """Answers that nobody was charged for, of an audit, a plan or a test: never released, never written."""
+    """Answers of an audit, a plan or a test, for which no account was charged and which are never written."""
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Releasable. Which public points were asked, and what was answered.
+    """Releasable. The questions about public points, and their answers.
 
     Attributes:
-        id: Id of the reservation that paid for it.
-        query_Q: Indices into the pool, in order.
-        label_Q: int64; NO_ANSWER (-1) for none.
-        events: Incurred.
-        reserved_events: Reserved.
-        noisy_counts: The noisy counts behind the labels, where they were released too.
-        score_QC: The classes' scores in [0, 1] behind the labels, where they were released too, NaN where unanswered.
-        queries_per_round: How many were asked in each round; empty: all in one.
-        cell_RP: The question (its place in query_Q) whose answer speaks for each public point, round by round, int64
-            [R, P]; None: answers speak for the points asked.
-        score_RPC: The logits of every public point, round by round, float32, where those are the answers.
-        model: The model that gave the last round's.
+        id: Id of the reservation that paid for the release.
+        query_Q: Indices of the questioned points in the pool, in the order of the questions.
+        label_Q: Labels, int64, NO_ANSWER (-1) where a question has no answer.
+        events: Privacy events that were incurred.
+        reserved_events: Privacy events that were reserved.
+        noisy_counts: Noisy counts behind the labels. None if they were not released.
+        score_QC: Class scores in [0, 1] behind the labels, NaN where unanswered. None if they were not released.
+        queries_per_round: Number of questions in each round. Empty if there was one round.
+        cell_RP: Position in ``query_Q`` of the question whose answer holds for each public point, int64 [R, P]. None
+            if an answer holds for the questioned point alone.
+        score_RPC: Logits of every public point after each round, float32 [R, P, C]. None if labels were released.
+        model: Model of the last round. None if no model was released.
     """
 
     id: str
@@ -713,12 +716,12 @@ class Release:
 
     @classmethod
     def from_reservation(cls, id: str, reserved_events: tuple[PrivacyEvent, ...]) -> Release:
-        """The release in which nothing was asked yet."""
+        """Make the release in which no question has been asked yet."""
         empty_Q = torch.zeros(0, dtype=torch.int64)
         return cls(id, empty_Q, empty_Q, (), reserved_events)
 
     def make_context(self, num_queries: int, rounds: int, student_QC: Tensor | None) -> MechanismContext:
-        """What a mechanism may know of the answers so far, in the next round."""
+        """Collect what a mechanism may know of the answers so far, for the next round."""
         return MechanismContext(
             num_queries=num_queries,
             rounds=rounds,
@@ -731,13 +734,13 @@ class Release:
     def append_round(
         self, query_Q: Tensor, answers: Answers, incurred_events: tuple[PrivacyEvent, ...], cell_P: Tensor | None
     ) -> Release:
-        """The release with one more round.
+        """Return the release with one more round.
 
         Args:
-            query_Q: The questions, of which a prefix was answered.
-            answers: Answers to these.
-            incurred_events: Events of all rounds.
-            cell_P: The question of this round in whose cell each public point lies, where there are cells.
+            query_Q: Questions of the round, of which a prefix was answered.
+            answers: Answers to this prefix.
+            incurred_events: Privacy events of all rounds.
+            cell_P: Question of this round whose cell holds each public point. None if there are no cells.
         """
         num_answers = len(answers.label_Q)
         counts_parts = (
@@ -763,26 +766,24 @@ class Release:
 
     @property
     def num_pool_rounds(self) -> int:
-        """Number of rounds whose answers speak for every public point; 0: they speak for the points asked alone."""
+        """Number of rounds whose answers hold for every public point; 0 if they hold for the questioned points."""
         pool_answers = self.cell_RP if self.score_RPC is None else self.score_RPC
         return 0 if pool_answers is None else len(pool_answers)
 
     @property
     def round_Q(self) -> Tensor:
-        """The round, from 0, in which each question was asked, int64 [Q]."""
+        """The round, counted from 0, of each question, int64 [Q]."""
         round_sizes = self.queries_per_round or (len(self.query_Q),)
         return torch.repeat_interleave(torch.arange(len(round_sizes)), torch.tensor(round_sizes))
 
 
 def _concatenate_rows(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
-    """The rows of one more round, if there are any."""
     if new_rows is None or rows is None:
         return rows if new_rows is None else new_rows.cpu()
     return torch.cat([rows, new_rows.cpu()])
 
 
 def _append_row(rows: Tensor | None, new_row: Tensor | None) -> Tensor | None:
-    """One row more, if there is one."""
     if new_row is None:
         return rows
     return new_row[None] if rows is None else torch.cat([rows, new_row[None]])
@@ -790,15 +791,15 @@ def _append_row(rows: Tensor | None, new_row: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, eq=False)
 class MechanismContext:
-    """All a mechanism may know besides the votes; public by type.
+    """Everything that a mechanism may know besides the votes. All of it is public.
 
     Attributes:
-        num_queries: The total planned for this release, over all rounds.
-        rounds: How many calls it is planned in.
-        round_index: Which of them this is, from 0.
-        num_failures: How many "no answer"s have been released so far.
-        num_answered: How many questions have been answered so far.
-        student_QC: The student's own class probabilities on these queries (interactive).
+        num_queries: Number of questions planned for this release, over all rounds.
+        rounds: Number of planned rounds.
+        round_index: Index of this round, from 0.
+        num_failures: Number of questions so far that were released without an answer.
+        num_answered: Number of questions so far that were answered.
+        student_QC: Class probabilities of the student on these questions (interactive mechanism), else None.
     """
 
     num_queries: int
@@ -810,5 +811,5 @@ class MechanismContext:
 
     @property
     def is_last_round(self) -> bool:
-        """Whether no call is planned after this one."""
+        """Whether this is the last planned round."""
         return self.round_index >= self.rounds - 1

@@ -1,10 +1,7 @@
-"""Sensitive values: what comes from private records, with how far one privacy unit moves it.
+"""Sensitive values: values computed from private records, each with a bound on how far one privacy unit moves it.
 
-Whoever makes a value states its sensitivity: an ensemble by its shards, records by what each adds, votes from a file by
-what their owner says. Only a mechanism opens one, and only where it is priced for no less.
-
-All that a mechanism takes is here. Records that are asked for such a value (``reverse_knn.CellCounter``) lie with
-their method.
+The code that makes a value states its sensitivity. Only a mechanism opens a sensitive value, and only if its price
+covers the stated sensitivity. This module holds every kind of value that a mechanism takes.
 """
 
 from __future__ import annotations
@@ -24,15 +21,15 @@ from pate_torch.privacy.whitening import Whitening
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """How far one privacy unit moves a value, at most; stated by whoever makes the value.
+    """The largest distance by which one privacy unit moves a value, in the units of the value (such as votes).
 
-    Over the whole value, in its own numbers (votes, counts, lengths of gradients); infinite where nothing bounds it.
+    The distances are taken over the whole value. They are infinite if nothing bounds them.
 
     Attributes:
-        l1: L1 distance.
-        l2: L2 distance.
+        l1: Largest L1 distance.
+        l2: Largest L2 distance.
         linf: Largest change of one number.
-        adjacency: Neighboring relation; None: the distances hold under whichever the shards justify.
+        adjacency: Neighboring relation. None if the distances hold under the relation that the shards justify.
     """
 
     l1: float
@@ -48,7 +45,7 @@ class Sensitivity:
             checks.one_of("adjacency", self.adjacency, ADJACENCIES)
 
     def is_within(self, max_sensitivity: Sensitivity) -> bool:
-        """Whether a price for ``max_sensitivity`` covers this value: no distance larger, and the same adjacency."""
+        """Whether no distance exceeds that of ``max_sensitivity`` and the adjacencies agree."""
         has_small_norms = (
             self.l1 <= max_sensitivity.l1 and self.l2 <= max_sensitivity.l2 and self.linf <= max_sensitivity.linf
         )
@@ -58,15 +55,15 @@ class Sensitivity:
 
 
 def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:
-    """Refuse to open a value that moves further than a mechanism's price allows for.
+    """Refuse a value whose sensitivity the price of a mechanism does not cover.
 
     Args:
         sensitivity: Sensitivity of the value.
-        max_sensitivity: That of the values which the mechanism prices (``Mechanism.max_sensitivity``).
-        mechanism: Its name, for the message.
+        max_sensitivity: Largest sensitivity that the price covers (``Mechanism.max_sensitivity``).
+        mechanism: Name of the mechanism, for the message.
 
     Raises:
-        ValueError: The value is of another adjacency or of a larger sensitivity.
+        ValueError: The value has another adjacency or a larger sensitivity.
     """
     if (
         None not in (sensitivity.adjacency, max_sensitivity.adjacency)
@@ -80,14 +77,10 @@ def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, me
 
 
 class SensitiveValue(Protocol):
-    """PRIVATE. What a mechanism opens: the ``Votes`` of teachers on the whole pool, or what records say themselves.
-
-    Records are asked for a ``CellHistogram`` (``reverse_knn.CellCounter``), or for ``GradientSums`` as often as the
-    mechanism likes.
-    """
+    """PRIVATE. A value about the public pool that a mechanism opens: votes of teachers, or sums over records."""
 
     def __len__(self) -> int:
-        """Of the pool."""
+        """Number of public points."""
         ...
 
     @property
@@ -97,36 +90,36 @@ class SensitiveValue(Protocol):
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """How far one privacy unit moves what they say."""
+        """Sensitivity of the value that a mechanism opens."""
         ...
 
     def select(self, index_Q: Tensor, /) -> Any:
-        """What they say of these public points, in this order."""
+        """The value for these public points, in this order."""
         ...
 
 
 class SensitiveRecords(SensitiveValue, Protocol):
-    """PRIVATE. Records that answer for themselves, in features that are public."""
+    """PRIVATE. A sum over records that is computed in features of public points."""
 
     @property
     def feature_PD(self) -> Tensor:
-        """Releasable. The unit-length features of the public points, [P, D], in which the next questions are chosen."""
+        """Releasable. Unit-length features [P, D] of the public points, in which the next questions are chosen."""
         ...
 
 
 VOTE_SENSITIVITY = Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0)
-"""Of one row of votes: a unit in one shard moves one teacher's vote from a class to another."""
+"""Sensitivity of one row of votes: a unit affects one shard, so it moves one teacher's vote to another class."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Votes:
-    """PRIVATE. Vote counts: one teacher, one vote.
+    """PRIVATE. Vote counts, to which each teacher contributes one vote a row.
 
     Attributes:
-        counts_QC: Integers, each row sums to ``num_teachers``.
+        counts_QC: Integers [Q, C]. Each row sums to ``num_teachers``.
         num_teachers: Number K of teachers.
-        sensitivity: Sensitivity of each row. One privacy unit sits in one shard and so moves one teacher: in every row
-            at once, one vote goes from a class a to a class b. Whoever makes the votes by another rule states another.
+        sensitivity: Sensitivity of each row. The default holds if a privacy unit affects one shard: it then moves one
+            teacher, whose vote may go to another class in every row at once. Votes made by another rule state another.
     """
 
     counts_QC: Tensor
@@ -141,11 +134,11 @@ class Votes:
         if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
             raise ValueError(f"votes: counts must be integers, not {counts.dtype} (one teacher, one whole vote)")
         if len(counts):
-            low, high = map(int, counts.aminmax())  # a byte compared with 256 is compared with 0
-            # Counts within 0..K sum to C K at most: 32 bits mostly do, in a quarter of the time of 64.
+            low, high = map(int, counts.aminmax())  # as Python integers: a uint8 tensor would compare 256 as 0
+            # Counts within 0..K sum to C K at most. Sums in 32 bits take a quarter of the time of sums in 64 bits.
             fits_int32 = self.num_teachers * counts.shape[1] < 2**31
             total = counts.sum(1, dtype=torch.int32 if fits_int32 else torch.int64)
-            min_total, max_total = total.aminmax()  # in place of a comparison: a pass and a tensor less
+            min_total, max_total = total.aminmax()  # one pass and one tensor less than a comparison
             if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
                 raise ValueError(
                     "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
@@ -160,21 +153,21 @@ class Votes:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> Votes:
-        """The votes on some of the queries."""
+        """The votes on some of the questions."""
         return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
 
     def compute_plurality(self) -> Tensor:
-        """Noiseless winners, int64 [Q]; ties to the lowest class. PRIVATE."""
+        """PRIVATE. Compute the noiseless winners, int64 [Q]; ties go to the lowest class."""
         # max over equal values returns an unspecified index on some devices; the sum of a prefix is exact.
         top = self.counts_QC.max(1, keepdim=True).values
         return (self.counts_QC == top).int().argmax(1)
 
     def compute_top_counts(self) -> Tensor:
-        """Winning counts, [Q]. PRIVATE; changes by at most 1."""
+        """PRIVATE. Compute the winning counts, [Q], of which each changes by at most 1."""
         return self.counts_QC.max(1).values
 
     def compute_gaps(self) -> Tensor:
-        """Winner minus runner-up, [Q]. PRIVATE; changes by at most 2."""
+        """PRIVATE. Compute winner minus runner-up, [Q], of which each changes by at most 2."""
         top_two_Q2 = self.counts_QC.topk(2, dim=1).values
         return top_two_Q2[:, 0] - top_two_Q2[:, 1]
 
@@ -184,11 +177,11 @@ class Votes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SoftVotes:
-    """PRIVATE. Teachers' class probabilities in place of votes.
+    """PRIVATE. Class probabilities of the teachers, in place of votes.
 
     Attributes:
-        score_KQS: Each teacher's scores in [0, 1] for each query: of two classes the second's alone, else one of each
-            class. A unit affects one row.
+        score_KQS: Scores in [0, 1] of each teacher for each question, [K, Q, S]: one score for each class, or for two
+            classes the score of the second alone. A privacy unit affects one teacher, which is one row.
     """
 
     score_KQS: Tensor
@@ -204,12 +197,12 @@ class SoftVotes:
 
     @classmethod
     def from_probabilities(cls, probability_KQC: Tensor) -> SoftVotes:
-        """Class probabilities, [K, Q, C]."""
+        """Make soft votes of class probabilities [K, Q, C]."""
         return cls(probability_KQC[..., 1:] if probability_KQC.shape[2] == 2 else probability_KQC)
 
     @property
     def num_teachers(self) -> int:
-        """The number of teachers, K."""
+        """Number K of teachers."""
         return len(self.score_KQS)
 
     @property
@@ -219,22 +212,22 @@ class SoftVotes:
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """Of each histogram: one teacher's score moves from a bin to another, or in or out of them."""
+        """Sensitivity of each histogram: one teacher's score moves to another bin, into the bins or out of them."""
         return VOTE_SENSITIVITY
 
     def __len__(self) -> int:
         return self.score_KQS.shape[1]
 
     def select(self, index_Q: Tensor) -> SoftVotes:
-        """The scores on some of the queries."""
+        """The scores on some of the questions."""
         return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
 
     def compute_histogram(self, bins: int) -> Tensor:
-        """Scores in each of ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q S, bins]."""
+        """Count the scores in ``bins`` equal bins [v/bins, (v+1)/bins), the last one closed; int64 [Q S, bins]."""
         return _count_bins((self.score_KQS.double() * bins).floor().clamp(max=bins - 1), bins)
 
     def compute_shifted_histogram(self, bins: int) -> Tensor:
-        """Scores in the same bins moved by half a bin, without the two half bins at the ends; int64 [Q S, bins - 1]."""
+        """Count the scores in the same bins moved by half a bin, without the half bins at the ends; [Q S, bins - 1]."""
         return _count_bins((self.score_KQS.double() * bins + 0.5).floor() - 1, bins - 1)
 
     def __repr__(self) -> str:
@@ -242,7 +235,7 @@ class SoftVotes:
 
 
 def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
-    """Histogram of each score, [Q S, bins]; what lies outside 0..bins-1 is left out."""
+    """Histogram of each score, [Q S, bins], without bin numbers outside 0..bins-1."""
     index_QK = bin_KQS.to(torch.int64).flatten(1).T
     inside_QK = (index_QK >= 0) & (index_QK < bins)
     counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
@@ -250,18 +243,18 @@ def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
 
 
 def make_vector_sum_sensitivity(adjacency: str, size: int) -> Sensitivity:
-    """Sensitivity of a sum of ``size`` numbers to which every unit adds a vector of length at most 1.
+    """Make the sensitivity of a sum to which each privacy unit adds a vector of ``size`` numbers and length at most 1.
 
-    One unit more or less moves it by that vector; one replaced, by that and the other in its place.
+    Adding or removing a unit moves the sum by one such vector. Replacing a unit moves it by the difference of two.
     """
     num_vectors = {"add_remove": 1.0, "replace_one": 2.0}[checks.one_of("adjacency", adjacency, ADJACENCIES)]
     return Sensitivity(l1=num_vectors * math.sqrt(size), l2=num_vectors, linf=num_vectors, adjacency=adjacency)
 
 
 def make_record_sum_sensitivity(shards: Shards, sensitivity: Sensitivity) -> Sensitivity:
-    """Sensitivity of a value that every record of all shards adds to by itself, where that would be ``sensitivity``.
+    """Make the sensitivity of a sum over records, given the sensitivity of the contribution of one unit.
 
-    With a capacity a unit more displaces others, as many as it has records: nothing bounds what they said.
+    If shards have a capacity, an added unit can displace records of other units, so the sensitivity is unbounded.
     """
     if not shards.has_capacity:
         return sensitivity
@@ -272,17 +265,17 @@ COUNT_SENSITIVITY = {
     "add_remove": Sensitivity(l1=1.0, l2=1.0, linf=1.0, adjacency="add_remove"),
     "replace_one": Sensitivity(l1=2.0, l2=math.sqrt(2.0), linf=1.0, adjacency="replace_one"),
 }
-"""Of a table in which every unit is counted once: one count changes by one, or one unit moves to another count."""
+"""Sensitivity of a table that counts each unit once: one count changes by one, or one unit moves to another count."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellHistogram:
-    """PRIVATE. How many units lie in the cell of each question, by class; each is counted once.
+    """PRIVATE. Number of units in the cell of each question, for each class. Each unit is counted once in the table.
 
     Attributes:
-        counts_QC: Integers >= 0.
-        sensitivity: Sensitivity of the *whole* table, however many rows it has (``COUNT_SENSITIVITY``).
-        cell_P: Releasable. The row in whose cell each public point lies, int64 [P].
+        counts_QC: Integers of at least 0, [Q, C].
+        sensitivity: Sensitivity of the *whole* table, for any number of rows (``COUNT_SENSITIVITY``).
+        cell_P: Releasable. The row whose cell holds each public point, int64 [P].
     """
 
     counts_QC: Tensor
@@ -305,7 +298,7 @@ class CellHistogram:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """The counts of some of the questions, each taken once."""
+        """The counts of some of the questions, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
@@ -313,20 +306,20 @@ class CellHistogram:
 
 
 GRID_STEPS = 1 << 15
-"""Features of length 1 and residuals of length 1 are written in units of 1/GRID_STEPS, rounded towards zero."""
+"""Features and residuals, of length at most 1, are rounded towards zero to multiples of 1/GRID_STEPS."""
 UNIT_NORM = GRID_STEPS**2
-"""A gradient of length 1. With fewer than 2^22 records every sum stays below 2^53, where float64 is exact."""
+"""Length of a unit gradient in grid units. Sums over fewer than 2^22 records stay below 2^53: exact in float64."""
 MIN_CLIP_NORM = 1 / 64
-"""Clipping norms below would leave a residual fewer than 512 units of the grid."""
-_ROUNDING_SHRINKAGE = 1 - 2.0**-30  # far more than float64 can be off in a length
+"""Smallest clipping norm. A residual of a smaller norm would have fewer than 512 grid units."""
+_ROUNDING_SHRINKAGE = 1 - 2.0**-30  # a margin far larger than the rounding error of a length in float64
 _BLOCK_RECORDS = 4096
 
 
 def quantize(value: Tensor) -> Tensor:
-    """Round vectors of length at most 1 towards zero to whole units of 1/GRID_STEPS, int64, so that none gets longer.
+    """Round vectors of length at most 1 towards zero to multiples of 1/GRID_STEPS, int64, so that none gets longer.
 
     Raises:
-        ValueError: A number is not finite or beyond 2: as an integer its square could wrap around to a small one.
+        ValueError: A number is not finite or exceeds 2 in magnitude. Its square could overflow to a small integer.
     """
     value = value.double()
     if value.numel() and not -2 <= float(value.min()) <= float(value.max()) <= 2:  # written so that NaN fails
@@ -335,10 +328,10 @@ def quantize(value: Tensor) -> Tensor:
 
 
 def _quantize_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
-    """(weights as multiples of a unit, the unit: a power of 2).
+    """Round weights to multiples of a grid unit, which is a power of 2; return (multiples, grid unit).
 
-    Its columns are shorter than 2^37 units, so that all sums of products with features, each at most GRID_STEPS long,
-    stay below 2^53 (Cauchy-Schwarz), and its entries lie off by at most 2^-36 of the longest column.
+    The columns of the multiples are shorter than 2^37. Sums of products with features, which are at most GRID_STEPS
+    long, then stay below 2^53 (Cauchy-Schwarz). The rounding error of an entry is at most 2^-36 of the longest column.
 
     Raises:
         ValueError: A column of weights is not finite or longer than 2^40.
@@ -352,19 +345,19 @@ def _quantize_weights(weight_DC: Tensor) -> tuple[Tensor, float]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GradientSums:
-    """PRIVATE. Records that answer for themselves: whatever the weights, the sum of their clipped gradients.
+    """PRIVATE. Records whose clipped gradients can be summed for any weights of a linear softmax model.
 
     Attributes:
-        z_ND: PRIVATE. Whitened and clipped features, in units of 1/GRID_STEPS; whole numbers of any type.
+        z_ND: PRIVATE. Whitened features of length at most 1 in units of 1/GRID_STEPS; integers of any type.
         y_N: PRIVATE. Labels.
         z_PD: Releasable. Whitened features of the public points.
-        feature_PD: Releasable. Their features before that.
-        sensitivity: Sensitivity of ``compute_gradient_sum`` in units of ``UNIT_NORM``, at clipping norm 1; a smaller
+        feature_PD: Releasable. Features of the public points before whitening.
+        sensitivity: Sensitivity of ``compute_gradient_sum`` in units of ``UNIT_NORM`` at clipping norm 1. A smaller
             clipping norm scales it.
-        scale: How far a sum of gradients in units of ``UNIT_NORM`` moves the model at step size 1.
-        whitening: Releasable. The map from features to whitened ones.
-        neighbors: Number of neighbors of the mean-shift step before it; 0: none.
-        query_Q: The public points whose labels are wanted; None: all.
+        scale: Change of the weights by one unit (``UNIT_NORM``) of the gradient sum at step size 1.
+        whitening: Releasable. Map from features to whitened features. None if the features are not known elsewhere.
+        neighbors: Number of neighbors of the mean-shift step before whitening. 0 if there is no such step.
+        query_Q: Indices of the public points whose labels are requested. None if all are.
     """
 
     z_ND: Tensor
@@ -381,7 +374,7 @@ class GradientSums:
     def __post_init__(self) -> None:
         # No assert: the guarantee rests on this, and python -O drops asserts.
         for z_BD in self.z_ND.split(_BLOCK_RECORDS):
-            # The range comes first: the square of a larger integer could wrap around to a small one.
+            # The range is checked first, because the square of a larger integer could overflow to a small one.
             is_in_range = not z_BD.numel() or -GRID_STEPS <= int(z_BD.min()) <= int(z_BD.max()) <= GRID_STEPS
             if not is_in_range or not bool((z_BD.long().square().sum(1) <= UNIT_NORM).all()):
                 raise ValueError("gradients: a record's features are longer than 1")
@@ -390,7 +383,7 @@ class GradientSums:
         return len(self.z_PD) if self.query_Q is None else len(self.query_Q)
 
     def select(self, index_Q: Tensor) -> GradientSums:
-        """The same records, asked about these public points."""
+        """The same records, for questions about these public points."""
         query_Q = index_Q.cpu() if self.query_Q is None else self.query_Q[index_Q.cpu()]
         return replace(self, query_Q=query_Q)
 
@@ -405,23 +398,22 @@ class GradientSums:
         return self.sensitivity.adjacency
 
     def compute_gradient_sum(self, weight_DC: Tensor, clip_norm: float = 1.0) -> Tensor:
-        """PRIVATE. The sum of all records' clipped gradients in units of 1/UNIT_NORM, int64 [D, C].
+        """PRIVATE. Compute the sum of the clipped gradients of all records in units of 1/UNIT_NORM, int64 [D, C].
 
-        One unit moves it by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
+        One privacy unit moves the sum by at most ``clip_norm * UNIT_NORM`` times ``sensitivity``.
 
         Args:
-            weight_DC: Weights at which the gradients are taken.
-            clip_norm: Length to which longer residuals e_y - softmax(z W) are clipped, at most 1.
+            weight_DC: Weights at which the gradients are computed.
+            clip_norm: Length, at most 1, to which longer residuals e_y - softmax(z W) are clipped.
 
         Raises:
-            ValueError: A residual is longer than ``clip_norm``: a fault of the arithmetic, on which the guarantee
-                rests.
+            ValueError: A residual is longer than ``clip_norm``, which would be a fault of this function's arithmetic.
         """
         weight_DC, weight_unit = _quantize_weights(weight_DC.double().cpu())
         total_DC = torch.zeros(self.shape, dtype=torch.int64)
         for z_BD, y_B in zip(self.z_ND.split(_BLOCK_RECORDS), self.y_N.split(_BLOCK_RECORDS), strict=True):
-            # Whole numbers below 2^53, here and in the sum: exact in float64, in whatever order they are added, so that
-            # a record's logits are the same in any company.
+            # All numbers here and in the sum are integers below 2^53. Float64 adds them exactly in any order, so the
+            # logits of a record do not depend on the other records of its block.
             label_BC = F.one_hot(y_B, self.num_classes).double()
             residual_BC = label_BC - (z_BD.double() @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
             residual_BC = quantize(
@@ -433,11 +425,11 @@ class GradientSums:
         return total_DC
 
     def compute_scores(self, weight_DC: Tensor) -> Tensor:
-        """Releasable. The logits of a released model on every public point, float32 [P, C]."""
+        """Releasable. Compute the logits of a released model on every public point, float32 [P, C]."""
         return self.z_PD @ weight_DC.float()
 
     def make_model(self, weight_DC: Tensor) -> LinearModel | None:
-        """Releasable. A released model for points that are not here; None: their features are not known."""
+        """Releasable. Make the released model for new points; None if the features of new points are not known."""
         return None if self.whitening is None else self.whitening.to_linear_model(weight_DC, self.neighbors)
 
     def __repr__(self) -> str:

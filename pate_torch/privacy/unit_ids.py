@@ -1,7 +1,7 @@
-"""Names of privacy units, and the keyed hash that decides by a name alone: roles, shards, order.
+"""Names of privacy units, and the keyed hash of a name, which decides roles, shards and order.
 
-A name is a function of one record's own id, position or content, so that adding or removing a unit renames nobody; a
-decision by the keyed hash of a name moves nobody else.
+A name is a function of one record's own id, position or content. Adding or removing a unit therefore renames no other
+unit, and a decision by the keyed hash of a name affects no other unit.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ID_KINDS: Final = {
     "text": (str,),
     "date": (datetime.date, np.datetime64),
 }
-"""Types whose values are spelled in one way. A boolean is an integer of Python's, so it comes first."""
+"""Types whose values have one spelling. Booleans come first, because bool is a subclass of int."""
 _MISSING_NAMES: Final = {"", "nan", "None", "NaT", "<NA>"}
-"""The names of missing values: the last four are what ``str`` makes of them."""
+"""The spellings of missing values. The last four are the output of ``str``."""
 
 
 class UnitIds(np.ndarray):
-    """PRIVATE. The name of each record's privacy unit, str [N], which the functions of this module alone make."""
+    """PRIVATE. Name of the privacy unit of each record, str [N]. Only the functions of this module make it."""
 
     def __repr__(self) -> str:
         return "UnitIds(content withheld)"
@@ -37,23 +37,23 @@ class UnitIds(np.ndarray):
 
 
 def concatenate_unit_ids(parts: Sequence[UnitIds]) -> UnitIds:
-    """The names of several groups of records, one group after another."""
+    """Concatenate the names of several groups of records."""
     return np.concatenate(parts).view(UnitIds)
 
 
 def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
-    """PRIVATE. The names of a column of ids, str [count]: the canonical text of each; what has none is refused.
+    """PRIVATE. Read the names of privacy units from a column of ids, str [count]: the canonical text of each id.
 
-    Floating-point ids are refused because one missing id turns a column of integers into them: the digits of long ids
-    are then lost, and units merge. Several types are refused because 1 and "1" would be one unit.
+    Floating-point ids are refused: one missing id turns a column of integers into floats, which drops digits of long
+    ids and merges units. A column of several types is refused, because 1 and "1" would become one unit.
 
     Args:
-        key: The argument or setting that names the column, for messages; these say nothing of its values.
-        column: A list, tuple, array, tensor or pandas Series of texts, integers, booleans or dates.
+        key: Argument or setting that holds the column, for messages. Messages quote no id.
+        column: List, tuple, array, tensor or pandas Series of texts, integers, booleans or dates.
         count: Number of records.
 
     Raises:
-        ValueError: Another length or type, several types, or a missing id.
+        ValueError: The column has another length, another type or several types, or an id is missing.
     """
     if isinstance(column, UnitIds) and len(column) == count:
         return column
@@ -65,7 +65,7 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
     values = column.tolist() if is_native else list(column)
     types = set(map(type, values))
     kinds = {_get_kind(value_type) for value_type in types}
-    # Equal values of one type are spelled alike; of two types they may not be.
+    # Equal texts are converted once. Equal values of two types may have two spellings.
     name_by_value = {value: texts.to_canonical_text(value) for value in set(values)} if types == {str} else None
     names = [texts.to_canonical_text(value) if name_by_value is None else name_by_value[value] for value in values]
     if not _MISSING_NAMES.isdisjoint(names):
@@ -79,38 +79,38 @@ def parse_unit_ids(key: str, column: Any, count: int) -> UnitIds:
 
 
 def compute_keyed_hash(unit_id: Iterable[str], seed: int, *purpose: str) -> np.ndarray:
-    """BLAKE2b of every id under a key of (seed, purpose): uint64 [N, 2], two independent words each."""
+    """Compute BLAKE2b of each name under a key of (seed, purpose): uint64 [N, 2], two independent words a name."""
     key = rng.derive_seed(seed, *purpose).to_bytes(8, "big")
     keyed_state = hashlib.blake2b(key=key, digest_size=16)
     digests = bytearray()
     for name in unit_id:
-        state = keyed_state.copy()  # a third faster than keying anew: the key's block is compressed once
+        state = keyed_state.copy()  # a third faster than a new state, because the key is compressed once
         state.update(name.encode(errors="surrogatepass"))
         digests += state.digest()
     return np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def _get_kind(value_type: type) -> str:
-    """Which kind of ids a type's values are; "": no kind."""
-    if issubclass(value_type, np.timedelta64):  # an integer to NumPy, and spelled by its column's unit
+    """Return the kind of ids that values of this type are, or "" if they are no ids."""
+    if issubclass(value_type, np.timedelta64):  # a subclass of np.integer, whose spelling depends on the column's unit
         return ""
     return next((kind for kind, types in _ID_KINDS.items() if issubclass(value_type, types)), "")
 
 
 def make_position_ids(positions: int | np.ndarray) -> UnitIds:
-    """Unit ids of records that stand for themselves: their positions, or 0..N-1, in the file that they come from."""
+    """Make the names of records that are identified by position: these positions, or 0..N-1."""
     return (np.arange(positions) if isinstance(positions, int) else positions).astype(str).view(UnitIds)
 
 
 def make_content_ids(records: Iterable[Iterable[bytes]]) -> UnitIds:
-    """Unit ids of records without names: a hash of each record's own content (``compute_content_id``)."""
+    """Make the names of records without ids: a hash of the content of each record (``compute_content_id``)."""
     return np.array([compute_content_id(parts) for parts in records], dtype=str).view(UnitIds)
 
 
 def compute_content_id(parts: Iterable[bytes]) -> str:
-    """An id made of a record's own content, so that removing a record renames nobody. Equal records share it.
+    """Compute an id from the content of one record. Equal records share it.
 
-    Unkeyed, hence as private as the record: it stays in the private store.
+    The hash has no key, so the id is as private as the record and must stay in the private store.
     """
     state = hashlib.blake2b(digest_size=16)
     for part in parts:

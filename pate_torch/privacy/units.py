@@ -1,4 +1,4 @@
-"""Records chosen by their privacy units: those held out, those that can be used, and one for each unit."""
+"""Selections of private records by privacy unit: held-out records, usable records and one record for each unit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_positi
 
 
 def get_unit_ids(private: PrivateRecords, adjacency: str) -> UnitIds:
-    """PRIVATE. The unit each record belongs to, str [N]: its id, or under replace_one its position.
+    """PRIVATE. Return the privacy unit of each record, str [N]: its unit id, or its position under replace_one.
 
-    There records are single and an id may be made of what is replaced: equal ids are then as many units.
+    Under replace_one each record is a unit of its own. An id may be a hash of the record that is replaced, so that
+    two records with equal ids are still two units.
     """
     return private.unit_id if adjacency == "add_remove" else make_position_ids(len(private))
 
@@ -22,26 +23,26 @@ def get_unit_ids(private: PrivateRecords, adjacency: str) -> UnitIds:
 def hold_out(
     private: PrivateRecords, share: float, adjacency: str, seed: int, purpose: str
 ) -> tuple[PrivateRecords, PrivateRecords]:
-    """PRIVATE. (The rest, about ``share`` of the units), decided unit by unit: no record has a say in another's role.
+    """PRIVATE. Split off about ``share`` of the units; return (remaining records, held-out records).
 
-    By the hash of a unit's name (``get_unit_ids``).
+    The keyed hash of a unit's own name (``get_unit_ids``) decides, so no record affects the role of another unit.
     """
     is_held_out_N = compute_keyed_hash(get_unit_ids(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
     return select(private, np.flatnonzero(~is_held_out_N)), select(private, np.flatnonzero(is_held_out_N))
 
 
 def select(private: PrivateRecords, index: np.ndarray) -> PrivateRecords:
-    """PRIVATE. Some of the records, by integer indices."""
+    """PRIVATE. Select records by integer indices."""
     rows = torch.from_numpy(index)
     usable_N = None if private.usable_N is None else private.usable_N[rows]
     return PrivateRecords(private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N)
 
 
 def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
-    """PRIVATE. The data without the records of no use, which whoever made ``data`` has marked and filled.
+    """PRIVATE. Drop the records that are marked as unusable.
 
-    Under replace_one the filler stays, so that no other record moves: neighbors differ in one record, and the filler is
-    one valid record in the place of another.
+    Under replace_one they stay with their fillers, so that no other record changes its position: neighboring data
+    sets then still differ in one record, because a filler is a valid record.
     """
     private = data.private
     if private.usable_N is None:
@@ -56,5 +57,5 @@ def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
 
 
 def select_one_per_unit(private: PrivateRecords, adjacency: str) -> PrivateRecords:
-    """PRIVATE. The first record of every unit; under replace_one every record."""
+    """PRIVATE. Select the first record of each unit; under replace_one every record."""
     return select(private, np.unique(get_unit_ids(private, adjacency), return_index=True)[1])

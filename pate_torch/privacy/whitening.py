@@ -1,4 +1,4 @@
-"""Whitening by the covariance of the public points. Nothing private is read."""
+"""Whitening by the covariance of the public points. No private record is read."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pate_torch.privacy.records import LinearModel
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """Releasable. The affine map z -> (z - center) axis that whitens the public points' features.
+    """Releasable. The affine map z -> (z - center) axis that whitens the features of the public points.
 
     Attributes:
-        center_D: Mean of the public points.
-        axis_DD: Their principal axes, each over the standard deviation along it (with a ridge).
-        radius: Clipping norm of a whitened feature.
+        center_D: Mean of the public points, [D].
+        axis_DD: Principal axes of the public points, each divided by the standard deviation along it (with a ridge).
+        radius: Clipping norm of whitened features.
     """
 
     center_D: Tensor
@@ -29,13 +29,13 @@ class Whitening:
 
     @classmethod
     def from_features(cls, feature_PD: Tensor, ridge: float, effective_dim: float | None = None) -> Whitening:
-        """The public points' own; the clipping norm is their median length.
+        """Fit the map to public points. The clipping norm is the median length of their whitened features.
 
         Args:
             feature_PD: Features of the public points.
-            ridge: Added to the variance of every direction, in units of the mean variance.
-            effective_dim: Effective number of directions: the ridge is then the one that leaves so many
-                (``solve_ridge``).
+            ridge: Number added to the variance of each direction, in units of the mean variance.
+            effective_dim: Effective dimension, from which the ridge is computed (``solve_ridge``). None to use
+                ``ridge``.
         """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
@@ -48,19 +48,19 @@ class Whitening:
         return replace(unclipped_map, radius=float(unclipped_map(feature_PD).norm(dim=1).median()))
 
     def __call__(self, feature_PD: Tensor) -> Tensor:
-        """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""
+        """Whiten features and append a 1 for the intercept, float32 [P, D + 1], without clipping."""
         return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def to_linear_model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
-        """The model linear in whitened features and their 1, as one linear in the features themselves."""
+        """Convert a model that is linear in whitened features and the appended 1 to one that is linear in features."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
     def whiten_and_clip(self, feature_PD: Tensor) -> Tensor:
-        """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1].
+        """Whiten features, append a 1, clip to ``radius`` and divide by it, float64 [P, D + 1].
 
-        A point whose whitened features are not finite becomes zeros: a record that is one says nothing.
+        A point whose whitened features are not finite becomes zeros, so such a record contributes nothing.
         """
         z_PD = self(feature_PD).double() / self.radius
         length_P1 = z_PD.norm(dim=1, keepdim=True)
@@ -73,9 +73,10 @@ _RIDGE_RANGE = (1e-3, 1e6)
 
 
 def solve_ridge(values_D: Tensor, effective_dim: float) -> float:
-    """The ridge r, in units of the mean variance v: sum_d v_d / (v_d + r v) = effective_dim, or the nearest end.
+    """Solve sum_d v_d / (v_d + r v) = effective_dim for the ridge r, in units of the mean variance v.
 
-    The sum is the mean squared length of a whitened point: the effective dimension of ridge regression.
+    The sum is the mean squared length of a whitened point, which is the effective dimension of ridge regression. If r
+    would lie outside ``_RIDGE_RANGE``, the nearest end of the range is returned.
     """
     unit_D = values_D / values_D.mean().clamp(min=1e-12)
 

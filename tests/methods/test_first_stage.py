@@ -144,7 +144,7 @@ def test_a_first_stage_says_what_it_cost(tmp_path, monkeypatch):
         return answers
 
     monkeypatch.setattr(CountedReverseKnn, "first_answers", silent)
-    with pytest.raises(ValueError, match="does not say what its answers cost"):
+    with pytest.raises(ValueError, match="did not record the cost of its answers"):
         pipeline.run(counted(tmp_path))
     (charge,) = charges(tmp_path)
     assert not charge.is_committed and charge.charged_cost == charge.reserved_cost

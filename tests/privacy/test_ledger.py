@@ -134,9 +134,9 @@ def test_commit_happens_once_and_for_a_reservation_that_exists(ledger):
     ledger.record(reservation, [GaussianEvent(mu=MU, count=3)])
     ledger.commit(reservation, [GaussianEvent(mu=MU)])
     for again in (lambda: ledger.commit(reservation, []), lambda: ledger.record(reservation, [])):
-        with pytest.raises(LedgerError, match="committed already"):
+        with pytest.raises(LedgerError, match="already committed"):
             again()
-    with pytest.raises(LedgerError, match="there is none"):
+    with pytest.raises(LedgerError, match="is not in this ledger"):
         ledger.commit("0123", [])
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU, 1e-5), rel=1e-12)
 
@@ -161,7 +161,7 @@ def test_what_would_pass_the_cap_is_refused_before_it_is_charged(ledger):
 
 def test_unknown_accounts_and_events_are_refused(ledger):
     head = ledger.get_head()
-    with pytest.raises(LedgerError, match=r"none of this name \(accounts: svhn\)"):
+    with pytest.raises(LedgerError, match=r"no account of this name \(accounts: svhn\)"):
         ledger.reserve("mnist", PLAN, **FACTS)
     with pytest.raises(ValueError, match="gdp filter"):
         ledger.reserve("svhn", [ZCDPEvent(rho=1e-6)], **FACTS)
@@ -276,7 +276,7 @@ def test_raising_the_cap_is_recorded_and_lets_more_through(ledger):
     for bad in (4.0, 3.0, math.nan, -1.0):
         with pytest.raises(ValueError):
             ledger.raise_cap("svhn", bad, reason="more")
-    with pytest.raises(ValueError, match="must say why"):
+    with pytest.raises(ValueError, match="must state why"):
         ledger.raise_cap("svhn", 9.0, reason=" ")
     assert ledger.raise_cap("svhn", 9.0, reason="a second student").budget_epsilon == 9.0
     ledger.reserve("svhn", twice, **FACTS)
@@ -291,7 +291,7 @@ def test_a_closed_account_takes_no_more_charges(ledger):
     ledger.close_account("svhn", "the project ended")
     with pytest.raises(LedgerError, match="closed"):
         ledger.reserve("svhn", [GaussianEvent(mu=1e-6)], **FACTS)
-    with pytest.raises(LedgerError, match="closed already"):
+    with pytest.raises(LedgerError, match="already closed"):
         ledger.close_account("svhn", "again")
     ledger.commit(reservation, [])
     assert ledger.verify()[0].is_closed
@@ -667,7 +667,7 @@ def test_an_orphaned_log_is_not_taken_for_a_new_ledger(path):
 
 
 def test_a_missing_ledger_is_created_only_when_asked(path):
-    with pytest.raises(LedgerError, match="there is none"):
+    with pytest.raises(LedgerError, match="does not exist"):
         Ledger(path, create=False)
     assert not path.exists()
 
@@ -728,7 +728,7 @@ def test_backup_is_whole_private_and_never_overwrites(ledger, tmp_path):
             copied.get_head() == ledger.get_head()
             and copied.verify()[0].total_cost == ledger.get_account("svhn").total_cost
         )
-    with pytest.raises(LedgerError, match="exists already"):
+    with pytest.raises(LedgerError, match="already exists"):
         ledger.backup(copy)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["copy.sqlite", "home"]
 
@@ -809,7 +809,7 @@ def test_exit_codes_and_messages(path, written, capsys):
     assert main(["raise-cap", "svhn", "1", "--reason", "lower", *at]) == 1
     assert "cannot be lowered" in capsys.readouterr().err
     assert main(["verify", "--path", str(path.parent / "none.sqlite"), "--json"]) == 1
-    assert "there is none" in json.loads(capsys.readouterr().out)["problem"]
+    assert "does not exist" in json.loads(capsys.readouterr().out)["problem"]
     assert not (path.parent / "none.sqlite").exists()
     for arguments in ([], ["refund"], ["raise-cap", "svhn", "--reason", "x"], ["close", "svhn"]):
         with pytest.raises(SystemExit) as stop:
