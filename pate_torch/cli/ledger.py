@@ -179,7 +179,7 @@ def _format_guarantee(guarantee: Guarantee | None) -> str:
 
 
 def _format_entry(seq: int, time: str, kind: str, facts: dict[str, Any]) -> str:
-    words = [str(facts[key]) for key in ("what", "mechanism", "run", "release", "note", "reason") if facts.get(key)]
+    words = [str(facts[key]) for key in ("what", "mechanism", "run", "release", "reason") if facts.get(key)]
     if kind in ("open", "raise_cap"):
         words.insert(0, f"cap {facts['budget_epsilon']:g}")
     words += ["NOT PRIVATE"] if facts.get("insecure") else []

@@ -149,8 +149,6 @@ class Ledger:
         unit: str,
         planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
-        filter: str | None = None,
-        delta_reserve: float | None = None,
     ) -> Account:
         """Open the account of a private data set, or return the existing account.
 
@@ -164,8 +162,6 @@ class Ledger:
             unit: Kind of the privacy unit.
             planned_events: Events for which the filter of a new account is chosen (``PrivacyFilter``).
             noise: Kind of noise of all releases: "torch", "discrete", or "by <library>".
-            filter: Kind of the filter. None to choose it by ``planned_events``.
-            delta_reserve: Part of delta for failures of mechanisms. None to choose it by ``planned_events``.
 
         Raises:
             ValueError: The requested terms differ from the stored terms.
@@ -175,38 +171,19 @@ class Ledger:
         checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
         if not unit:
             raise checks.error("unit", unit, 'must name the privacy unit, such as "record"')
+        terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "unit": unit, "noise": noise}
         with self._chain.transaction():
             self._catch_up()
             existing_state = self._accounts.get(name)
             if existing_state is not None and (existing_state.charges or existing_state.is_closed):
-                self.check_terms(
-                    name,
-                    budget_epsilon=budget_epsilon,
-                    delta=delta,
-                    adjacency=adjacency,
-                    unit=unit,
-                    noise=noise,
-                )
+                self.check_terms(name, budget_epsilon=budget_epsilon, **terms)
             else:
-                terms = PrivacyFilter.from_planned_events(
-                    planned_events,
-                    epsilon=checks.positive("budget_epsilon", budget_epsilon),
-                    delta=delta,
-                    kind=filter,
-                    delta_reserve=delta_reserve,
-                )
-                facts = {
-                    "budget_epsilon": terms.epsilon,
-                    "delta": terms.delta,
-                    "filter": terms.kind,
-                    "order": terms.order,
-                    "delta_reserve": terms.delta_reserve,
-                    "adjacency": adjacency,
-                    "unit": unit,
-                    "noise": noise,
-                }
-                if existing_state != AccountState(filter=terms, adjacency=adjacency, unit=unit, noise=noise):
-                    self._chain.append("open", name, facts)
+                checks.positive("budget_epsilon", budget_epsilon)
+                filter = PrivacyFilter.from_planned_events(planned_events, epsilon=budget_epsilon, delta=delta)
+                new_state = AccountState(filter=filter, adjacency=adjacency, unit=unit, noise=noise)
+                if existing_state != new_state:
+                    facts = {"filter": filter.kind, "order": filter.order, "delta_reserve": filter.delta_reserve}
+                    self._chain.append("open", name, {"budget_epsilon": filter.epsilon, **terms, **facts})
         return self.get_account(name)
 
     def get_account(self, name: str) -> Account:
@@ -269,7 +246,6 @@ class Ledger:
         run: str,
         purpose: str = PURPOSE_LABELS,
         noise: str = "",
-        note: str = "",
         insecure: bool = False,
         first_charge_only: bool = False,
         terms: Mapping[str, Any] | None = None,
@@ -284,7 +260,6 @@ class Ledger:
             run: Name of the run that makes the release.
             purpose: Purpose of the release, in words.
             noise: Kind of the noise, in words.
-            note: Text that is stored with the charge.
             insecure: Whether the noise is seeded or off. Such a release is NOT PRIVATE; it is charged and marked.
             first_charge_only: Whether to refuse the charge if the account has any reservation, even an unfinished one.
             terms: Terms that the account must have (``check_terms``). None to check no terms.
@@ -300,11 +275,9 @@ class Ledger:
             if terms is not None:
                 self.check_terms(account, **terms)
             requested_cost = self.check_events(account, events)
-            if first_charge_only and self._get_state(account).charges:
-                raise account_charged_error(
-                    self._get_state(account).to_account(account),
-                    self._get_state(account).filter.to_epsilon(requested_cost),
-                )
+            state = self._get_state(account)
+            if first_charge_only and state.charges:
+                raise account_charged_error(state.to_account(account), state.filter.to_epsilon(requested_cost))
             reservation = Reservation(
                 id=secrets.token_hex(8),
                 account=account,
@@ -320,7 +293,6 @@ class Ledger:
                 "run": run,
                 "what": purpose,
                 "noise": noise,
-                "note": note,
                 "insecure": insecure,
             }
             self._chain.append("reserve", account, facts)

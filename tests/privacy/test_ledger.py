@@ -593,7 +593,6 @@ def test_a_forged_price_shows_on_verify(path, ledger):
             "insecure": False,
             **FACTS,
             "what": "labels",
-            "note": "",
         }
         ledger._chain.append("reserve", "svhn", facts)
     with pytest.raises(LedgerError, match=r"entry 3 .*not that of its events"):
@@ -695,7 +694,7 @@ def test_a_full_disk_loses_nothing(path, ledger):
     pages = ledger._chain._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._chain._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
     with pytest.raises(LedgerError, match=r"full.*Free some space"):
-        ledger.reserve("svhn", PLAN, **{**FACTS, "note": "x" * 100_000})
+        ledger.reserve("svhn", PLAN, **{**FACTS, "run": "x" * 100_000})
     assert ledger.get_head() == head and ledger.get_guarantee("svhn") == spent
     ledger._chain._db.execute("PRAGMA max_page_count = 1000000")
     ledger.reserve("svhn", PLAN, **FACTS)
