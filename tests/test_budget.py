@@ -586,6 +586,7 @@ def go_on(path: str, identity: str, barrier, done) -> None:
             assert "charged at its worst" in str(error) or "committed already" in str(error)
 
 
+@pytest.mark.slow(reason="starts another process")
 def test_of_two_processes_one_goes_on(path, ledger, open_one):
     context = multiprocessing.get_context("spawn")
     barrier, done = context.Barrier(2), context.Value("i", 0)

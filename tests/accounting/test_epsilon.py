@@ -409,6 +409,7 @@ mixed = st.lists(
 )
 
 
+@pytest.mark.slow(reason="composes 120 random lists of events")
 @given(mixed, mixed)
 @settings(deadline=None, max_examples=60)
 def test_more_events_never_cost_less(first, second):

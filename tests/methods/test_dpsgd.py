@@ -92,6 +92,7 @@ def gaussian_account(plan):
     )
 
 
+@pytest.mark.slow(reason="a whole run")
 def test_an_account_that_cannot_bound_it_is_left_alone(plan, capsys):
     gaussian_account(plan)
     pipeline.run(changed(plan, quiet=False))
@@ -184,6 +185,7 @@ def test_nobody_sampled_is_a_step_of_noise_alone(monkeypatch):
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
 
 
+@pytest.mark.slow(reason="three whole runs")
 def test_two_runs_draw_different_noise_unless_seeded(plan, tmp_path):
     weights = []
     for name, seed in (("a", None), ("b", None), ("c", 3), ("d", 3)):

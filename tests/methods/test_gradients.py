@@ -424,6 +424,7 @@ def run(tmp_path_factory):
     return home, plan, pipeline.run(plan)
 
 
+@pytest.mark.slow(reason="a whole run of two rounds")
 def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     home, plan, report = run
     release = plan.folder / "release"
@@ -457,6 +458,7 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
 
 
+@pytest.mark.slow(reason="whole runs")
 def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, report = run
     data = plan.dataset.load()
@@ -473,6 +475,7 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     assert again.evaluation.student_accuracy == report.evaluation.student_accuracy
 
 
+@pytest.mark.slow(reason="whole runs")
 @pytest.mark.parametrize("change", [(), ("method.ridge=0.2",)], ids=["same", "other"])
 def test_gradients_that_are_asked_again_are_paid_for_again(run, change, tmp_path):
     home, _, first = run
@@ -484,7 +487,7 @@ def test_gradients_that_are_asked_again_are_paid_for_again(run, change, tmp_path
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole run with four encoders")
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
     asked, fitted = [], []
     records, fit = GradientMethod.build_sensitive, GradientStudent.fit
@@ -510,12 +513,16 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
 MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 
 
+@pytest.mark.slow(reason="two whole runs a case")
 @pytest.mark.parametrize(
     "rounds,members,neighbors",
     [
         (1, 1, 0),
         (2, 2, 5),
-        *(pytest.param(*few, marks=pytest.mark.slow) for few in [(1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 5)]),
+        (1, 2, 0),
+        (2, 1, 0),
+        (2, 2, 0),
+        (1, 1, 5),
     ],
 )
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
@@ -655,6 +662,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrid
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
+@pytest.mark.slow(reason="whole runs")
 def test_gradients_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)

@@ -434,7 +434,7 @@ def run(tmp_path_factory):
     return home, plan, report
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a whole run of two rounds")
 def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     home, plan, report = run
     release = plan.folder / "release"
@@ -453,7 +453,7 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert not (home / "teachers").exists() or not list((home / "teachers").glob("*/ensemble.safetensors"))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="whole runs of two rounds")
 def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
     home, plan, _ = run
     release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
@@ -471,6 +471,7 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     assert report.evaluation.student_accuracy == run[2].evaluation.student_accuracy  # the same student again
 
 
+@pytest.mark.slow(reason="a whole run of two rounds")
 def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     """The whole pipeline, not the mechanism alone: were the noise 2/3 or 3/2 of it, this would show."""
     home, plan, report = run
@@ -490,6 +491,7 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     assert private.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow(reason="whole runs")
 def test_the_same_histogram_again_is_a_release_of_its_own(run, tmp_path):
     home, _, first = run
     report = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS))
@@ -565,6 +567,7 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
 
 
+@pytest.mark.slow(reason="whole runs")
 def test_reverse_knn_in_python(tmp_path):
     x, y = clouds(600, 0)
     pool, _ = clouds(90, 1)

@@ -186,7 +186,7 @@ def test_the_neighbor_harness_reaches_them(harness):
     assert tally.values and not tally.faults
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a process that runs the neighbor harness")
 def test_the_neighbor_harness_finds_that_a_record_sits_in_every_shard(harness, tmp_path, monkeypatch):
     """Teachers that look at all records, whatever their shard: one of them moves several votes."""
     (tmp_path / "nearest_mean.py").write_text(

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import errno
 import hashlib
+import itertools
 import json
 import math
 import shutil
@@ -296,8 +297,7 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("first", TWICE)
-@pytest.mark.parametrize("second", TWICE)
+@pytest.mark.parametrize("first,second", [("teachers", "teachers"), *itertools.pairwise([*TWICE, "teachers"])])
 def test_records_have_one_account_unless_their_owner_says_otherwise(tmp_path, first, second):
     pipeline.run(plan(tmp_path, "first", **TWICE[first]))
     before = entries(tmp_path)

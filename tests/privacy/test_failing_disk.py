@@ -89,7 +89,7 @@ def test_a_failing_disk_costs_nothing_that_is_not_charged(processes, operations,
     fail_and_go_on(processes, kind, tmp_path / "home", mode, fail_at)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="fault injection at every write of a run")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_disk_that_fails_anywhere_costs_nothing_that_is_not_charged(processes, operations, tmp_path, kind, mode):

@@ -114,7 +114,7 @@ def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbe
     killed_then_run_again(processes, tmp_path, undisturbed, int(share * undisturbed[1]))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="fault injection: one run for each write")
 @pytest.mark.parametrize("part", range(8))
 def test_a_run_killed_between_any_two_writes_goes_on(processes, tmp_path, undisturbed, part):
     for step in range(part, undisturbed[1], 8):
@@ -123,7 +123,7 @@ def test_a_run_killed_between_any_two_writes_goes_on(processes, tmp_path, undist
         killed_then_run_again(processes, home, undisturbed, step)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="fault injection: fifty killed runs")
 def test_a_run_killed_at_fifty_random_moments_goes_on(processes, tmp_path, undisturbed):
     moments = random.Random(0)
     for attempt in range(50):
@@ -144,7 +144,7 @@ def test_a_run_killed_again_and_again_goes_on(processes, tmp_path, undisturbed):
     killed_then_run_again(processes, tmp_path, undisturbed, 10)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="fault injection: killed commands")
 def test_the_command_itself_killed_at_random_moments_goes_on(tmp_path):
     """``python train.py``, a new interpreter each time."""
     moments, environment = random.Random(1), {**os.environ, "PATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -227,7 +227,7 @@ def killed_until_they_land(processes, home: Path, kind: str, kills: int) -> None
     print(f"{kind}: {landed} of {number - 1} kills landed, {steps} steps and {seconds:.1f} s a run")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="fault injection: killed runs of every kind")
 @pytest.mark.parametrize("kind", KILLS)
 def test_runs_of_every_kind_killed_at_any_moment_keep_their_word(processes, tmp_path, kind):
     killed_until_they_land(processes, tmp_path, kind, KILLS[kind])
@@ -731,6 +731,7 @@ def test_a_damaged_ledger_is_refused(home, damage):
         refused(home, words, compare=False, **changes)
 
 
+@pytest.mark.slow(reason="starts the command for each kind of damage")
 def test_the_command_refuses_damage_with_exit_code_2(tmp_path, monkeypatch):
     assert train(tmp_path, monkeypatch=monkeypatch).code == 0
     (record,) = tmp_path.rglob("release.json")

@@ -338,16 +338,17 @@ def check_race(path: Path, processes: int, attempts: int) -> None:
         assert ledger.get_guarantee("shared").epsilon <= 4.0
 
 
+@pytest.mark.slow(reason="a race of four processes")
 def test_processes_racing_for_one_account_lose_no_charge(path):
     check_race(path, 4, 50)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a race of eight processes")
 def test_processes_racing_past_the_cap_stop_at_it(path):
     check_race(path, 8, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="a race of eight processes")
 def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path):
     """Eight processes ask thirty times each for a hundredth of the first cap, while its owner is busy with the file."""
     context = multiprocessing.get_context("spawn")
@@ -395,6 +396,7 @@ def ask(path: str, mu: float, admitted, gate) -> None:
                 ledger.commit(reservation, [GaussianEvent(mu=mu)])
 
 
+@pytest.mark.slow(reason="a race of two processes")
 def test_two_processes_stop_at_the_cap(path):
     """The same race where the cap is near: some are refused, none passes it."""
     with Ledger(path) as ledger:

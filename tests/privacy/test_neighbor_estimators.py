@@ -48,7 +48,7 @@ def test_calls_that_reach_every_value_hold(record_property):
     assert not unreached(tally, calls.SPACE), "values that no accepted call reached"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the neighbor harness at full length")
 @pytest.mark.parametrize("door", calls.SPACE["door"])
 def test_every_triple_of_values_holds(door, record_property):
     tally, array = Tally(), choices.Covering({**calls.SPACE, "door": [door]}, SEED, tries=3)
@@ -108,7 +108,9 @@ def test_an_id_that_two_releases_share_where_the_votes_are_the_same_is_found(mon
     assert "differs" in faults(made, most=None, times=1)
 
 
-@pytest.mark.parametrize("door", ["PATEClassifier", pytest.param("PATE", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "door", ["PATEClassifier", pytest.param("PATE", marks=pytest.mark.slow(reason="runs on neighbors"))]
+)
 def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypatch, door):
     label, seen = PATE.label, set()
 

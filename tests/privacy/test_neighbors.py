@@ -42,7 +42,7 @@ def test_sixty_combinations_reach_every_value_and_hold(record_property):
     assert not cases.unreached(tally, space), "values that no accepted combination reached"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the neighbor harness at full length")
 @pytest.mark.parametrize("form", worlds.FORMS)
 def test_all_that_touches_records_holds(form, record_property):
     tally = cases.Tally()
@@ -51,7 +51,7 @@ def test_all_that_touches_records_holds(form, record_property):
     cases.judged(tally, record_property)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="the neighbor harness at full length")
 @pytest.mark.parametrize("half", [0, 1])
 def test_every_triple_of_the_other_choices_holds(half, record_property):
     """With every other mechanism; what touches records is drawn at random for each row."""
@@ -100,6 +100,7 @@ def faults(case, times: int = 1) -> str:
     return "\n".join(fault for found in tally.faults.values() for fault in found)
 
 
+@pytest.mark.slow(reason="up to twelve runs on neighbors")
 def test_a_capacity_where_records_answer_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "add_remove capacity=3"}
     assert not cases.attempt(case, tally := cases.Tally()) and "capacity" in str(tally.reasons)
@@ -108,6 +109,7 @@ def test_a_capacity_where_records_answer_is_found(monkeypatch):
     assert "L2 1.414 where it says 1" in faults(case, times=12)
 
 
+@pytest.mark.slow(reason="up to five runs on neighbors")
 def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     def short(adjacency: str, size: int) -> Sensitivity:
         return Sensitivity(l1=size**0.5, l2=1.0, linf=1.0, adjacency=adjacency)
@@ -119,6 +121,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
     assert "L2" in faults(case, times=4)
 
 
+@pytest.mark.slow(reason="up to thirteen runs on neighbors")
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
@@ -127,6 +130,7 @@ def test_an_id_that_merges_records_is_found(monkeypatch):
     assert "where it says" in faults(case, times=12)
 
 
+@pytest.mark.slow(reason="up to four runs on neighbors")
 def test_roles_that_follow_content_are_found(monkeypatch):
     case = TEACHERS | {"partition": "replace_one", "form": "csv by hash"}
     assert not cases.attempt(case, cases.Tally())
@@ -134,6 +138,7 @@ def test_roles_that_follow_content_are_found(monkeypatch):
     assert "differs" in faults(case, times=4)
 
 
+@pytest.mark.slow(reason="up to six runs on neighbors")
 @pytest.mark.parametrize("case", [TEACHERS, GRADIENTS], ids=["teachers", "gradients"])
 def test_points_that_see_each_other_in_an_encoder_are_found(monkeypatch, case):
     case = case | {"partition": "add_remove", "encoder": "encoder batch_size=4"}

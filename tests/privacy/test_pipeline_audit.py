@@ -134,11 +134,13 @@ def without(asked):
     return outcomes(*asked[0], RUNS)
 
 
+@pytest.mark.slow(reason="statistical audit of whole runs")
 def test_neighbors_prove_no_more_than_is_claimed(asked, without):
     found = proven(without, outcomes(*asked[1], RUNS))
     assert 0.2 < found <= CLAIMED  # not by having no power: a good part of the price shows
 
 
+@pytest.mark.slow(reason="statistical audit of whole runs")
 def test_halved_noise_is_found(asked):
     with noise_divided_by(2):
         left, right = (outcomes(*asked[canaries], RUNS) for canaries in (0, 1))
@@ -191,12 +193,12 @@ def few(folder, monkeypatch, canaries: tuple[int, int], runs: int) -> float:
     return proven(*(runs_end_to_end(folder, number, runs) for number in canaries))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="statistical audit: 500 whole runs")
 def test_whole_runs_on_neighbors_prove_no_more_than_is_claimed(tmp_path, monkeypatch):
     assert few(tmp_path, monkeypatch, (0, 1), runs=250) <= CLAIMED
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="statistical audit: 500 whole runs")
 def test_whole_runs_with_a_sixth_of_the_noise_are_found(tmp_path, monkeypatch):
     with noise_divided_by(6):
         assert few(tmp_path, monkeypatch, (0, 1), runs=250) > CLAIMED

@@ -70,6 +70,10 @@ CASES = [
 ]
 
 
+enumeration = pytest.mark.slow(reason="enumerates the neighbors of every histogram")
+FIRST_AND_SLOW = [CASES[0], *(pytest.param(*case, marks=enumeration) for case in CASES[1:])]
+
+
 @functools.cache
 def enumerated(model, order):
     """Every histogram of nine votes in three classes: its price, and the bound at each distance."""
@@ -78,7 +82,7 @@ def enumerated(model, order):
     return rows, price, {row: sensitivity(model, [row], order) for row in rows}
 
 
-@pytest.mark.parametrize(("model", "order"), CASES, ids=str)
+@pytest.mark.parametrize(("model", "order"), FIRST_AND_SLOW, ids=str)
 def test_bounds_the_true_local_sensitivity_of_every_histogram_at_every_distance(model, order):
     rows, price, bounds = enumerated(model, order)
     true = {row: max(abs(price[row] - price[other]) for other in rows if distance(row, other) == 1) for row in rows}
@@ -93,7 +97,7 @@ def test_bounds_the_true_local_sensitivity_of_every_histogram_at_every_distance(
     assert tight > 0  # the bound is not vacuous
 
 
-@pytest.mark.parametrize(("model", "order"), CASES, ids=str)
+@pytest.mark.parametrize(("model", "order"), FIRST_AND_SLOW, ids=str)
 @pytest.mark.parametrize("decay", [0.05, 0.5])
 def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay):
     rows, price, bounds = enumerated(model, order)
@@ -257,6 +261,7 @@ def test_threshold_sensitivity_by_enumeration_of_winning_counts():
             assert bound[d] == pytest.approx(true, rel=1e-12, abs=1e-300)
 
 
+@pytest.mark.slow(reason="enumerates pairs of histograms")
 def test_queries_add_up_at_each_distance():
     rng = np.random.default_rng(0)
     votes = np.array([rng.multinomial(250, rng.dirichlet(np.full(10, c))) for c in np.geomspace(0.03, 3, 40)])

@@ -142,7 +142,7 @@ def test_epsilon_of_many_equal_queries():
 # ---- against mpmath and a loop ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sigma", [0.7, 5, 20, 40, 100])
+@pytest.mark.parametrize("sigma", [0.7, 5, 40])
 def test_gnmax_against_mpmath_row_by_row(sigma):
     votes = np.concatenate([simulated(25), [[250] + 9 * [0], [125, 125] + 8 * [0], 10 * [25]]])
     fast = theorem_rows(GNMaxOutcomes(sigma=sigma), vote_rows.group_votes(votes).rows_UC, ORDERS)
@@ -157,7 +157,7 @@ def test_a_release_is_the_sum_over_its_queries():
     assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(one_by_one, rel=1e-12)
 
 
-@pytest.mark.parametrize("scale", [1, 20, 60])
+@pytest.mark.parametrize("scale", [1, 60])
 def test_lnmax_against_mpmath_row_by_row(scale):
     rows = vote_rows.group_votes(simulated(80)).rows_UC
     cap = 2 * rdp.compute_laplace_curve(1 / scale, ORDERS)
@@ -180,7 +180,7 @@ def test_exponential_against_mpmath_row_by_row(rate):
     assert fast == pytest.approx(np.minimum(loop, cap), rel=1e-9, abs=1e-290)
 
 
-@pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (20, 2), (0, 1)])
+@pytest.mark.parametrize(("threshold", "screen_sigma"), [(200, 150), (200, 3), (0, 1)])
 def test_confident_against_mpmath_even_fifty_sigma_from_the_threshold(threshold, screen_sigma):
     model = ConfidentOutcomes(screen_sigma=screen_sigma, threshold=threshold, sigma=40)
     votes = np.concatenate([simulated(30), [[250] + 9 * [0]]])  # (250 - 0)/1 = 250 sigma above the threshold
