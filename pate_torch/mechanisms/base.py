@@ -1,4 +1,4 @@
-"""What all mechanisms share: a name, a kind of noise, a price, and the refusal of values that were not priced."""
+"""The base class of mechanisms: a name, a kind of noise, a price, and the check of the values that are opened."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensit
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism(ABC):
-    """A noisy answer to sensitive values. Subclasses set the default of ``name``, the kinds of noise, and ``draw``.
+    """A mechanism that answers questions about sensitive values with noise.
 
-    A mechanism is a frozen keyword-only dataclass whose methods are pure but for the noise drawn. The kind of noise is
-    part of it because it is part of the price: integer noise is priced by zCDP or pure DP, never by the continuous
-    curve (its delta exceeds it). ``privacy_events`` prices a whole release of ``num_queries`` in at most ``rounds``
-    calls of ``release`` and is charged before anything is drawn; the events of ``Answers`` never exceed it, summed over
-    the calls.
+    A mechanism is a frozen keyword-only dataclass. Its methods are pure functions, apart from the noise that they draw.
+    The kind of noise belongs to the mechanism, because it decides the price: integer noise is priced by zCDP or pure
+    DP and never by the curve of continuous noise, which its delta exceeds. ``privacy_events`` prices a whole release of
+    ``num_queries`` questions in at most ``rounds`` calls of ``release``, and is reserved before any noise is drawn. The
+    events of the ``Answers`` of all calls together never exceed it.
 
     Attributes:
-        name: As settings and reports call it.
-        input_type: The type of value it opens.
-        noise: Kind of noise, ``torch`` (continuous) or ``discrete`` (integers).
-        noise_kinds: Which of them the mechanism has.
-        uses_guide: Whether ``draw`` looks at ``context.student_QC``.
-        soft: Whether it takes teachers' probabilities, where they can be had, rather than votes.
-        sensitivity_unit: What it is priced for (``max_sensitivity``) is of one of these: a question, a round, a step.
+        name: Name of the mechanism in settings and reports.
+        input_type: Type of the values that the mechanism opens.
+        noise: Kind of noise, "torch" (continuous) or "discrete" (integers).
+        noise_kinds: Kinds of noise that the mechanism supports.
+        uses_guide: Whether ``draw`` reads ``context.student_QC``.
+        soft: Whether the mechanism takes class probabilities of teachers instead of votes.
+        sensitivity_unit: Unit to which ``max_sensitivity`` applies: "question", "round" or "step".
     """
 
     input_type: ClassVar[Any]
@@ -53,57 +53,57 @@ class Mechanism(ABC):
         if self.noise not in self.noise_kinds:
             kinds_text = " or ".join(self.noise_kinds)
             raise checks.error(
-                "noise", self.noise, f"must be {kinds_text}: {self.name} has no other form", "Set noise=torch."
+                "noise", self.noise, f"must be {kinds_text} with mechanism={self.name}", "Set noise=torch."
             )
 
     @property
     def discrete(self) -> bool:
-        """Whether the noise is integer."""
+        """Whether the noise consists of integers."""
         return self.noise == "discrete"
 
     @property
     def releases_counts(self) -> bool:
-        """Whether the noisy counts leave beside the labels."""
+        """Whether noisy counts are released beside the labels."""
         return False
 
     @property
     def has_independent_queries(self) -> bool:
-        """Whether the answers to different queries are independent given the votes, as an audit may then draw them."""
+        """Whether answers to different questions are independent given the votes, so that an audit can draw them so."""
         return True
 
     @property
     def count_noise_scale(self) -> float | None:
-        """Scale of the noise on every count, in votes, for audits; None if answers are drawn in another way."""
+        """Scale of the noise on each count, in votes, for audits. None if the noise has another form."""
         return None
 
     @property
     @abstractmethod
     def max_sensitivity(self) -> Sensitivity:
-        """The sensitivity that ``privacy_events`` prices; a value of a larger one is not opened."""
+        """Largest sensitivity that ``privacy_events`` covers. A value of a larger sensitivity is not opened."""
 
     @abstractmethod
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Events of a whole release at its worst."""
+        """Return the events of the worst case of a whole release."""
 
     @final
     def release(self, sensitive: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer through noise: what ``draw`` returns, marked by the source with what paid for it.
+        """Answer questions with noise; the answers carry the id of the reservation that paid for the noise.
 
         Raises:
-            ValueError: The value's type or sensitivity, or the kind of noise, is not the one that was priced.
+            ValueError: The price does not cover the type or the sensitivity of the value, or the kind of noise.
         """
         return noise.stamp(self.draw(self._check_input(sensitive, noise), noise, context))
 
     @abstractmethod
     def draw(self, votes: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """The answers, with noise from ``noise`` alone, and the events they incurred."""
+        """Compute the answers, with noise from ``noise`` only, and the events that they incur."""
 
     def make_outcome_model(self) -> OutcomeModel | None:
-        """The categorical law of one answer, or None where there is no such law (see ``accounting.outcomes``)."""
+        """Return the distribution of one answer (``accounting.outcomes``), or None without data-dependent price."""
         return None
 
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
-        """``sensitive``, which must be what was priced, and the noise of the kind that was priced."""
+        """Return ``sensitive`` after checking that the price covers it and the noise."""
         if noise.kind != self.noise:
             raise checks.error(
                 "noise.kind",
@@ -119,14 +119,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def _format_fix(self) -> str:
-        """Which method gives what the mechanism opens, for messages."""
+        """Advice for messages: the method whose values the mechanism opens."""
 
     def _cast_counts(self, votes: Votes | CellHistogram) -> Tensor:
-        """The counts in the noise's own type: int64 for discrete, float64 for continuous; votes.counts_QC's shape."""
+        """Return the counts [Q, C] in the type of the noise: int64 for discrete noise, float64 for continuous noise."""
         return votes.counts_QC.to(torch.int64 if self.discrete else torch.float64)
 
     def _draw_noisy_counts(self, votes: Votes | CellHistogram, noise: NoiseSource, sigma: float) -> Tensor:
-        """The noisy counts n + N(0, sigma^2), [Q, C], in the noise's own type."""
+        """Draw the noisy counts n + N(0, sigma^2), [Q, C], in the type of the noise."""
         counts_QC = self._cast_counts(votes)
         return noise.draw_gaussian(tuple(counts_QC.shape), sigma, counts_QC.device).add_(counts_QC)
 
@@ -138,11 +138,7 @@ class VoteMechanism(Mechanism):
     input_type: ClassVar[Any] = Votes
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse a plan that cannot work.
-
-        Raises:
-            ValueError: The plan cannot work; the message says what would.
-        """
+        """Raise ValueError for a plan that cannot give useful answers."""
         checks.integer("num_teachers", num_teachers, low=1)
         checks.integer("num_queries", num_queries, low=0)
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
@@ -156,11 +152,11 @@ class VoteMechanism(Mechanism):
         return "Use method=teachers."
 
     def _draw_noisy_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
-        """argmax(n + N(0, sigma^2)), int64 [Q]; ties to the lowest class."""
+        """Draw argmax(n + N(0, sigma^2)), int64 [Q]; ties go to the lowest class."""
         return self._draw_noisy_counts(votes, noise, sigma).argmax(1)
 
     def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
-        """``_draw_noisy_argmax`` where ``passed_Q``, NO_ANSWER elsewhere, int64 [Q]."""
+        """Return ``_draw_noisy_argmax`` where ``passed_Q`` is true and NO_ANSWER elsewhere, int64 [Q]."""
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
         label_Q[passed_Q] = self._draw_noisy_argmax(votes.select(passed_Q.nonzero().squeeze(1)), noise, sigma)
         return label_Q
@@ -168,14 +164,12 @@ class VoteMechanism(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMechanism(Mechanism):
-    """Base of the mechanisms for records that answer for themselves, and not for teachers.
-
-    A subclass also sets what it is priced for.
+    """Base of the mechanisms that open sums over records.
 
     Attributes:
-        method: The choice of ``method`` whose answers it takes.
+        method: Name of the method whose values the mechanism opens.
         sigma: Standard deviation of the noise.
-        adjacency: The partition's adjacency.
+        adjacency: Adjacency of the partition.
     """
 
     method: ClassVar[str]
@@ -191,7 +185,7 @@ class RecordMechanism(Mechanism):
         return f"Use method={self.method}."
 
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
-        """Of so many tables with ``noise_factor`` sigma of noise."""
+        """Make the event of ``count`` sums with noise of standard deviation ``noise_factor`` times sigma."""
         mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
         return (
             events.ZCDPEvent(rho=mu**2 / 2, count=count) if self.discrete else events.GaussianEvent(mu=mu, count=count)

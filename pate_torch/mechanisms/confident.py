@@ -1,4 +1,4 @@
-"""Confident GNMax: a noisy check that the teachers agree, then GNMax where they do."""
+"""Confident GNMax: a noisy check whether the teachers agree, and GNMax for the questions that pass it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pate_torch.privacy.sensitive import Votes
 
 
 def make_screen_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
-    """The price of ``count`` noisy checks of one number that a moved vote changes by at most 1; sigma in votes."""
+    """Make the event of ``count`` noisy checks of a number that a moved vote changes by at most 1; sigma in votes."""
     if discrete:
         return events.ZCDPEvent(rho=1 / (2 * sigma**2), count=count)
     return events.GaussianEvent(mu=1 / sigma, count=count)
 
 
 def count_queries_to_ask(passed_Q: Tensor, max_passes: int | None) -> int:
-    """How many queries are asked when asking ends with the ``max_passes``-th pass (None: no end)."""
+    """Return the number of questions up to the ``max_passes``-th pass, or all if ``max_passes`` is None."""
     if max_passes is None:
         return len(passed_Q)
     return int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())
@@ -33,21 +33,23 @@ def count_queries_to_ask(passed_Q: Tensor, max_passes: int | None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentGNMax(VoteMechanism):
-    """No answer if top + N(0, screen_sigma^2) < threshold, else argmax(n + N(0, sigma^2)). All in votes.
+    """Confident GNMax: argmax(n + N(0, sigma^2)) if max(n) + N(0, screen_sigma^2) >= threshold, else no answer.
 
-    The check's noise is *one* number per query: noise per class before the maximum is another, dearer mechanism.
+    The noise of the check is *one* number for each question. Noise on each class before the maximum would be another
+    mechanism with a higher price.
 
     Attributes:
-        sigma: Standard deviation of the answer's noise, in votes.
-        screen_sigma: Standard deviation of the check's noise, in votes.
-        threshold: Votes that the noisy top count must reach.
-        max_answers: Stop asking after so many answers (over all rounds); None: never. What is not asked costs nothing,
-            and the answers are those of a *prefix* of the queries.
+        sigma: Standard deviation of the noise of an answer, in votes.
+        screen_sigma: Standard deviation of the noise of the check, in votes.
+        threshold: Number of votes that the noisy top count must reach.
+        max_answers: Number of answers, over all rounds, after which the mechanism stops. None if it never stops. Later
+            questions cost nothing, and the answers are those of a *prefix* of the questions.
 
-    Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query answered, both Gaussian
-    (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the shards' adjacency (the top count has sensitivity 1).
-    Which queries are answered depends on private data, so the guarantee is the cap that ``privacy_events`` charges
-    (Smith & Thakurta 2022), not what happened to be spent. Discrete noise: the same rho, by zCDP.
+    Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each answered question, both
+    Gaussian (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the adjacency of the shards (the top count has
+    sensitivity 1). The set of answered questions depends on private data, so the guarantee is the worst case that
+    ``privacy_events`` returns (Smith & Thakurta 2022) and not the incurred cost. Discrete noise has the same rho, by
+    zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
     """
 
@@ -72,11 +74,7 @@ class ConfidentGNMax(VoteMechanism):
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse a threshold that even unanimous teachers pass less than once in a thousand questions.
-
-        Raises:
-            ValueError: The plan cannot work; the message says what would.
-        """
+        """Raise ValueError for a threshold that unanimous teachers pass less than once in a thousand questions."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
             raise checks.error(
@@ -91,12 +89,12 @@ class ConfidentGNMax(VoteMechanism):
         return self.max_answers is None
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Every query asked, and as many answered as may be."""
+        """Return the price of a check for each question and of the largest possible number of answers."""
         num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
         return self._make_events(num_queries, num_answered)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Screen every query, then answer those that pass."""
+        """Check all questions, then answer those that pass."""
         top_Q = self._cast_counts(votes).max(1).values
         passed_Q = top_Q + noise.draw_gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
         num_asked = count_queries_to_ask(
@@ -108,7 +106,7 @@ class ConfidentGNMax(VoteMechanism):
         return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
 
     def make_outcome_model(self) -> outcomes.ConfidentOutcomes | None:
-        """None with ``max_answers``: stopping early by the votes has no data-dependent price."""
+        """Return the distribution of one answer, or None with ``max_answers`` or discrete noise."""
         if self.discrete or self.max_answers is not None:
             return None
         return outcomes.ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)

@@ -1,4 +1,4 @@
-"""Distance to instability, one query at a time: the exact winner, or nothing."""
+"""Distance to instability, tested for each question separately: the exact winner, or no answer."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceToInstability(VoteMechanism):
-    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else "no answer". For few, decisive queries.
+    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer. It suits few questions.
 
-    dist = max(0, ceil(gap/2) - 1), in moves of one vote.
+    dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner.
 
     Attributes:
-        epsilon: The epsilon of *one query*.
-        delta: The delta of *one query*.
+        epsilon: Epsilon of *one question*.
+        delta: Delta of *one question*.
 
-    Guarantee: (epsilon, delta) per query under the shards' adjacency (dist has sensitivity 1). Charged: one Laplace
-    coordinate of ratio epsilon, and delta for the winner that differs between neighbors and passes all the same (it
-    then has dist = 0, and passes with probability delta/2; a little more with discrete noise).
+    Guarantee: (epsilon, delta) for each question under the adjacency of the shards (dist has sensitivity 1). The price
+    is one Laplace number of ratio epsilon, and delta for the event that a winner passes which differs between neighbors
+    (dist is then 0, and it passes with probability delta/2; slightly more with discrete noise).
     Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
     """
 
@@ -45,15 +45,11 @@ class DistanceToInstability(VoteMechanism):
 
     @property
     def threshold(self) -> float:
-        """The threshold ln(1/delta)/epsilon, in moves of one vote."""
+        """Threshold ln(1/delta)/epsilon, in moved votes."""
         return math.log(1 / self.delta) / self.epsilon
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse an ensemble too small to pass even when unanimous.
-
-        Raises:
-            ValueError: There are too few teachers; the message says how many it takes.
-        """
+        """Raise ValueError for an ensemble that is too small to pass even if it is unanimous."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         min_teachers = compute_min_teachers(self.threshold)
         if num_teachers < min_teachers:
@@ -66,7 +62,7 @@ class DistanceToInstability(VoteMechanism):
             )
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Every query asked, answered or not."""
+        """Return the price of all questions, answered or not."""
         noise_event: PrivacyEvent = (
             events.PureDPEvent(epsilon=self.epsilon, count=num_queries)
             if self.discrete
@@ -75,7 +71,7 @@ class DistanceToInstability(VoteMechanism):
         return (noise_event, events.DeltaEvent(delta=self.delta, count=num_queries))
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Test every query."""
+        """Test all questions."""
         noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
             (len(votes),), 1 / self.epsilon, votes.counts_QC.device
         )

@@ -21,14 +21,15 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialMechanism(VoteMechanism):
-    """P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, by Gumbel-max in log space; answers every query.
+    """The exponential mechanism: P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, drawn by Gumbel-max.
 
     Attributes:
-        sigma: Noise scale in votes, such that the zCDP price rho = 1/sigma^2 is that of GNMax with Gaussian noise
-            sigma; the two can be compared at one value.
+        sigma: Noise scale, in votes. The zCDP price rho = 1/sigma^2 equals that of GNMax with the same sigma, so the
+            two can be compared at one value.
 
-    Guarantee: a moved vote takes one from a count and gives one to another, so 2h-bounded range per query, hence pure
-    2h and rho = h^2/2 (Cesar & Rogers 2021: a quarter of what pure 2h alone would give), under the shards' adjacency.
+    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range,
+    hence pure 2h and rho = h^2/2 (Cesar & Rogers 2021; a quarter of what pure 2h alone would give), under the
+    adjacency of the shards.
     Source: McSherry & Talwar 2007; the private prediction of DF20 Lemma 6 (Dwork & Feldman 2018).
     """
 
@@ -42,7 +43,7 @@ class ExponentialMechanism(VoteMechanism):
 
     @property
     def rate(self) -> float:
-        """The exponent h, per vote."""
+        """Exponent h, for each vote."""
         return math.sqrt(2) / self.sigma
 
     @property
@@ -50,11 +51,11 @@ class ExponentialMechanism(VoteMechanism):
         return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """One answer per query, however the queries are split into rounds."""
+        """Return the price of one answer for each question, in any number of rounds."""
         return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer every query."""
+        """Answer all questions."""
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
@@ -64,10 +65,10 @@ class ExponentialMechanism(VoteMechanism):
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:
-    """Log-probabilities ln P(i), P(i) proportional to exp(rate utility_i), float64 [M].
+    """Compute ln P(i), where P(i) is proportional to exp(rate utility_i), float64 [M].
 
     Raises:
-        ValueError: A NaN or infinite utility.
+        ValueError: A utility is NaN or infinite.
     """
     utility = np.asarray(utility_M, dtype=np.float64)
     if utility.ndim != 1 or len(utility) == 0 or not np.isfinite(utility).all():
@@ -77,7 +78,7 @@ def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[n
 
 
 def draw_gumbel_max(utility_M: NDArray[Any], rate: float, noise: NoiseSource) -> int:
-    """An index drawn from ``compute_log_probabilities`` in log space: argmax of score plus standard Gumbel noise."""
+    """Draw an index from ``compute_log_probabilities`` as the argmax of score plus standard Gumbel noise."""
     gumbel = noise.draw_gumbel((len(utility_M),), torch.device("cpu")).numpy()
     return int(np.argmax(compute_log_probabilities(utility_M, rate) + gumbel))
 
@@ -85,21 +86,21 @@ def draw_gumbel_max(utility_M: NDArray[Any], rate: float, noise: NoiseSource) ->
 def draw_model_index(
     errors_M: NDArray[Any], epsilon: float, noise: NoiseSource, *, adjacency: str, sensitivity: int = 1
 ) -> int:
-    """The index of a model with few errors, drawn with noise that has been paid for.
+    """Draw the index of a model with few errors by the exponential mechanism.
 
     Args:
-        errors_M: Error *counts* on a private validation split no model was trained on, int [M]; not rates, whose
-            denominator is private under add/remove.
+        errors_M: Error *counts* on a private validation split that trained no model, int [M]. Error rates are not
+            allowed, because their denominator is private under add/remove.
         epsilon: Price of the choice (bounded range).
-        noise: Paid for.
+        noise: Source of noise that was paid for.
         adjacency: "replace_one" or "add_remove".
-        sensitivity: The most validation records one privacy unit may own.
+        sensitivity: Largest number of validation records of one privacy unit.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
         either adjacency. Let u_i = -errors_i and P(i) ~ exp(r u_i). Between neighbors ln P(i)/P'(i) =
         r (u_i - u'_i) + constant. Replace-one: each u_i - u'_i lies in [-s, s], so the log-ratios span 2 r s and
         r = epsilon/(2s). Add/remove: all u_i move the same way, u_i - u'_i lies in [0, s] or in [-s, 0], so they
-        span r s only and r = epsilon/s: the same price buys twice the rate.
+        span r s only and r = epsilon/s, which is twice the rate for the same price.
     Source: McSherry & Talwar 2007; bounded range: Durfee & Rogers 2019, Cesar & Rogers 2021.
     """
     checks.positive("epsilon", epsilon)

@@ -17,7 +17,7 @@ from pate_torch.privacy.sensitive import Votes
 
 
 def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
-    """The price of ``count`` GNMax answers with noise sigma, in votes: a moved vote changes counts by sqrt(2) in L2."""
+    """Make the event of ``count`` GNMax answers; a moved vote changes the counts by sqrt(2) in L2. Sigma in votes."""
     if discrete:
         return events.ZCDPEvent(rho=1 / sigma**2, count=count)
     return events.GaussianEvent(mu=math.sqrt(2) / sigma, count=count)
@@ -25,19 +25,20 @@ def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class GNMax(VoteMechanism):
-    """argmax_c(n_c + N(0, sigma^2)), noise independent per query and class; answers every query.
+    """GNMax: argmax_c(n_c + N(0, sigma^2)) for all questions, with independent noise for each question and class.
 
-    LZCW21's binary form, which adds N(0, s1^2) to the count of ones and compares with K/2, is this mechanism at sigma =
-    sqrt(2) s1.
+    The binary form of LZCW21, which adds N(0, s1^2) to the count of ones and compares the sum with K/2, is this
+    mechanism with sigma = sqrt(2) s1.
 
     Attributes:
         sigma: Standard deviation of the noise, in votes.
-        counts: Release the noisy counts themselves, rounded to whole votes (the last bits of a float could tell of what
-            it was added to), and the argmax of those.
+        counts: Whether to release the noisy counts and the argmax of these. They are rounded to whole votes, because
+            the last bits of a floating-point sum could reveal the exact count.
 
-    Guarantee: sqrt(2)/sigma-GDP per query, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the shards'
-    adjacency (one teacher changes its vote: L2 sensitivity sqrt(2)). Discrete noise: rho = 1/sigma^2 only. It is the
-    price of the whole noisy vector, so ``counts`` costs nothing; but the data-dependent prices are those of the argmax.
+    Guarantee: sqrt(2)/sigma-GDP for each question, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the
+    adjacency of the shards (one teacher changes its vote, so the L2 sensitivity is sqrt(2)). With discrete noise only
+    rho = 1/sigma^2 holds. This is the price of the whole noisy vector, so ``counts`` has no additional price. The
+    data-dependent prices hold for the argmax only.
     Source: PATE 2018 (arXiv 1802.08908) section 4.1; LZCW21 Algorithm 1; Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
@@ -59,11 +60,11 @@ class GNMax(VoteMechanism):
         return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """One answer per query, however the queries are split into rounds."""
+        """Return the price of one answer for each question, in any number of rounds."""
         return (make_answer_event(self.sigma, num_queries, self.discrete),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer every query."""
+        """Answer all questions."""
         answer_events = self.privacy_events(len(votes))
         if not self.counts:
             return Answers(self._draw_noisy_argmax(votes, noise, self.sigma), answer_events)
@@ -72,5 +73,5 @@ class GNMax(VoteMechanism):
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
     def make_outcome_model(self) -> outcomes.GNMaxOutcomes | None:
-        """None where more than the label is released, or the noise is discrete."""
+        """Return the distribution of one label, or None if counts are released or the noise is discrete."""
         return None if self.discrete or self.counts else outcomes.GNMaxOutcomes(sigma=self.sigma)

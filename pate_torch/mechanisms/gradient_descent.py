@@ -1,4 +1,4 @@
-"""Noisy gradient descent: a few steps along the sum of all records' clipped gradients, with Gaussian noise."""
+"""Noisy gradient descent: a few steps along the sum of the clipped gradients of all records, with Gaussian noise."""
 
 from __future__ import annotations
 
@@ -26,28 +26,30 @@ from pate_torch.privacy.sensitive import (
 class GradientDescent(RecordMechanism):
     """W <- W + step_size * scale * (sum of clipped gradients(W) / clip_norm + N(0, sigma^2)), from W = 0.
 
-    For ``method=gradients``. Every public point gets an answer and its logits: how many are asked changes no price.
+    It is the mechanism of ``method=gradients``. All public points get a label and logits, so the number of questions
+    does not affect the price.
 
     Attributes:
-        sigma: Standard deviation of the noise of one number of the sum, in clipping norms.
-        early_noise_multiplier: Multiplies sigma in every round but the last: the early models only lead to the features
-            in which the last one is fitted.
-        clip_norm: Clipping norm of a record's residual e_y - softmax(z W), at most 1. After a few steps the residuals
-            of records that the model is right about are short; the smaller the clipping norm, the more they count,
-            beside the noise and beside the others.
+        sigma: Standard deviation of the noise of each number of the sum, in clipping norms.
+        early_noise_multiplier: Factor of sigma in all rounds but the last. The early models only serve to learn the
+            features in which the last model is fitted.
+        clip_norm: Clipping norm of a record's residual e_y - softmax(z W), at most 1. After a few steps most residuals
+            are short, because the model predicts these records well. A smaller clipping norm gives these records more
+            weight relative to the noise and to the other records.
         steps: Number of steps in each round.
-        first_step_size: Size of the first step. With whitened features of length R, cut to length 1 for the fit, R is a
-            Newton step whose curvature is ``clip_norm`` (a logistic loss's is at most 1/2 and mostly far less).
-        step_size: Size of the later steps, likewise.
-        adjacency: The partition's adjacency.
+        first_step_size: Size of the first step. If R is the length of whitened features, which are divided by R for the
+            fit, a step of size R is a Newton step for a loss of curvature ``clip_norm`` (the curvature of a logistic
+            loss is at most 1/2 and mostly far smaller).
+        step_size: Size of the later steps, in the same unit.
+        adjacency: Adjacency of the partition.
 
-    Guarantee: ``steps`` times D/s-GDP per round, adaptively composed, hence rho = steps D^2/(2 s^2) (zCDP), with s =
-    sigma in the last round and early_noise_multiplier x sigma before, D the L2 sensitivity of the sum over clip_norm: 1
-    under adjacency add_remove, 2 under replace_one. There is no discrete form.
+    Guarantee: each round composes ``steps`` adaptive D/s-GDP mechanisms, hence rho = steps D^2/(2 s^2) (zCDP). Here s
+    is sigma in the last round and early_noise_multiplier x sigma before, and D is the L2 sensitivity of the sum divided
+    by clip_norm: 1 under adjacency add_remove, 2 under replace_one. There is no discrete form.
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
-    # A discrete sampler's tables are as long as its noise, which here is 2^30.
+    # The tables of the discrete sampler grow with the noise scale, which is about 2^30 grid units here.
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
     input_type: ClassVar[Any] = GradientSums
@@ -69,7 +71,7 @@ class GradientDescent(RecordMechanism):
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """One unit, one gradient of length at most ``clip_norm``, sigma's unit. Its L1 is no part of the price."""
+        """Sensitivity in clipping norms: a unit adds one clipped gradient. The L1 distance has no price."""
         return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
     @property
@@ -77,14 +79,14 @@ class GradientDescent(RecordMechanism):
         return False
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """The price of ``steps`` sums per round, whatever it asks; the last round has noise of its own."""
+        """Return the price of ``steps`` sums for each round, for any number of questions."""
         if num_queries == 0:
             return (self._make_event(0),)
         early_events = (self._make_event(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
         return (*early_events, self._make_event(self.steps))
 
     def draw(self, votes: GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer every question of a round."""
+        """Answer all questions of a round."""
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
         noise_factor, clip_length = (
@@ -94,7 +96,7 @@ class GradientDescent(RecordMechanism):
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
             gradient_DC = votes.compute_gradient_sum(weight_DC, self.clip_norm)
-            # In whole numbers of 1/UNIT_NORM: the last bits of a float could tell of what it was added to.
+            # The sum is rounded to whole grid units, because the last bits of a float could reveal the exact sum.
             noisy_DC = (
                 noise.draw_gaussian(votes.shape, noise_factor * self.sigma * clip_length, gradient_DC.device)
                 + gradient_DC

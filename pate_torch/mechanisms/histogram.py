@@ -1,4 +1,4 @@
-"""A histogram: Gaussian noise on every count of a table in which each privacy unit is counted once."""
+"""The histogram mechanism: Gaussian noise on all counts of a table that counts each privacy unit once."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensi
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(RecordMechanism):
-    """Releases n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
+    """Noisy counts n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
 
-    For cell counts only (``method=reverse_knn``), where one unit names one class of one question: so a round costs the
-    same whether it asks one question or ten thousand. Teachers vote on every question, and are refused. Counts leave
-    rounded to whole records (the last bits of a float could tell of what it was added to).
+    It is the mechanism of ``method=reverse_knn``, where each unit is counted at one question and one class. The price
+    of a round therefore does not depend on the number of questions. Votes of teachers, who vote on every question, are
+    refused. Counts are rounded to whole records, because the last bits of a float could reveal the exact count.
 
     Attributes:
-        sigma: Standard deviation of the noise, in records counted.
-        adjacency: The partition's adjacency.
+        sigma: Standard deviation of the noise, in records.
+        adjacency: Adjacency of the partition.
 
-    Guarantee: D/sigma-GDP per round, hence rho = D^2/(2 sigma^2) (zCDP), D the L2 sensitivity of the table: 1 under
-    adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record's count moves). Discrete
-    noise: rho = D^2/(2 sigma^2) only.
+    Guarantee: D/sigma-GDP for each round, hence rho = D^2/(2 sigma^2) (zCDP). D is the L2 sensitivity of the table: 1
+    under adjacency add_remove (one count changes by one), sqrt(2) under replace_one (one record moves to another
+    count). With discrete noise only rho = D^2/(2 sigma^2) holds.
     Source: Dwork, McSherry, Nissim & Smith 2006, Example 1 (histograms); Canonne, Kamath & Steinke 2020, Theorem 14.
     """
 
@@ -39,15 +39,15 @@ class Histogram(RecordMechanism):
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """One unit, one count of the whole table."""
+        """Sensitivity of the whole table, which counts each unit once."""
         return COUNT_SENSITIVITY[self.adjacency]
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """One table per round, whatever it asks."""
+        """Return the price of one table for each round, for any number of questions."""
         return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer every question of a round."""
+        """Answer all questions of a round."""
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         event = self._make_event(1 if len(votes) else 0)

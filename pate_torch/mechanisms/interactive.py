@@ -1,4 +1,4 @@
-"""Interactive GNMax: pays only where the teachers disagree with the student."""
+"""Interactive GNMax: the teachers answer only the questions on which they disagree with the student."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class InteractiveGNMax(VoteMechanism):
-    """Checks how far the votes exceed what the student expects; answers by GNMax where they do.
+    """Interactive GNMax: a check of the votes against the student's expectation, then GNMax for those that exceed it.
 
-    If max_c(n_c - K p_c) + N(0, screen_sigma^2) >= threshold: argmax(n + N(0, sigma^2)). Else the student's own label
-    where it is sure (max p > student_confidence), else no answer. p: the student's class probabilities (public); in the
-    first round there is no student, p is uniform, and no label is the student's.
+    Let p be the class probabilities of the student, which are public. If max_c(n_c - K p_c) + N(0, screen_sigma^2) >=
+    threshold, the answer is argmax(n + N(0, sigma^2)). Otherwise it is the student's label if max p >
+    student_confidence, and there is no answer if not. In the first round there is no student: p is uniform, and no
+    label is the student's.
 
     Attributes:
-        sigma: Standard deviation of the answer's noise, in votes.
-        screen_sigma: Standard deviation of the check's noise, in votes.
+        sigma: Standard deviation of the noise of an answer, in votes.
+        screen_sigma: Standard deviation of the noise of the check, in votes.
         threshold: Threshold of the check, in votes.
-        student_confidence: Probability above which the student's own label is taken.
+        student_confidence: Probability above which the student's label is the answer.
 
-    Guarantee: rho = 1/(2 screen_sigma^2) for every query asked and 1/sigma^2 for every query the teachers answer, both
-    Gaussian, under the shards' adjacency (p does not depend on the unit but through earlier answers, and max_c(n_c - K
-    p_c) has sensitivity 1). The guarantee is the cap that ``privacy_events`` charges. With discrete noise K p_c is
-    rounded to a whole vote, since integer noise hides integers only; the same rho, by zCDP.
+    Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each question that the teachers
+    answer, both Gaussian, under the adjacency of the shards (p depends on a unit only through earlier answers, and
+    max_c(n_c - K p_c) has sensitivity 1). The guarantee is the worst case that ``privacy_events`` returns. With
+    discrete noise K p_c is rounded to whole votes, because integer noise protects integers only; rho is the same, by
+    zCDP.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
@@ -60,14 +62,14 @@ class InteractiveGNMax(VoteMechanism):
         )
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Every query asked, and every one answered by the teachers."""
+        """Return the price of a check and an answer for each question."""
         return self._make_events(num_queries, num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Screen every query, then answer.
+        """Check all questions, then answer.
 
         Raises:
-            ValueError: The student's probabilities are ill-formed.
+            ValueError: The student's probabilities are no probabilities.
         """
         counts_QC = self._cast_counts(votes)
         student_QC = _get_student_probabilities(votes, context)
@@ -85,7 +87,7 @@ class InteractiveGNMax(VoteMechanism):
 
 
 def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:
-    """The student's probabilities on the votes' device, float64 [Q, C]; uniform before there is a student."""
+    """Return the student's probabilities on the device of the votes, float64 [Q, C]; uniform without a student."""
     shape = votes.counts_QC.shape
     device = votes.counts_QC.device
     if context.student_QC is None:

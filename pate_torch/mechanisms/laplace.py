@@ -15,13 +15,14 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class LNMax(VoteMechanism):
-    """argmax_c(n_c + Lap(sigma)), noise independent per query and class; answers every query.
+    """LNMax: argmax_c(n_c + Lap(sigma)) for all questions, with independent noise for each question and class.
 
     Attributes:
-        sigma: The Laplace *scale* b, in votes (its standard deviation is sqrt(2) b). PATE 2017 writes gamma = 1/b.
+        sigma: Laplace *scale* b, in votes. The standard deviation is sqrt(2) b, and PATE 2017 writes gamma = 1/b.
 
-    Guarantee: two coordinates of sensitivity 1 under the shards' adjacency (one teacher changes its vote), each Lap(b):
-    together pure 2/b and rho = 1/b^2 per query. Discrete noise: pure 1/b for each of the two.
+    Guarantee: one teacher changes its vote under the adjacency of the shards, so two counts change by 1, each with
+    noise Lap(b). Together they cost pure 2/b and rho = 1/b^2 for each question. With discrete noise each of the two
+    costs pure 1/b.
     Source: PATE 2017 (arXiv 1610.05755) section 2.1; discrete Laplace: Ghosh, Roughgarden & Sundararajan 2012.
     """
 
@@ -37,14 +38,14 @@ class LNMax(VoteMechanism):
         return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Two Laplace coordinates per query: the count that loses the vote and the one that gains it."""
+        """Return the price of two Laplace counts for each question: one count loses the vote, and one gains it."""
         ratio = 1 / self.sigma
         if self.discrete:
             return (events.PureDPEvent(epsilon=ratio, count=2 * num_queries),)
         return (events.LaplaceEvent(ratio=ratio, count=2 * num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer every query."""
+        """Answer all questions."""
         counts_QC = self._cast_counts(votes)
         noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))

@@ -1,7 +1,8 @@
-"""Publishing the data-dependent price: computed from the votes, made private by noise of its own, and charged.
+"""Publication of the data-dependent price: it is computed from the votes, made private by noise, and charged.
 
-The guarantee of a release stays its data-independent price. This one is smaller when the teachers agree, and holds with
-a stated confidence over its own noise; PATE 2018 (appendix B) with the corrections of ``private_price``.
+The guarantee of a release stays its data-independent price. The data-dependent price is smaller if the teachers agree.
+It holds with a stated confidence over the noise of its publication (PATE 2018, appendix B, with the corrections of
+``private_price``).
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateEpsilon:
-    """How a run's data-dependent price is published.
+    """The settings of the publication of a data-dependent price.
 
     Attributes:
-        agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen; never votes.
-        confidence: Probability that what is published is at least the true price.
-        allow_net_loss: Publish even where, for votes like these guesses, labels and publication would be dearer than
-            the labels alone.
+        agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen. They must not
+            come from the votes.
+        confidence: Probability that the published price is at least the true one.
+        allow_net_loss: Whether to publish if labels and publication together would cost more than the labels alone, for
+            votes like these guesses.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
@@ -54,18 +56,18 @@ class PrivateEpsilon:
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
     ) -> private_price.PublicationPlan:
-        """Public parameters of the private_price.
+        """Choose the public parameters of the publication.
 
         Args:
             mechanism: Mechanism of the release.
-            num_queries: Queries of the release.
+            num_queries: Number of questions.
             num_teachers: Number K of teachers.
             num_classes: Number C of classes.
-            rounds: Rounds in which questions are asked; prices of more than one do not add.
+            rounds: Number of rounds, which must be 1: data-dependent prices of several rounds do not add.
             delta: Delta of the account.
 
         Raises:
-            ValueError: The price cannot be published; the message says why.
+            ValueError: The price cannot be published.
         """
         model = mechanism.make_outcome_model()
         fix = "Set private_epsilon=none: the data-independent price is published in any case."
@@ -110,7 +112,7 @@ class PrivateEpsilon:
 
     @staticmethod
     def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
-        """Events of the private_price."""
+        """Return the events of the publication."""
         return (plan.publication_event,)
 
     def publish(
@@ -134,7 +136,7 @@ class PrivateEpsilon:
             price = private_price.publish_price(
                 plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False
             )
-            # Upwards, to the third decimal: the last bits of a float could tell of the private scale of its noise.
+            # Both are rounded up to three decimals, because the last bits could reveal the private scale of the noise.
             price = replace(price, rdp=_round_up(price.rdp))
             epsilon = _round_up(price.compute_epsilon(delta))
             record = {

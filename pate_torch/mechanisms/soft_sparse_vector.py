@@ -1,4 +1,4 @@
-"""Soft labels by stability: a released score in [0, 1] per query, paid for per failure."""
+"""Soft labels by stability: class scores in [0, 1] for each question; each failure of a test is paid for."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from pate_torch.privacy.sensitive import SoftVotes, Votes
 
 @dataclass(frozen=True, kw_only=True)
 class SoftSparseVector(SparseVectorMechanism):
-    """Class probabilities by stable histograms: bins of width g = 1/bins, then the same bins shifted by g/2, then none.
+    """Class scores by stable histograms with bins of width g = 1/bins, and with the same bins shifted by g/2.
 
-    Of two classes one score is asked about, the second's; of more, the score of each, one after the other. The first
-    histogram is tested as in ``sparse_vector``; on failure (one counted, the threshold redrawn) the shifted one; on a
-    second failure (another counted) there is no score. Released as ``score_QC``: the center (2v-1)g/2 of the fullest
-    bin, or v g of the shifted ones; ``label_Q`` is the class of the largest, where all of a query's scores are there.
-    At most T failures in all, then it stops and the answers are those of a *prefix*.
-
-    Votes are taken as scores 0 and 1.
+    With two classes the score of the second is tested, with more classes the score of each, one after the other. The
+    histogram of the teachers' scores is tested as in ``sparse_vector``. If it fails, the threshold is redrawn and the
+    shifted histogram is tested. If this fails too, the threshold is redrawn and there is no score. ``score_QC`` holds
+    the center (2v-1)g/2 of the fullest bin, or v g for a shifted bin. ``label_Q`` is the class of the largest score, if
+    all scores of the question are there. The mechanism stops after T failures, and the answers are those of a *prefix*.
+    Votes are treated as scores 0 and 1.
 
     Attributes:
         bins: Number of bins, 1/g.
 
-    Guarantee: (epsilon, delta) for the whole release, as ``sparse_vector`` with up to l S + T tests, S scores a query
-    (a score may be tested twice), under the shards' adjacency: one teacher moves its scores, and both distances have
-    sensitivity 1.
-    Source: BTT18 Algorithms 6-8 (see ``sparse_vector`` for the errors put right).
+    Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, S scores for
+    each question (a score may be tested twice), under the adjacency of the shards: one teacher moves its scores, and
+    both distances have sensitivity 1.
+    Source: BTT18 Algorithms 6-8 (``sparse_vector_base`` lists the corrected errors).
     """
 
     soft: ClassVar[bool] = True
@@ -51,11 +50,11 @@ class SoftSparseVector(SparseVectorMechanism):
         checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
-        """The number of tests: a score may be tested twice, at most ``max_failures`` times over."""
+        """Return the largest number of tests: at most ``max_failures`` scores are tested twice."""
         return num_queries * _count_scores_per_query(num_classes) + self.max_failures
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Scores of the teachers' probabilities, or of their votes: then 0 or 1."""
+        """Answer questions until the T-th failure."""
         if isinstance(votes, SoftVotes):
             counts_SV, shifted_SV = votes.compute_histogram(self.bins), votes.compute_shifted_histogram(self.bins)
         else:
@@ -65,7 +64,8 @@ class SoftSparseVector(SparseVectorMechanism):
             shifted_SV = torch.zeros_like(counts_SV[:, 1:])
         score_S, incurred_events = self._draw_scores(counts_SV, shifted_SV, votes.num_classes, noise, context)
         num_scores = _count_scores_per_query(votes.num_classes)
-        # A query that the last failure left in the middle has no answer; a view would carry the rest along.
+        # A question whose scores are incomplete after the last failure has no answer. The clone is needed, because a
+        # view would share memory with the scores of later questions.
         score_QC = score_S[: len(score_S) // num_scores * num_scores].view(-1, num_scores).clone()
         score_QC = torch.cat([1 - score_QC, score_QC], 1) if num_scores == 1 else score_QC
         label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, _select_largest_class(score_QC))
@@ -107,10 +107,10 @@ class SoftSparseVector(SparseVectorMechanism):
 
 
 def _count_scores_per_query(num_classes: int) -> int:
-    """How many scores say all of a query."""
+    """Return the number of tested scores for each question."""
     return 1 if num_classes == 2 else num_classes
 
 
 def _select_largest_class(score_QC: Tensor) -> Tensor:
-    """The class of the largest score, the last one of equals: of two classes the second from 1/2 on, as printed."""
+    """Return the class of the largest score; among equal scores the last class, as the paper has it."""
     return score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)

@@ -1,4 +1,4 @@
-"""Stability and sparse vector: exact winners where no few votes could change them; only failures are paid for."""
+"""Stability with the sparse vector technique: exact winners of stable votes; only failed tests are paid for."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pate_torch.privacy.sensitive import Votes
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(SparseVectorMechanism):
-    """The exact plurality where dist + Lap(2 lambda) > w + Lap(lambda), else "no answer"; stops at the T-th failure.
+    """The exact plurality if dist + Lap(2 lambda) > w + Lap(lambda), else no answer. It stops after the T-th failure.
 
-    dist = max(0, ceil(gap/2) - 1), in moves of one vote, for any number of classes. lambda and w, in votes, follow from
-    (epsilon, delta, T, queries). A threshold lasts until its first failure, over all rounds. The answers are those of a
-    *prefix* of the queries when it stops early.
+    dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner, for any number of
+    classes. lambda and w, in votes, follow from (epsilon, delta, T, number of questions). A noisy threshold is used
+    until its first failure, over all rounds. If the mechanism stops early, the answers are those of a *prefix*.
 
-    Guarantee: (epsilon, delta) for the whole release, adaptive queries included, under the shards' adjacency (one
-    teacher changes its vote: dist has sensitivity 1). Charged: pure 2/lambda for every block started (a threshold, up
-    to its first failure), and delta/2 once for an unstable query that passes.
-    Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (see ``sparse_vector`` for the errors put right).
+    Guarantee: (epsilon, delta) for the whole release, with adaptive questions, under the adjacency of the shards (one
+    teacher changes its vote, so dist has sensitivity 1). The price is pure 2/lambda for each noisy threshold that is
+    drawn, and delta/2 once for the event that an unstable question passes.
+    Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (``sparse_vector_base`` lists the corrected errors).
     """
 
     name: str = "sparse_vector"
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer until the T-th failure."""
+        """Answer questions until the T-th failure."""
         device = votes.counts_QC.device
         scales = self.compute_scales(context.num_queries)
         noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
@@ -49,5 +49,5 @@ class SparseVector(SparseVectorMechanism):
         incurred_events = self._make_events(
             blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
         )
-        # A view would carry the exact labels after the stop along with it.
+        # The clone is needed, because a view would share memory with the exact labels after the stop.
         return Answers(label_Q[:start].clone(), incurred_events)

@@ -1,13 +1,13 @@
-"""The sparse vector technique over distances to instability: what hard and soft labels share.
+"""The sparse vector technique over distances to instability, for hard and soft labels.
 
     block: w_hat = w + Lap(lambda)
-    each test: pass if dist + Lap(2 lambda) > w_hat; the first that does not ends the block
+    each test: pass if dist + Lap(2 lambda) > w_hat; the first test that fails ends the block
 
-``dist`` counts moves of one vote that can never change the winner. Errors in print, put right here:
+``dist`` is the number of moved votes that cannot change the winner. This module corrects four printed errors:
 
-- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2 (halve it).
-- BTT18 loops while failures <= T, which allows T + 1 (stop at T).
-- BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, a factor 2 short.
+- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2. We halve it.
+- BTT18 loops while failures <= T, which allows T + 1 failures. We stop after T.
+- BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, which lacks a factor 2.
 - LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
 """
 
@@ -30,9 +30,9 @@ from pate_torch.privacy.records import MechanismContext
 
 
 def compute_instability_distance(counts_QC: Tensor) -> Tensor:
-    """The distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
+    """Compute the distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
 
-    It has sensitivity 1, and is 0 wherever a neighbor's winner differs.
+    It has sensitivity 1 and is 0 wherever the winner of a neighbor differs.
     """
     best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
     gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
@@ -40,7 +40,7 @@ def compute_instability_distance(counts_QC: Tensor) -> Tensor:
 
 
 def compute_min_teachers(threshold: float) -> int:
-    """The fewest teachers whose unanimous vote has a distance above ``threshold``."""
+    """Return the smallest number of teachers whose unanimous vote has a distance above ``threshold``."""
     return 2 * math.floor(threshold) + 3
 
 
@@ -49,9 +49,9 @@ class SparseVectorScales:
     """The scales of one release.
 
     Attributes:
-        noise_scale: The noise scale lambda, in votes.
-        threshold: The threshold w, in votes.
-        max_blocks: Number of thresholds that may be drawn, each pure 2/lambda.
+        noise_scale: Noise scale lambda, in votes.
+        threshold: Threshold w, in votes.
+        max_blocks: Largest number of noisy thresholds, which cost pure 2/lambda each.
     """
 
     noise_scale: float
@@ -60,27 +60,28 @@ class SparseVectorScales:
 
     @property
     def min_teachers(self) -> int:
-        """Fewest teachers whose unanimous vote is answered at least every other time."""
+        """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
         return compute_min_teachers(self.threshold)
 
 
 def calibrate(
     *, epsilon: float, delta: float, max_blocks: int, num_tests: int, discrete: bool = False
 ) -> SparseVectorScales:
-    """Calibrate lambda so that ``max_blocks`` blocks spend (epsilon, delta/2), and w so that delta/2 covers the rest.
+    """Calibrate lambda so that ``max_blocks`` blocks cost (epsilon, delta/2), and w so that failures cost delta/2.
 
-    lambda is the least at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. The rest: some
-    test whose winner differs between neighbors (then dist = 0) passes. Let w + L_b be the thresholds. Given them all,
-    such a test passes with probability at most Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), whatever was
-    asked and answered before it; so one of all tests does with probability at most
+    lambda is the smallest scale at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. A
+    failure is the event that a test passes although its winner differs between neighbors, where dist = 0. Let w + L_b
+    be the noisy thresholds. Given all of them, such a test passes with probability at most Q exp(-(w + L_b)/(2
+    lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. At least one of all tests therefore does
+    so with probability at most
 
         tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],
 
-    which is delta/2 at w. A threshold that happens to be low serves more tests: the maximum allows for that, where the
-    tail of the difference of the two noises would not.
+    and w makes this delta/2. A low threshold is used for more tests than a high one. The maximum covers this effect,
+    which the tail of the difference of the two noises would not.
     """
     noise_scale = _compute_min_noise_scale(epsilon, delta, max_blocks)
-    # On the integers the mass at 0 makes the tail a little above 1/2.
+    # With integer noise the probability of 0 makes the tail slightly larger than 1/2.
     tail_probability = 1 / (1 + math.exp(-1 / (2 * noise_scale))) if discrete else 0.5
     failure_bound = (
         num_tests * tail_probability * _bound_max_threshold_moment(max_blocks, noise_scale if discrete else None)
@@ -101,15 +102,19 @@ def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> f
 
 
 def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
-    """E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` L_b ~ Lap(scale), or a bound on the integers; None: on the reals.
+    """Compute E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` Laplace variables L_b, or a bound for integer noise.
 
-    With F the law of X = exp(-L/(2 scale)): 1 - F(x) <= high/x^2 where x >= 1, and F(x) >= low x^2 where x <= 1 (high =
-    low = 1/2 on the reals), and E[max X] is the integral of 1 - F^blocks.
+    Let F be the distribution function of X = exp(-L/(2 scale)). Then 1 - F(x) <= high/x^2 for x >= 1 and F(x) >= low
+    x^2 for x <= 1 (high = low = 1/2 for continuous noise), and E[max X] is the integral of 1 - F^blocks.
+
+    Args:
+        num_blocks: Number of blocks.
+        noise_scale: Scale of integer noise, in votes. None for continuous noise, for which the scale cancels.
     """
     high = 0.5 if noise_scale is None else 1 / (1 + math.exp(-1 / noise_scale))
     low = 0.5 if noise_scale is None else high * math.exp(-1 / noise_scale)
     below_1 = 1 - low**num_blocks / (2 * num_blocks + 1)
-    # By parts, with the integral of (1 - high u^2)^(blocks - 1) over u = 1/x as an incomplete beta function.
+    # Integration by parts; the integral of (1 - high u^2)^(blocks - 1) over u = 1/x is an incomplete beta function.
     tail_integral = beta(0.5, num_blocks) * betainc(0.5, num_blocks, high) / (2 * math.sqrt(high))
     above_1 = 2 * high * num_blocks * float(tail_integral) - 1 + (1 - high) ** num_blocks
     return below_1 + above_1
@@ -117,14 +122,12 @@ def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVectorMechanism(VoteMechanism):
-    """Base of the mechanisms that pay per failure. Subclasses answer; this prices and calibrates.
-
-    A threshold serves until its first failure, over any number of calls: T blocks are paid for.
+    """Base of the mechanisms that pay for each failed test: prices and calibration.
 
     Attributes:
-        epsilon: The epsilon of the whole release.
-        delta: The delta of the whole release.
-        max_failures: Number of failures, T, after which it stops.
+        epsilon: Epsilon of the whole release.
+        delta: Delta of the whole release.
+        max_failures: Number T of failures after which the mechanism stops, over any number of calls.
     """
 
     epsilon: float
@@ -138,11 +141,11 @@ class SparseVectorMechanism(VoteMechanism):
         checks.integer("mechanism.max_failures", self.max_failures, low=1)
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
-        """How many noisy tests ``num_queries`` queries can take."""
+        """Return the largest number of noisy tests for ``num_queries`` questions."""
         return num_queries
 
     def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorScales:
-        """The scales of a release of ``num_queries``."""
+        """Compute the scales of a release of ``num_queries`` questions."""
         return calibrate(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -152,11 +155,7 @@ class SparseVectorMechanism(VoteMechanism):
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Refuse an ensemble too small to pass a test even when unanimous.
-
-        Raises:
-            ValueError: There are too few teachers; the message says how many it takes.
-        """
+        """Raise ValueError for an ensemble that is too small to pass a test even if it is unanimous."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         scales = self.compute_scales(num_queries, num_classes)
         if num_teachers < scales.min_teachers:
@@ -175,7 +174,7 @@ class SparseVectorMechanism(VoteMechanism):
         return False
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """The price of every block that may be started, and one delta."""
+        """Return the price of the largest number of blocks and of one delta."""
         return self._make_events(self.max_failures, num_queries)
 
     def _make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
@@ -187,13 +186,13 @@ class SparseVectorMechanism(VoteMechanism):
 
 
 class NoisyThresholds:
-    """The thresholds of a release: drawn when first needed, kept from call to call, gone after a failure.
+    """The noisy thresholds of a release. A threshold is drawn when it is needed and is used until a test fails.
 
     Args:
-        scales: The scales of the release.
-        noise: Draws the thresholds, and keeps the present one.
+        scales: Scales of the release.
+        noise: Source of noise. Its ``state`` keeps the present threshold for the next call.
         device: Device of the noisy distances.
-        context: Says whether this is the release's first call.
+        context: Context of the call, which tells whether it is the first of the release.
     """
 
     def __init__(
@@ -205,31 +204,31 @@ class NoisyThresholds:
             self._state.clear()
             self._state.update(failures=0, blocks=0)
         elif "blocks" not in self._state:
-            raise ValueError("noise: a later call goes on with the thresholds of the first, and here are none")
+            raise ValueError("noise: a later call needs the threshold of the first call, and there is none")
         self._num_blocks_before = self.num_blocks
 
     @property
     def num_blocks(self) -> int:
-        """How many thresholds the release has drawn."""
+        """Number of thresholds that the release has drawn."""
         return int(self._state["blocks"])
 
     @property
     def num_new_blocks(self) -> int:
-        """How many this call has drawn."""
+        """Number of thresholds that this call has drawn."""
         return self.num_blocks - self._num_blocks_before
 
     @property
     def has_first_threshold(self) -> bool:
-        """Whether the release's first threshold is among them."""
+        """Whether this call has drawn the first threshold of the release."""
         return self._num_blocks_before == 0 < self.num_blocks
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the last failure allowed has happened."""
+        """Whether the last allowed failure has happened."""
         return self._state["failures"] >= self._scales.max_blocks
 
     def get_noisy_threshold(self) -> float:
-        """The noisy threshold w_hat of the present block."""
+        """Return the noisy threshold w_hat of the present block."""
         assert not self.is_stopped
         if "threshold" not in self._state:
             self._state["blocks"] += 1
@@ -238,14 +237,15 @@ class NoisyThresholds:
         return self._state["threshold"]
 
     def end_block(self) -> None:
-        """End the block."""
+        """End the present block after a failure."""
         self._state["failures"] += 1
         del self._state["threshold"]
 
     def find_next_failure(self, noisy_Q: Tensor, start: int) -> int:
-        """The first index from ``start`` on whose noisy distance does not exceed w_hat; len(noisy_Q) if none.
+        """Return the first index from ``start`` on whose noisy distance is at most w_hat, or len(noisy_Q).
 
-        Between failures the threshold stands still, so one pass finds the next, where the paper tests query by query.
+        The threshold does not change between failures, so one pass finds the next failure. The paper tests one question
+        at a time.
         """
         failure_indices = (noisy_Q[start:] <= self.get_noisy_threshold()).nonzero()
         return start + int(failure_indices[0]) if len(failure_indices) else len(noisy_Q)

@@ -284,7 +284,7 @@ def test_rounds_go_on_with_the_threshold_of_the_block(noise, sizes, seed):
 
 def test_a_later_call_without_its_thresholds_is_refused():
     votes = Votes(torch.tensor([[10, 10]]), 20)
-    with pytest.raises(ValueError, match="goes on with the thresholds"):
+    with pytest.raises(ValueError, match="needs the threshold of the first call"):
         stability().release(votes, DryRunNoise(), MechanismContext(num_queries=50, rounds=2, round_index=1))
 
 
