@@ -1,12 +1,12 @@
-"""The contract of a private method: what may be known beforehand, what it costs, and what it releases.
+"""The contract of a private method.
 
-    validate(facts)           refuse what cannot work, by public facts alone
-    privacy_events(facts)     the worst case, which is reserved before any noise is drawn
-    first_answers(...)        optional: noisy answers that are paid for by the same reservation
-    prepare(inputs)           PRIVATE: train teachers, encode records
-    release(pool, spending)   the only place that opens sensitive values
+    validate(facts)           refuse settings that cannot work, by public facts alone
+    privacy_events(facts)     return the worst case, which is reserved before any noise is drawn
+    first_answers(...)        optional: draw noisy answers that the same reservation pays for
+    prepare(inputs)           PRIVATE: train teachers or encode records
+    release(pool, spending)   open the sensitive values, with noise that was paid for
 
-A method is one file here and one YAML in conf/method. The session (``session.ReleaseSession``) is its only caller.
+A method is one file in this package. ``session.ReleaseSession`` is its only caller.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from pate_torch.teachers.store import TeacherStore
 
 @dataclass(frozen=True, eq=False)
 class FirstAnswers:
-    """Releasable. Noisy answers of a method's first stage.
+    """Releasable. Noisy answers of the first stage of a method.
 
     Attributes:
-        counts_C: Noisy counts, one for each class, float64 [C].
-        sigma: Standard deviation of the noise of each count, in units.
+        counts_C: Noisy count of each class, float64 [C].
+        sigma: Standard deviation of the noise of each count, in privacy units.
     """
 
     counts_C: Tensor
@@ -48,11 +48,11 @@ class FirstAnswers:
 
 @dataclass(frozen=True, eq=False)
 class ModelRelease:
-    """Releasable. A model that was trained on private records under noise.
+    """Releasable. A model that was trained on private records with noise.
 
     Attributes:
-        id: Id of the reservation that paid for it.
-        student: The model.
+        id: Id of the reservation that paid for the model.
+        student: Model.
     """
 
     id: str
@@ -61,21 +61,22 @@ class ModelRelease:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class MethodInputs:
-    """PRIVATE. All that a method is prepared from.
+    """PRIVATE. Everything that a method needs to become ready to release.
 
     Attributes:
-        records: PRIVATE. The records, without those that are held out.
-        facts: What is public about them, with the public points.
-        seed: Seeds splits, initialization and batches, never noise.
-        device: Where networks are trained.
-        store: PRIVATE. The store of teachers and of keyed hashes.
-        ledger: The ledger that holds the account; None on ranks that only assist.
-        stages: Reports progress.
-        clock: Times the stages.
-        check_budget: Raises where the account does not admit what the run will charge; called before long work.
-        log: PRIVATE. Told of the training of single teachers.
-        log_losses: PRIVATE. Told of the losses of all teachers.
-        first_answers: The noisy answers of the method's first stage; None: it has none.
+        records: PRIVATE. Records, without the held-out ones.
+        facts: Public facts about the records, with the public points.
+        seed: Seed of splits, initialization and batches. It never seeds noise.
+        device: Device on which networks are trained.
+        store: PRIVATE. Store of teachers and of keyed hashes.
+        ledger: Ledger that holds the account. None on ranks above 0.
+        stages: Display of progress.
+        clock: Timer of the stages.
+        check_budget: Function that raises if the account does not admit the charges of the run. It is called before
+            long computations.
+        log: PRIVATE. Function that receives messages about single teachers.
+        log_losses: PRIVATE. Function that receives the losses of all teachers.
+        first_answers: Noisy answers of the first stage. None if the method has no first stage.
     """
 
     records: PrivateRecords
@@ -96,11 +97,12 @@ class PreparedMethod(ABC):
     """PRIVATE. A method that is ready to release.
 
     Attributes:
-        id: A random id, fresh for each release unless the user named stored teachers by it.
-        votes: PRIVATE. The teachers' votes on every public point; None: no teachers vote.
-        opened_votes: PRIVATE. The votes or counts behind the answers that were released; None: there are none.
-        ensemble: PRIVATE. The teachers behind the votes, where they are here: for the owner's figures.
-        guide: Releasable. The student of all rounds but the last, where the student that is published goes on from it.
+        id: Random id, which is new for each release unless the user named stored teachers by it.
+        votes: PRIVATE. Votes of the teachers on every public point. None if no teachers vote.
+        opened_votes: PRIVATE. Votes or counts behind the released answers. None if there are none.
+        ensemble: PRIVATE. Teachers behind the votes, for the owner's figures. None if they are not available.
+        guide: Releasable. Guide student of all rounds but the last, from which the published student continues. None if
+            the published student starts anew.
     """
 
     id: str = ""
@@ -110,27 +112,27 @@ class PreparedMethod(ABC):
     guide: Student | None = None
 
     def check(self, budget: Budget, pool: PublicPool) -> None:  # noqa: B027
-        """Raise ValueError, before anything is charged, for what would be refused once it is."""
+        """Raise ValueError, before any charge, for errors that ``release`` would raise after the charge."""
 
     @abstractmethod
     def release(self, pool: PublicPool, spending: Spending) -> Release | ModelRelease:
-        """Open the sensitive values through noise that ``spending`` has paid for."""
+        """Open the sensitive values with noise that ``spending`` has paid for."""
 
     def record_ledger_head(self, head: str) -> None:  # noqa: B027
-        """Note the newest ledger entry with stored teachers, so that they are not used apart from their ledger."""
+        """Store the newest ledger hash with stored teachers, which cannot be used with a ledger that lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMethod(ABC):
-    """A way to turn private records into labels or a model that may be released: a frozen dataclass of choices.
+    """A way to turn private records into labels or a model that may be released: a frozen dataclass of settings.
 
     Attributes:
-        name: The name that ``release.json`` gives.
-        purpose: What its reservation pays for, in the ledger's words.
-        price_advice: What makes a release cheaper, for messages.
-        has_first_stage: Whether ``first_answers`` is to be called.
-        uses_public_points: Whether the release depends on public points beyond constants.
-        releases_model: Whether it releases a model that is published as it is, and no labels.
+        name: Name of the method in ``release.json``.
+        purpose: Purpose of its reservation, for the ledger.
+        price_advice: Advice on how to lower the price of a release, for messages.
+        has_first_stage: Whether the session calls ``first_answers``.
+        uses_public_points: Whether the release depends on public points beyond normalization constants.
+        releases_model: Whether the method releases a model, which is published, instead of labels.
     """
 
     name: str = ""
@@ -147,26 +149,26 @@ class PrivateMethod(ABC):
 
     @property
     def ensemble_size(self) -> int | None:
-        """Number K of teachers that have one vote on every question; None: no teachers vote."""
+        """Number K of teachers, which vote on every question. None if no teachers vote."""
         return None
 
     @property
     def student_name(self) -> str:
-        """What kind of model it releases, for reports, where ``releases_model`` is set."""
+        """Kind of the released model, for reports, if ``releases_model`` is set."""
         return ""
 
     @property
     @abstractmethod
     def mechanism_name(self) -> str:
-        """What draws the noise, as settings, ledger and reports call it."""
+        """Name of the mechanism that draws the noise, for the ledger and for reports."""
 
     @property
     @abstractmethod
     def noise(self) -> str:
-        """Kind of noise that its price is of: ``torch`` or ``discrete``."""
+        """Kind of noise that the price assumes: "torch" or "discrete"."""
 
     def check_student(self, student: StudentAlgorithm) -> None:
-        """Raise ValueError for a student that this method's release cannot teach, whatever the data."""
+        """Raise ValueError for a student that cannot learn from a release of this method, for any data."""
         if student.returns_released_model:
             fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
             raise checks.error(
@@ -174,14 +176,14 @@ class PrivateMethod(ABC):
             )
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> PrivateMethod:
-        """This method with what only the data say."""
+        """Return this method with the settings that follow from the public facts of the data."""
         return self
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> PrivateMethod:
-        """This method with noise that costs ``epsilon`` at ``delta``; None: the noise it has.
+        """Return this method with noise whose price is ``epsilon`` at ``delta``. None leaves the noise as it is.
 
         Raises:
-            ValueError: There is no noise to calibrate, or none costs so little.
+            ValueError: There is no noise to calibrate, or no noise has such a small price.
         """
         if epsilon is None:
             return self
@@ -190,39 +192,38 @@ class PrivateMethod(ABC):
 
     @abstractmethod
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError, by public facts alone, for what cannot work on these data.
+        """Raise ValueError, by public facts alone, for settings that cannot work on these data.
 
-        What would fail only after the release is paid for, such as a student that cannot take the data, is refused here
-        too.
+        Settings that would fail only after the release is paid for are refused here, too.
         """
 
     @abstractmethod
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Events of the whole release at its worst, the first stage included: what is reserved."""
+        """Return the events of the worst case of the whole release, including the first stage. They are reserved."""
 
     @abstractmethod
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
-        """What ``release.json`` says of the method: public choices alone."""
+        """Return the public settings of the method for ``release.json``."""
 
     def forecast_warning(self, facts: DatasetFacts) -> str | None:
-        """Warning, by public facts, about answers that will be mostly noise; None: there is nothing to say."""
+        """Return a warning, by public facts, if the answers will be mostly noise, else None."""
         return None
 
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
-        """The folder whose ledger is charged."""
+        """Return the folder whose ledger is charged."""
         return root
 
     # ---- private --------------------------------------------------------------------------------------------------
 
     def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
-        """PRIVATE. The content fingerprint of what the method answers from: no content has two accounts unnoticed."""
+        """PRIVATE. Compute the content fingerprint, by which the same content in two accounts is noticed."""
         return store.compute_content_fingerprint(all_records)
 
     def check_stored(self, inputs: MethodInputs) -> None:  # noqa: B027
-        """PRIVATE. Raise ValueError where stored teachers that the user named are not those of these records."""
+        """PRIVATE. Raise ValueError if stored teachers that the user named were not trained on these records."""
 
     def first_answers(self, records: PrivateRecords, spending: Spending) -> FirstAnswers:
-        """PRIVATE. Ask a first question, whose noisy answer ``prepare`` may use: where ``has_first_stage`` is set."""
+        """PRIVATE. Draw the noisy answers that ``prepare`` may use, if ``has_first_stage`` is set."""
         raise NotImplementedError(f"{type(self).__name__}: has no first stage")
 
     @abstractmethod
@@ -230,4 +231,4 @@ class PrivateMethod(ABC):
         """PRIVATE. Make the method ready to release: train teachers, encode records."""
 
     def assist(self, inputs: MethodInputs) -> None:  # noqa: B027
-        """PRIVATE. What a rank above 0 of a torchrun does while rank 0 prepares the method, where it asks for help."""
+        """PRIVATE. Do the part of a rank above 0 of ``torchrun`` while rank 0 calls ``prepare``."""

@@ -1,12 +1,12 @@
-"""DP-SGD by Opacus on the private records, at the price of a PATE release or of a target epsilon.
+"""DP-SGD by Opacus on the private records, at the price of a PATE release or at a target epsilon.
 
-It uses neither teachers nor public points (but for normalization constants), and it *is* a release from the private
-data: the ledger is charged before the first step, for the subsampled Gaussian's Renyi curve.
+It uses neither teachers nor public points, apart from normalization constants. It is a release of private data: the
+ledger is charged for the Renyi curve of the subsampled Gaussian mechanism before the first step.
 
-Two things are ours and not Opacus's. Which records a step sees, and the noise on its gradient, are drawn from the
-operating system's entropy (``NoiseSource``): Opacus's secure mode needs torchcsprng, which is not maintained, and a
-torch generator keeps 32 bits of its seed. And the sampling rate is batch_size over the *declared* number of records:
-the exact number is private under add_remove.
+We replace two parts of Opacus. The records of a step and the noise of its gradient come from ``NoiseSource``, because
+the secure mode of Opacus needs torchcsprng, which is not maintained, and a torch generator keeps 32 bits of its seed.
+The sampling rate is batch_size over the *declared* number of records, because the exact number is private under
+add_remove.
 
 Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); Yousefpour et al. 2021 (Opacus).
 """
@@ -68,24 +68,25 @@ class NoiseSourceOptimizer(DPOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(PrivateMethod):
-    """DP-SGD; epsilon is ``privacy.target_epsilon``, or else the worst case of the PATE release that is described.
+    """DP-SGD. Its epsilon is ``privacy.target_epsilon``, or the worst case of the PATE release that is described.
 
     Attributes:
-        network: The model, a name of ``networks.NETWORKS`` (no batch normalization: it mixes records).
+        network: Name of the network in ``networks.NETWORKS``. Batch normalization is refused, because it mixes records.
         options: Options of the network.
         steps: Number of steps of SGD.
-        batch_size: Records a step sees on average; None: half the declared number, at most 1024, since noise
-            outweighs a large batch less.
+        batch_size: Expected number of records of a step. None for half the declared number of records, at most 1024: a
+            large batch has a better ratio of signal to noise.
+        learning_rate: Learning rate of the first step; it decays by a cosine schedule.
         momentum: Momentum of SGD.
-        clip: Clipping norm of one record's gradient.
+        clip: Clipping norm of the gradient of one record.
         noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, for runs without a
-            target epsilon; None: calibrated.
-        mechanism: Mechanism of the PATE release whose price is matched; None: the price is ``privacy.target_epsilon``.
-        query: Its query strategy.
-        num_queries: Its number of questions.
+            target epsilon. None to calibrate it.
+        mechanism: Mechanism of the PATE release whose price is matched. None to use ``privacy.target_epsilon``.
+        query: Query strategy of this PATE release.
+        num_queries: Number of questions of this PATE release.
 
-    Guarantee: the Renyi curve of ``steps`` Poisson-subsampled Gaussian mechanisms of rate batch_size over the declared
-    number of records, under add_remove, for units of one record.
+    Guarantee: the Renyi curve of ``steps`` Poisson-subsampled Gaussian mechanisms, whose rate is batch_size over the
+    declared number of records, under add_remove, for units of one record.
     """
 
     purpose: ClassVar[str] = "model by DP-SGD"
@@ -130,13 +131,13 @@ class DPSGD(PrivateMethod):
         return "torch"
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> DPSGD:
-        """This method with the smallest noise at which all steps cost at most epsilon."""
+        """Return this method with the smallest noise at which all steps cost at most epsilon."""
         if epsilon is None and self.noise_multiplier is not None:
             return self
         if epsilon is None:
             if self.mechanism is None or self.query is None:
                 fix = "Set privacy.target_epsilon."
-                raise checks.error("privacy.target_epsilon", None, "must be given: what the model is to cost", fix)
+                raise checks.error("privacy.target_epsilon", None, "must be given, because it sets the noise", fix)
             num_queries = min(self.num_queries, len(facts.pool))
             planned_events = self.mechanism.privacy_events(num_queries, min(self.query.rounds, num_queries))
             epsilon = accounting.compute_guarantee(planned_events, delta).epsilon
@@ -148,15 +149,15 @@ class DPSGD(PrivateMethod):
         return replace(self, noise_multiplier=multiplier)
 
     def compute_batch_size(self, facts: DatasetFacts) -> int:
-        """How many records a step sees on average: a public number, since it follows from the declared size."""
+        """Compute the expected number of records of a step, which is public: it follows from the declared size."""
         size = facts.spec.nominal_size
         if size is None:
-            fix = "Declare about how many records."
+            fix = "Declare the approximate number of records."
             raise checks.error("dataset.nominal_size", None, "sets the sampling rate of DP-SGD", fix)
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
     def compute_sampling_rate(self, facts: DatasetFacts) -> float:
-        """The probability with which a step sees a record."""
+        """Compute the probability with which a step includes a record."""
         batch_size = self.compute_batch_size(facts)
         return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)
 
@@ -192,7 +193,7 @@ class DPSGD(PrivateMethod):
         }
 
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
-        """With the data set's account, or apart where its filter cannot bound this mechanism."""
+        """Return the folder of the data set's account, or another one if its filter cannot bound this mechanism."""
         path, spec = root / "ledger.sqlite", facts.spec
         if not path.exists():
             return root
@@ -212,7 +213,7 @@ class DPSGD(PrivateMethod):
         return folder
 
     def prepare(self, inputs: MethodInputs) -> PreparedDPSGD:
-        """PRIVATE. One record of every unit, which is all that it is seen by and moves the sum with."""
+        """PRIVATE. Select one record of each unit, so that a unit changes a sum by one clipped gradient."""
         records = select_one_per_unit(inputs.records, inputs.facts.adjacency)
         return PreparedDPSGD(self, inputs, records)
 
@@ -225,12 +226,12 @@ class DPSGD(PrivateMethod):
 
 @dataclass(eq=False, repr=False)
 class PreparedDPSGD(PreparedMethod):
-    """PRIVATE. DP-SGD on records that are here.
+    """PRIVATE. DP-SGD with its records.
 
     Attributes:
-        method: The recipe, with its noise multiplier.
-        inputs: What the session gave.
-        records: PRIVATE. One record of every unit.
+        method: Method, with its noise multiplier.
+        inputs: Inputs of the session.
+        records: PRIVATE. One record of each unit.
     """
 
     method: DPSGD
@@ -248,7 +249,7 @@ class PreparedDPSGD(PreparedMethod):
         return ModelRelease(spending.id, Student(network, module.cpu().eval(), spec))
 
     def train(self, module: nn.Module, noise: NoiseSource, progress: Progress = do_nothing) -> None:
-        """Train ``module`` in place. Each step sees each record with the same probability, whatever the others do."""
+        """Train ``module`` in place. Each step includes each record independently with the same probability."""
         method, facts, device, cpu = self.method, self.inputs.facts, self.inputs.device, torch.device("cpu")
         rate, multiplier = method.compute_sampling_rate(facts), method.noise_multiplier
         assert multiplier is not None
@@ -271,7 +272,7 @@ class PreparedDPSGD(PreparedMethod):
         model.to_standard_module()
 
     def _compute_gradients(self, model: GradSampleModule, sample_rows: torch.Tensor, device: torch.device) -> None:
-        """Per-record gradients of the mean loss; none where nobody was sampled, and then noise alone is released."""
+        """Compute the gradient of each sampled record. Without a sampled record the step releases noise alone."""
         if len(sample_rows) == 0:
             for p in model.parameters():
                 p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
@@ -280,7 +281,7 @@ class PreparedDPSGD(PreparedMethod):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
             F.cross_entropy(model(x), self.records.y[sample_rows].to(device)).backward()
-        # A gradient whose length is no number cannot be clipped to one: such a record moves nothing.
+        # A gradient whose length is not finite cannot be clipped, so such a record contributes nothing.
         parts = [p.grad_sample for p in model.parameters()]
         finite_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
         for part in parts:

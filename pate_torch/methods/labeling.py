@@ -1,10 +1,11 @@
-"""Methods that label public points: questions in rounds, answered through a mechanism.
+"""Methods that label public points by asking questions in rounds.
 
-for each round:
-1  choose the questions: a function of public points and of earlier answers
-2  ask them of the sensitive values, whose sensitivity was held to the price
-3  answer through the mechanism, with noise that the reservation has paid for
-4  fit a guide student to the answers so far, where the next round looks at one
+Each round has four steps:
+
+    1  choose the questions, as a function of public points and of earlier answers
+    2  select the sensitive values of these points, whose sensitivity the price covers
+    3  answer by the mechanism, with noise that the reservation has paid for
+    4  fit a guide student to the answers so far, if the next round needs one
 """
 
 from __future__ import annotations
@@ -52,15 +53,16 @@ class LabelingMethod(PrivateMethod):
     """Base of the methods that answer questions about public points.
 
     Attributes:
-        mechanism: Answers through noise.
-        query: Chooses which public points to ask.
+        mechanism: Mechanism that answers.
+        query: Query strategy, which chooses the public points to ask about.
         num_queries: Largest number of questions.
-        num_queries_is_default: Whether ``num_queries`` was recommended, not chosen, so that fewer public points lower
-            it.
-        features: How features of the public points are learnt, for questions and records; None: the points as they are.
-        guide_student: Fitted to the answers between rounds; None: no round looks at a student.
-        releases_guide: Whether the student that is published goes on from the guide student.
-        allow_uninformative_labels: Whether questions may be asked whose labels would be no better than chance even if
+        num_queries_is_default: Whether ``num_queries`` is a recommended value, which is lowered to the number of public
+            points.
+        features: Recipe for features of the public points, used for questions and records. None to use the points as
+            they are.
+        guide_student: Student that is fitted to the answers between rounds. None if no round needs a student.
+        releases_guide: Whether the published student continues from the guide student.
+        allow_uninformative_labels: Whether to ask questions although the labels would be no better than chance even if
             all teachers agreed.
     """
 
@@ -95,16 +97,16 @@ class LabelingMethod(PrivateMethod):
 
     @property
     def refits_records(self) -> bool:
-        """Whether a later round lies in features of the guide student."""
+        """Whether later rounds use features of the guide student."""
         return False
 
     @property
     def is_guided(self) -> bool:
-        """Whether a student is fitted between rounds: where the strategy, the mechanism or the method looks at it."""
+        """Whether a student is fitted between rounds, because the strategy, the mechanism or the method needs it."""
         return self.num_rounds > 1 and (self.query.uses_guide or self.mechanism.uses_guide or self.refits_records)
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """This method with at most as many questions as public points, unless the user chose their number."""
+        """Lower a recommended number of questions to the number of public points."""
         pool_size = len(facts.pool)
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
@@ -128,7 +130,7 @@ class LabelingMethod(PrivateMethod):
         def compute_events(scale: float) -> tuple[PrivacyEvent, ...]:
             return set_noise(scale).label_events()
 
-        # Where a mechanism's epsilon is that of the whole release, as the sparse vector's, there is nothing to search.
+        # If the epsilon of the mechanism is that of the whole release (sparse vector), it is the target epsilon.
         is_total = (
             "sigma" not in names
             and 1 - 1e-6 <= calibration.compute_epsilon(compute_events(1 / epsilon), delta) / epsilon <= 1
@@ -151,7 +153,7 @@ class LabelingMethod(PrivateMethod):
                 self.guide_student.check(facts.spec)
 
     def label_events(self) -> tuple[PrivacyEvent, ...]:
-        """Events of all questions, which depend on no data."""
+        """Return the events of all questions, which do not depend on the data."""
         return self.mechanism.privacy_events(self.num_queries, self.num_rounds)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
@@ -159,10 +161,10 @@ class LabelingMethod(PrivateMethod):
 
     @abstractmethod
     def describe(self, facts: DatasetFacts) -> MethodDescription:
-        """What reports say of the method."""
+        """Return the sentences of reports about the method."""
 
     def get_nominal_size(self, spec: DataSpec) -> int | None:
-        """About how many records there are, as publicly declared, where the method uses that number; else None."""
+        """Return the publicly declared number of records if the method uses it, else None."""
         return None
 
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class LabelingMethod(PrivateMethod):
         return {
             "num_teachers": self.ensemble_size or 0,
             "mechanism": mechanism.name,
-            # A switch that is off is left out of the record.
+            # The record omits switches that are off.
             "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
             "query": self.query.name,
             "voters": self.name,
@@ -186,7 +188,7 @@ class LabelingMethod(PrivateMethod):
         }
 
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
-        """Unit-length features of the public points, float32 [P, D]; None: the points as they are."""
+        """Learn unit-length features of the public points, float32 [P, D]; None if ``features`` is None."""
         facts = inputs.facts
         return learn_features(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
 
@@ -196,21 +198,22 @@ class PreparedLabeling(PreparedMethod):
     """PRIVATE. A labeling method that is ready to answer.
 
     Attributes:
-        mechanism: Answers through noise.
-        query: Chooses the questions of each round.
+        mechanism: Mechanism that answers.
+        query: Query strategy, which chooses the questions of each round.
         num_queries: Largest number of questions.
-        sensitive: PRIVATE. The values to be opened: votes, cell counts or gradient sums, on the whole pool.
+        sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
         spec: Public facts of the data.
-        seed: Seeds the public choices (the noise has no seed).
-        feature_PD: Features of the public points, for the questions of the first round; None: the points as they are.
-        guide_student: Fitted to the answers before each round but the first; None: no round looks at a student.
+        seed: Seed of the public choices. It does not seed noise.
+        feature_PD: Features of the public points, for the questions of the first round. None to use the points as they
+            are.
+        guide_student: Student that is fitted before each round but the first. None if no round needs a student.
         releases_guide: Whether the last guide student is released beside the labels.
-        refit: PRIVATE. Makes the values of the next round in features of the guide student, each a function of one
-            record and of what was released; None: the values stay as they are.
-        device: Where the guide student is trained.
-        progress: Called with (done, total) questions.
-        guide_progress: Told of the guide student's training.
-        on_ledger_head: Notes the newest ledger entry with stored teachers.
+        refit: PRIVATE. Function that makes the values of the next round in features of the guide student. The part of a
+            record is a function of this record and of released values. None if the values do not change.
+        device: Device on which the guide student is trained.
+        progress: Function that receives (done, total) questions.
+        guide_progress: Function that receives the progress of the guide student's training.
+        on_ledger_head: Function that stores the newest ledger hash with stored teachers.
     """
 
     mechanism: Mechanism
@@ -233,7 +236,7 @@ class PreparedLabeling(PreparedMethod):
     def from_method(
         cls, method: LabelingMethod, inputs: MethodInputs, sensitive: SensitiveValue, **changes: Any
     ) -> PreparedLabeling:
-        """The method on these values, with what the inputs say."""
+        """Prepare a method with these sensitive values."""
         guide_student = method.guide_student if method.is_guided else None
         return cls(
             mechanism=method.mechanism,
@@ -254,7 +257,7 @@ class PreparedLabeling(PreparedMethod):
         self.on_ledger_head(head)
 
     def check(self, budget: Budget, pool: PublicPool) -> None:
-        """Raise ValueError, before anything is charged, for a plan, values or noise that the mechanism refuses."""
+        """Raise ValueError, before any charge, for a plan, values or noise that the mechanism refuses."""
         rounds = self._check_plan(pool)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
             self.mechanism.check(
@@ -269,15 +272,15 @@ class PreparedLabeling(PreparedMethod):
         check_values(self.sensitive.sensitivity, self.mechanism, budget)
 
     def release(self, pool: PublicPool, spending: Spending) -> Release:
-        """Ask at most ``num_queries`` public points in rounds, and release the answers.
+        """Ask about at most ``num_queries`` public points in rounds, and release the answers.
 
         Raises:
-            ValueError: The plan, a strategy's questions or the next round's values break their contract; the
-                reservation stays spent.
+            ValueError: The plan, the questions of a strategy or the values of the next round violate their contract.
+                The reservation stays spent.
         """
         rounds = self._check_plan(pool)
-        spending.record_cost(())  # a strategy may ask nothing
-        # The reservation's id: whoever finds the release again can look up in the ledger what it was charged.
+        spending.record_cost(())  # a strategy may choose no question at all
+        # The release has the id of the reservation, so that its charge can be found in the ledger.
         release = Release.from_reservation(spending.id, spending.reserved_events)
         values, feature_PD, student_PC = self.sensitive, self.feature_PD, None
         opened_votes: list[Votes | CellHistogram] = []
@@ -301,24 +304,25 @@ class PreparedLabeling(PreparedMethod):
             cell_P = len(release.query_Q) + round_values.cell_P if isinstance(round_values, CellHistogram) else None
             release = release.append_round(query_Q, answers, spending.incurred_events or (), cell_P)
             if isinstance(round_values, Votes | CellHistogram):
-                # A mechanism that stops early (the sparse vector after T failures) answers a prefix of the questions.
+                # A mechanism that stops early, such as the sparse vector, answers a prefix of the questions.
                 opened_votes.append(round_values.select(torch.arange(release.queries_per_round[-1])))
             self.progress(len(release.query_Q), self.num_queries)
         self.opened_votes = _merge_votes(opened_votes)
         return release
 
     def _check_plan(self, pool: PublicPool) -> int:
-        """Check the plan before noise is drawn; how many rounds it takes."""
+        """Check the plan before noise is drawn, and return its number of rounds."""
         checks.integer(
             "num_queries", self.num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points."
         )
-        if len(self.sensitive) != len(pool):  # no assert: a method can be a user's own, and python -O drops asserts
+        # This is no assert, because a user may have written the method, and python -O removes asserts.
+        if len(self.sensitive) != len(pool):
             fix = "A method answers for every public point, in the pool's order."
             raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
         return min(checks.integer("query.rounds", self.query.rounds, low=1), self.num_queries)
 
     def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
-        """The guide student of the answers so far, which goes on from the last one where that is to be released."""
+        """Fit the guide student to the answers so far. A guide that is to be released continues from the last one."""
         assert self.guide_student is not None
         task = replace(make_student_task(self.spec, pool, release), guide=self.guide)
         student = self.guide_student.fit(task, seed=self.seed, device=self.device, progress=self.guide_progress)
@@ -326,18 +330,18 @@ class PreparedLabeling(PreparedMethod):
         return student
 
     def _refit_values(self, student: Student, spending: Spending) -> tuple[SensitiveRecords, Tensor]:
-        """PRIVATE. The values of the next round, held to the price, and features of the public points."""
+        """PRIVATE. Make and check the values of the next round; return them and features of the public points."""
         assert self.refit is not None
         values = self.refit(student)
         if len(values) != len(self.sensitive):
-            raise ValueError("votes: those of the next round must be on the same public points")
+            raise ValueError("votes: the votes of the next round must be about the same public points")
         check_values(values.sensitivity, self.mechanism, spending)
         return values, to_graph_device(values.feature_PD, self.device)
 
     def _select_queries(
         self, release: Release, pool: PublicPool, rounds: int, student_PC: Tensor | None, feature_PD: Tensor | None
     ) -> Tensor:
-        """The next round's questions, int64 [Q]: public."""
+        """Choose and check the questions of the next round, int64 [Q]; they are public."""
         state = QueryState(
             spec=self.spec,
             pool_x=pool.x,
@@ -350,24 +354,24 @@ class PreparedLabeling(PreparedMethod):
             feature_PD=feature_PD,
         )
         query_Q = self.query.select(state).to("cpu", torch.int64)
-        # A repeat or an overrun would be answered uncharged.
+        # Repeated or additional questions would be answered without a charge.
         if len(query_Q) > state.num_remaining:
-            raise ValueError(f"query strategy: asked {len(query_Q)} questions where {state.num_remaining} remain")
+            raise ValueError(f"query strategy: chose {len(query_Q)} questions, but {state.num_remaining} remain")
         if len(query_Q) and (int(query_Q.min()) < 0 or int(query_Q.max()) >= len(pool)):
-            raise ValueError("query strategy: asked for a point outside the public pool")
+            raise ValueError("query strategy: chose a point outside the public pool")
         if len(torch.unique(query_Q)) < len(query_Q) or bool(torch.isin(query_Q, release.query_Q).any()):
-            raise ValueError("query strategy: asked for the same point twice")
+            raise ValueError("query strategy: chose the same point twice")
         return query_Q
 
 
 def check_values(sensitivity: Sensitivity, mechanism: Mechanism, account: Budget | Spending) -> None:
-    """Raise ValueError for values that the mechanism would refuse to open, or of another adjacency than the account."""
+    """Raise ValueError for values that the mechanism refuses, or that have another adjacency than the account."""
     account.check_adjacency(sensitivity)
     check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)
 
 
 def _merge_votes(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram | None:
-    """PRIVATE. The votes of all rounds in one table."""
+    """PRIVATE. Concatenate the votes of all rounds."""
     if not parts:
         return None
     counts_QC, last_part = torch.cat([part.counts_QC for part in parts]), parts[-1]
