@@ -205,8 +205,9 @@ def in_python(plan: RunConfig) -> None:
     guide = None if method.releases_guide else method.guide_student
     pate.label(data.pool.x, method.num_queries, strategy=method.query, guide_student=guide, method=voting,
                features=method.features)  # fmt: skip
-    pate.fit_student(plan.student)
-    pate.report(data.evaluation.x, data.evaluation.y)
+    if plan.student is not None:
+        pate.fit_student(plan.student)
+        pate.report(data.evaluation.x, data.evaluation.y)
 
 
 def one_by_one(plan: RunConfig) -> None:
@@ -275,6 +276,9 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
             first = harness.run(plan(case, ROWS, home / "first"), harness.Watch(), go)
         except ValueError as error:
             return _refused(tally, str(error))
+        except AssertionError as error:  # refused after it was charged: a fault like any other
+            tally.faults[_format_case(case)] = [str(error)]
+            return True
         if first.refused:
             return _refused(tally, first.refused)
         tally.ran += 1
@@ -290,8 +294,12 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
             found = harness.compare(first, plan(case, beside[place].rows, home / f"n{place}"), go)
             faults += [f"{beside[place].how}: {fault}" for fault in found]
         if faults:
-            tally.faults[" ".join(f"{name}={value!r}" for name, value in sorted(case.items()))] = faults
+            tally.faults[_format_case(case)] = faults
     return True
+
+
+def _format_case(case: Case) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in sorted(case.items()))
 
 
 def _refused(tally: Tally, why: str) -> bool:
