@@ -1,4 +1,4 @@
-"""Events in, (epsilon, delta) out: the smallest valid value over the routes, and which route it came from."""
+"""The accountant: it converts events to (epsilon, delta) by several routes and takes the smallest valid epsilon."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pate_torch.accounting.events import (
 from pate_torch.core import checks
 
 CAP_ROUTE = "cap"
-"""Not a route of composition: the account's cap, which its filter keeps."""
+"""The route of a guarantee that is the cap of an account, which its privacy filter enforces."""
 NO_ROUTE = "none"
 DELTA_ONLY_ROUTE = "delta"
-"""The route of events that cost only delta: neighbors give the same, but for a failure of this probability."""
+"""The route of events that cost only delta: outputs for neighbors are equal, up to failures of this probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class Guarantee:
 
     Attributes:
         epsilon: Epsilon at ``delta``.
-        delta: Delta of the account, or as asked.
-        route: How epsilon was computed: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp" (Renyi, best
-            order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta" (the
-            events cost only delta), "cap" (of the account, where its releases reserved more).
-        adjacency: Neighboring relation; None: not stated.
-        unit: What the privacy unit is; None: not stated.
+        delta: Delta at which epsilon was computed.
+        route: Accountant that computed epsilon: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp"
+            (Renyi, best order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta"
+            (the events cost only delta), or "cap" (the cap of the account, if its releases reserved more).
+        adjacency: Neighboring relation. None if it is not stated.
+        unit: Kind of the privacy unit. None if it is not stated.
     """
 
     epsilon: float
@@ -56,18 +56,18 @@ class Guarantee:
 def compute_guarantee(
     events: Iterable[PrivacyEvent], delta: float, *, adjacency: str | None = None, unit: str | None = None
 ) -> Guarantee:
-    """The smallest epsilon of a release with these events, fixed beforehand, at this delta.
+    """Compute the smallest epsilon at this delta of a release whose events were fixed beforehand.
 
-    Not covered: events chosen after seeing earlier answers (``filters.py``). Source: ALGORITHMS of each route.
+    Events that were chosen after seeing earlier answers need a privacy filter (``filters.py``).
 
     Args:
         events: Events of the whole release.
-        delta: Target delta, Delta events included.
-        adjacency: Stated in the guarantee.
-        unit: Stated in the guarantee.
+        delta: Target delta, which includes the Delta events.
+        adjacency: Neighboring relation, for the guarantee.
+        unit: Kind of the privacy unit, for the guarantee.
 
     Raises:
-        ValueError: An unknown event, or Delta events that alone pass delta.
+        ValueError: An event is unknown, or the Delta events alone exceed delta.
     """
     epsilon_by_route = compute_route_epsilons(events, delta)
     route = min(epsilon_by_route, key=lambda name: epsilon_by_route[name])
@@ -75,10 +75,10 @@ def compute_guarantee(
 
 
 def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict[str, float]:
-    """Epsilon by every route that applies to these events, exact routes first.
+    """Compute epsilon by every route that applies to these events, exact routes first.
 
-    No events: {"none": 0.0}; events that cost only delta: {"delta": 0.0}.
-    Infinite only where every route is: one of them may fail at a small delta (``pld``) where the others do not.
+    The result is {"none": 0.0} without events and {"delta": 0.0} if all events cost only delta. Infinite values are
+    left out unless all are infinite: at a small delta the route "pld" may fail where others do not.
     """
     merged_events = merge_events(events)
     noise_events, delta_left = _split_off_delta_events(merged_events, delta)
@@ -116,7 +116,7 @@ def _compute_route_epsilons(noise_events: tuple[PrivacyEvent, ...], delta_left: 
 
 
 def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
-    """The smallest delta of a release with these events, fixed beforehand, at this epsilon; Delta events included."""
+    """Compute the smallest delta at this epsilon of a release whose events were fixed beforehand."""
     checks.non_negative("epsilon", epsilon)
     merged_events = merge_events(events)
     noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
@@ -136,10 +136,7 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
 
 
 def compute_total_rho(events: Iterable[PrivacyEvent]) -> float | None:
-    """Sum of zCDP prices; None where an event has no finite one.
-
-    An epsilon-DP event has eps^2/2, one of bounded range eta^2/8.
-    """
+    """Compute the sum of the zCDP prices (eps^2/2 if pure, eta^2/8 if of bounded range); None if one is not finite."""
     parts = []
     for event in merge_events(events):
         match event:
@@ -162,7 +159,7 @@ def compute_total_rho(events: Iterable[PrivacyEvent]) -> float | None:
 
 
 def compute_total_pure_epsilon(events: Iterable[PrivacyEvent]) -> float | None:
-    """Sum of pure epsilons; None where an event is not pure."""
+    """Compute the sum of the pure epsilons; None if an event is not pure."""
     parts = []
     for event in merge_events(events):
         match event:
@@ -184,7 +181,7 @@ def _sum_deltas(events: Iterable[PrivacyEvent]) -> float:
 
 
 def _split_off_delta_events(events: Iterable[PrivacyEvent], delta: float) -> tuple[tuple[PrivacyEvent, ...], float]:
-    """The events without Delta, and what those leave of delta."""
+    """Return the events without Delta events, and delta minus the Delta events."""
     checks.delta("delta", delta)
     merged_events = merge_events(events)
     failure_delta = _sum_deltas(merged_events)
@@ -198,5 +195,5 @@ def _delta_too_small_error(delta: float, failure_delta: float) -> ValueError:
         "delta",
         delta,
         f"must exceed the release's own failure probability {failure_delta:.6g}",
-        "Ask at a larger delta, or give the mechanism a smaller one.",
+        "Use a larger delta, or a mechanism with a smaller one.",
     )

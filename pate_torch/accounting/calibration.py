@@ -1,4 +1,4 @@
-"""The smallest noise that a privacy target allows."""
+"""Calibration of noise: the smallest noise whose price is at most a target epsilon."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
-_EPSILON_RELATIVE_MARGIN = 1e-11  # relative: what is returned still fits after the rounding of whoever prices it again
+_EPSILON_RELATIVE_MARGIN = 1e-11  # a relative margin, so that the price stays below epsilon after rounding
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, route: str | None = None) -> float:
-    """Epsilon of the events by one named route, or the smallest over all routes (``route=None``)."""
+    """Compute epsilon of the events by one route, or the smallest over all routes if ``route`` is None."""
     epsilon_by_route = compute_route_epsilons(events, delta)
     if route is None or set(epsilon_by_route) <= {"none", "delta"}:
         return min(epsilon_by_route.values())
@@ -28,13 +28,14 @@ def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, route: str | N
 def calibrate_sigma(
     make_events: Callable[[float], Iterable[PrivacyEvent]], *, epsilon: float, delta: float, route: str | None = None
 ) -> float:
-    """Smallest noise sigma for which ``make_events(sigma)`` costs at most epsilon, accurate to 1e-9 and never below.
+    """Compute the smallest sigma for which ``make_events(sigma)`` costs at most epsilon, to a relative 1e-9.
 
     Args:
-        make_events: Noise in votes -> the worst-case events of the whole release; its price must fall as sigma grows.
+        make_events: Function from sigma, in votes, to the worst-case events of the whole release. Their price must
+            decrease as sigma increases.
         epsilon: Target epsilon.
         delta: Target delta.
-        route: None for the smallest valid price, or one route's name ("gdp", "rdp", ...).
+        route: Name of the accountant ("gdp", "rdp", ...). None for the smallest valid price.
 
     Raises:
         ValueError: No sigma up to 1e12 reaches epsilon.
@@ -50,7 +51,7 @@ def calibrate_sigma(
     while compute_excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(_MAX_SIGMA):
-            raise checks.error("epsilon", epsilon, "is out of reach for this plan, however large its noise")
+            raise checks.error("epsilon", epsilon, "is below the price of this plan for any noise")
     while compute_excess(low) <= 0:
         low, high = low - math.log(2), low
         if low < math.log(_MIN_SIGMA):

@@ -1,8 +1,10 @@
-"""Privacy events: what a mechanism *did*, as a small closed set of frozen dataclasses; never an epsilon.
+"""Privacy events: a small closed set of frozen dataclasses that describe what a mechanism did. They hold no epsilon.
 
-A mechanism compiles to events and the accountant composes events, so a new mechanism needs no change there.
-Every event prices the change of one privacy unit (one teacher's vote moves in every query at once; see
-``sensitive.Votes``), and holds under the adjacency of the shards it was computed from.
+A mechanism translates its answers into events, and the accountant composes events, so a new mechanism needs no change
+in the accountant. An event describes the effect of a change of one privacy unit on a whole release (see
+``sensitive.Votes``), under the adjacency of the shards.
+
+Policy: from version 0.1.0 on, event types and their fields are not removed, because ledgers store them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ class _EventBase:
 
     def __post_init__(self) -> None:
         checks.integer(f"{type(self).__name__}.count", self.count, low=0)
-        # NumPy scalars compare equal to Python's but do not serialize: one fact, one canonical form.
+        # NumPy scalars are converted, because they equal Python numbers but cannot be serialized.
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name == "count":
@@ -35,7 +37,7 @@ class _EventBase:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(_EventBase):
-    """A Gaussian mechanism of noise-to-sensitivity 1/mu: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
+    """A Gaussian mechanism whose noise is 1/mu times its sensitivity: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
 
     mu: float
     kind: ClassVar[str] = "gaussian"
@@ -47,12 +49,12 @@ class GaussianEvent(_EventBase):
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_EventBase):
-    """One real coordinate plus Laplace noise: ratio-DP (pure).
+    """One real number plus Laplace noise: ratio-DP (pure).
 
-    A moved vote touches two coordinates by one each: LNMax(scale b) is two of these per query, ratio 1/b.
+    A moved vote changes two counts by 1, so each question of LNMax with scale b is two events of ratio 1/b.
 
     Attributes:
-        ratio: Sensitivity / scale.
+        ratio: Sensitivity divided by the scale of the noise.
     """
 
     ratio: float
@@ -65,7 +67,7 @@ class LaplaceEvent(_EventBase):
 
 @dataclass(frozen=True, kw_only=True)
 class PureDPEvent(_EventBase):
-    """Any epsilon-DP mechanism (randomized response dominates it)."""
+    """Any epsilon-DP mechanism. It is priced as randomized response, which dominates all of them."""
 
     epsilon: float
     kind: ClassVar[str] = "pure"
@@ -89,7 +91,7 @@ class BoundedRangeEvent(_EventBase):
 
 @dataclass(frozen=True, kw_only=True)
 class ZCDPEvent(_EventBase):
-    """rho-zCDP and nothing more (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
+    """A mechanism known only to be rho-zCDP (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
 
     rho: float
     kind: ClassVar[str] = "zcdp"
@@ -101,12 +103,12 @@ class ZCDPEvent(_EventBase):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpCurveEvent(_EventBase):
-    """Renyi DP known at some orders only; elsewhere it counts as infinite.
+    """A mechanism whose Renyi divergence is known at some orders. At other orders it counts as infinite.
 
     Attributes:
         orders: Renyi orders.
-        rdp: The divergence at each.
-        source: Names the theorem.
+        rdp: Renyi divergence at each order.
+        source: Name of the theorem.
     """
 
     orders: tuple[float, ...]
@@ -138,7 +140,7 @@ class RdpCurveEvent(_EventBase):
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaEvent(_EventBase):
-    """A failure probability that adds to the release's delta (the sparse vector's bad event)."""
+    """A failure probability that adds to the delta of a release, as in the sparse vector technique."""
 
     delta: float
     kind: ClassVar[str] = "delta"
@@ -156,12 +158,12 @@ _EVENT_TYPES: dict[str, type[Any]] = {
 
 
 def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
-    """Equal events joined into one with their counts summed, zero counts dropped, in order of first appearance.
+    """Merge equal events into one, with the sum of their counts, in the order of their first appearance.
 
-    Every route starts here, so this is where anything but an event is refused: never priced as zero.
+    Every accountant calls this function first, so it refuses anything that is not an event.
 
     Raises:
-        ValueError: Something that is not an event.
+        ValueError: An item is no event.
     """
     counts: dict[PrivacyEvent, int] = {}
     for event in events:
@@ -173,16 +175,16 @@ def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
 
 
 def to_json(events: Iterable[PrivacyEvent]) -> str:
-    """Canonical JSON (sorted keys, exact floats): what the ledger stores and hashes."""
+    """Return the canonical JSON (sorted keys, exact floats) that the ledger stores and hashes."""
     rows = [{"kind": e.kind, **{f.name: getattr(e, f.name) for f in fields(e)}} for e in events]
     return json.dumps(rows, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def from_json(text: str) -> tuple[PrivacyEvent, ...]:
-    """Inverse of ``to_json``.
+    """Read the output of ``to_json``.
 
     Raises:
-        ValueError: An unknown kind or field, which is never priced as zero.
+        ValueError: A kind or a field is unknown.
     """
     rows = json.loads(text)
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):

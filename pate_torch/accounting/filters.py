@@ -1,19 +1,20 @@
-"""Privacy filters: how a cap on (epsilon, delta) is kept when what is asked next depends on what was answered.
+"""Privacy filters: they enforce a cap on (epsilon, delta) although later questions depend on earlier answers.
 
-A data owner looks at one release before choosing the next, and a mechanism may stop when it has seen enough: the
-charges are then random, and the theorems about a fixed list of mechanisms do not apply. A *filter* does: one quantity,
-fixed when the account opens, is added up, and a release that could take it past a fixed capacity is refused before
-anything is drawn. Everything that is released then satisfies (epsilon, delta) of the cap together.
+A data owner looks at one release before choosing the next, and a mechanism may stop early. The charges are then random,
+and theorems about a fixed list of mechanisms do not apply. A *filter* adds up one quantity, which is chosen when the
+account opens, and refuses a release that could make the sum exceed a fixed capacity before any noise is drawn. All
+releases together then satisfy the (epsilon, delta) of the cap.
 
-- "gdp": the sum of mu^2, at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022).
-  Gaussian mechanisms exactly; pure ones by the Gaussian that dominates them (``gdp.compute_mu_of_pure_epsilon``).
-- "rdp": the sum of Renyi divergences at one order, at most what converts to (epsilon, delta) there
-  (Feldman & Zrnic 2021). Every event with a finite divergence at that order.
+- "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). It
+  prices Gaussian mechanisms exactly, and pure ones by the Gaussian that dominates them
+  (``gdp.compute_mu_of_pure_epsilon``).
+- "rdp": the sum of Renyi divergences at one order is at most the value that converts to (epsilon, delta) (Feldman &
+  Zrnic 2021). It prices every event with a finite divergence at this order.
 
-Not covered, and so not offered: the best order *after* an adaptive run (the order would depend on the answers, and
-each order's filter bounds its own sum only); the smaller of two filters, or a change from one to the other, for the
-same reason. Failure probabilities (Delta events) add up separately, within ``delta_reserve``, also fixed at opening:
-the bad events happen with that probability at most, whatever the choices in between.
+The theorems do not cover the best order *after* an adaptive run, because this order would depend on the answers. For
+the same reason they do not cover the smaller of two filters or a change of the filter, and this module offers none of
+these. Failure probabilities (Delta events) add up separately, within ``delta_reserve``, which is also fixed when the
+account opens: failures have at most this probability for any adaptive choices.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ FILTER_KINDS = ("gdp", "rdp")
 
 @dataclass(frozen=True)
 class FilterCost:
-    """What a filter adds up.
+    """A cost in the quantity that a filter adds up.
 
     Attributes:
-        scalar: mu^2, or the divergence at the filter's order.
+        scalar: mu^2, or the Renyi divergence at the order of the filter.
         delta: Failure probability.
     """
 
@@ -50,24 +51,24 @@ class FilterCost:
 
     @staticmethod
     def from_sum(summands: Iterable[FilterCost]) -> FilterCost:
-        """Exactly rounded sum, so that the order of charges does not matter."""
+        """Return the exactly rounded sum, which does not depend on the order of the summands."""
         summand_list = list(summands)
         return FilterCost(math.fsum(s.scalar for s in summand_list), math.fsum(s.delta for s in summand_list))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyFilter:
-    """A cap of (epsilon, delta) and the quantity that keeps it.
+    """A cap of (epsilon, delta) and the quantity that enforces it.
 
     Attributes:
         kind: "gdp" or "rdp".
         epsilon: Epsilon of the cap.
         delta: Delta of the cap.
-        delta_reserve: The part of delta set aside for failures (Delta events).
-        order: Renyi order of an rdp filter; None for gdp.
+        delta_reserve: Part of delta that is reserved for failures (Delta events).
+        order: Renyi order of an "rdp" filter. None for "gdp".
 
     Raises:
-        ValueError: No sum could keep the cap (an rdp order at which even zero divergence converts to more).
+        ValueError: The cap is too small: at the order of the filter even zero divergence converts to more.
     """
 
     kind: str
@@ -103,17 +104,17 @@ class PrivacyFilter:
         kind: str | None = None,
         delta_reserve: float | None = None,
     ) -> PrivacyFilter:
-        """The filter that suits what is planned: gdp if all is Gaussian, else rdp at the order that fits most of it.
+        """Choose the filter for planned events: "gdp" if all are Gaussian, else "rdp" at the most suitable order.
 
-        The order maximizes capacity / planned divergence, which for Gaussian plans is the order that converts best
-        at the cap, and which lets a plan calibrated to the cap through.
+        The order maximizes capacity / planned divergence. For Gaussian plans this order converts best at the cap, and
+        a plan that was calibrated to the cap is admitted.
 
         Args:
-            planned_events: Worst-case events of the releases to come.
+            planned_events: Worst-case events of the planned releases.
             epsilon: Epsilon of the cap.
             delta: Delta of the cap.
-            kind: "gdp" or "rdp"; None: whichever suits.
-            delta_reserve: None: half of delta if the plan has Delta events, else 0.
+            kind: "gdp" or "rdp". None to choose it by the events.
+            delta_reserve: Part of delta for failures. None for half of delta if there are Delta events, else 0.
         """
         merged_events = merge_events(planned_events)
         noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
@@ -137,17 +138,17 @@ class PrivacyFilter:
 
     @cached_property
     def capacity(self) -> float:
-        """Largest sum that keeps the cap: of mu^2, or of divergences at ``order``."""
+        """Largest admissible sum of mu^2, or of divergences at ``order``."""
         delta_left = self.delta - self.delta_reserve
         if self.order is None:
             return gdp.compute_mu(self.epsilon, delta_left) ** 2
         return float((self.epsilon - rdp.compute_conversion_term(self.order, delta_left))[0])
 
     def compute_cost(self, events: Iterable[PrivacyEvent]) -> FilterCost:
-        """What these events add to the sum.
+        """Compute the cost of these events.
 
         Raises:
-            ValueError: An event this filter cannot bound.
+            ValueError: The filter cannot bound an event.
         """
         merged_events = merge_events(events)
         noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
@@ -155,12 +156,12 @@ class PrivacyFilter:
         return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
     def admits(self, past_cost: FilterCost, new_cost: FilterCost) -> bool:
-        """Whether ``new_cost`` may still be drawn after ``past_cost``."""
+        """Whether a release of ``new_cost`` is admitted after releases of ``past_cost``."""
         total = FilterCost.from_sum((past_cost, new_cost))
         return total.scalar <= self.capacity and total.delta <= self.delta_reserve
 
     def to_epsilon(self, cost: FilterCost) -> float:
-        """Epsilon of a sum at the account's delta: the cap at full capacity, 0 for nothing spent."""
+        """Convert a cost to epsilon at the delta of the cap: the cap at full capacity, 0 at zero cost."""
         if cost.scalar == 0:
             return 0.0
         delta_left = self.delta - self.delta_reserve
@@ -180,14 +181,14 @@ class PrivacyFilter:
                 "event",
                 event,
                 "cannot be charged to an account with a gdp filter",
-                "Only Gaussian and pure events have a Gaussian that dominates them. Noise of another kind (discrete"
-                " noise, say) must be planned when the account opens, which then gets an rdp filter.",
+                "Only Gaussian and pure events have a Gaussian that dominates them. Other noise, such as discrete"
+                " noise, must be planned when the account opens, which then gets an rdp filter.",
             )
         return mu**2
 
 
 def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float, delta: float) -> float:
-    """The order of the default grid (and of the plan's own tables) at which most copies of the plan fit the cap."""
+    """Choose the order, among the default grid and the tabulated orders, at which most copies of the plan fit."""
     tabulated_orders = [order for e in planned_events if isinstance(e, RdpCurveEvent) for order in e.orders]
     orders = np.array(sorted({*rdp.ORDERS.tolist(), *tabulated_orders}))
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)

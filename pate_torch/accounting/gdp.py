@@ -3,9 +3,9 @@
 Composition adds mu^2 (Dong, Roth & Su 2022), and (epsilon, delta) follow from the exact curve of Balle & Wang 2018,
 Theorem 8:  delta(eps) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2).
 
-With x = eps/mu and Mills' ratio m(y) = (1 - Phi(y))/phi(y), the second term is phi(x - mu/2) m(x + mu/2), so that
-delta = phi(x - mu/2) [ m(x - mu/2) - m(x + mu/2) ]: a difference that never overflows, and that an integral of m'
-gives exactly where it would cancel.
+Let x = eps/mu and let m(y) = (1 - Phi(y))/phi(y) be Mills' ratio. The second term is phi(x - mu/2) m(x + mu/2), so
+delta = phi(x - mu/2) [ m(x - mu/2) - m(x + mu/2) ]. This difference never overflows. Where it would cancel, it is
+computed as an integral of m'.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from pate_torch.core import checks
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _QUADRATURE_NODES, _QUADRATURE_WEIGHTS = np.polynomial.legendre.leggauss(20)
-_ROOT_RELATIVE_MARGIN = 1e-13  # relative: a root is found to 1e-14, and the safe side of it is returned
+_ROOT_RELATIVE_MARGIN = 1e-13  # roots are accurate to a relative 1e-14; this margin gives the safe side
 
 
 def compute_log_delta(epsilon: float, mu: float) -> float:
-    """Exact ln delta of a mu-GDP mechanism at epsilon >= 0."""
+    """Compute the exact ln delta of a mu-GDP mechanism at epsilon >= 0."""
     checks.non_negative("epsilon", epsilon)
     checks.positive("mu", mu)
     x = epsilon / mu
@@ -44,31 +44,31 @@ def compute_log_delta(epsilon: float, mu: float) -> float:
         difference = mu / 2 * float(_QUADRATURE_WEIGHTS @ (1 - y * math.sqrt(math.pi / 2) * erfcx(y / math.sqrt(2))))
         if difference > 0:
             return -(low**2) / 2 - _HALF_LOG_2PI + math.log(difference)
-        return float(log_ndtr(-low))  # beyond 1e7 standard deviations: the first term alone, an upper bound
+        return float(log_ndtr(-low))  # beyond 1e7 standard deviations the first term alone is an upper bound
     return float(log_ndtr(-low)) + math.log1p(
         -math.exp(min(_compute_log_mills_ratio(high) - _compute_log_mills_ratio(low), -1e-300))
     )
 
 
 def compute_delta(epsilon: float, mu: float) -> float:
-    """Exact delta of a mu-GDP mechanism at epsilon >= 0 (0 where it underflows)."""
+    """Compute the exact delta of a mu-GDP mechanism at epsilon >= 0 (0 if it underflows)."""
     return math.exp(compute_log_delta(epsilon, mu))
 
 
 def compute_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 at which a mu-GDP mechanism is (epsilon, delta)-DP; exact to 1e-12, never below."""
+    """Compute the smallest epsilon >= 0 at which a mu-GDP mechanism is (epsilon, delta)-DP, to 1e-12 from above."""
     checks.positive("mu", mu)
     checks.delta("delta", delta)
     compute_excess = _make_log_delta_excess(delta)
     if compute_excess(0.0, mu) <= 0:
         return 0.0
-    high = mu / 2 - float(ndtri_exp(math.log(delta)))  # here the first term alone is delta
+    high = mu / 2 - float(ndtri_exp(math.log(delta)))  # at this point the first term alone is delta
     root = brentq(lambda x: compute_excess(x * mu, mu), 0.0, max(high, 1e-300) * (1 + 1e-9), xtol=1e-300, rtol=1e-14)
     return float(root) * mu * (1 + _ROOT_RELATIVE_MARGIN)
 
 
 def compute_mu(epsilon: float, delta: float) -> float:
-    """Largest mu for which mu-GDP implies (epsilon, delta)-DP; never above it."""
+    """Compute the largest mu for which mu-GDP implies (epsilon, delta)-DP, from below."""
     checks.non_negative("epsilon", epsilon)
     checks.delta("delta", delta)
     compute_excess = _make_log_delta_excess(delta)
@@ -85,7 +85,7 @@ def compute_mu(epsilon: float, delta: float) -> float:
 
 
 def compute_total_mu(events: Iterable[PrivacyEvent]) -> float | None:
-    """The mu of the composed events when all are Gaussian (Delta events aside), else None; 0 for none."""
+    """Compute the mu of the composition if all events but Delta events are Gaussian, else None."""
     noise_events = [e for e in merge_events(events) if not isinstance(e, DeltaEvent)]
     if not all(isinstance(e, GaussianEvent) for e in noise_events):
         return None
@@ -93,14 +93,14 @@ def compute_total_mu(events: Iterable[PrivacyEvent]) -> float | None:
 
 
 def compute_mu_of_pure_epsilon(epsilon: float) -> float:
-    """Smallest mu such that every epsilon-DP mechanism is mu-GDP: 2 Phi^-1(e^eps / (1 + e^eps)).
+    """Compute the smallest mu such that every epsilon-DP mechanism is mu-GDP: 2 Phi^-1(e^eps / (1 + e^eps)).
 
     Proof. The trade-off curve of epsilon-DP is the polygon through (0, 1), (q, q), (1, 0) with q = 1/(1 + e^eps).
-    G_mu is convex, shares both ends, and passes through (q, q) exactly when Phi(-mu/2) = q; a convex curve lies below
-    its chords, so G_mu lies below the polygon, which is what mu-GDP asks. A smaller mu lies above it at (q, q).
+    G_mu is convex, has the same ends, and passes through (q, q) exactly if Phi(-mu/2) = q. A convex curve lies below
+    its chords, so G_mu lies below the polygon, as mu-GDP requires. For a smaller mu it lies above it at (q, q).
     """
     checks.positive("epsilon", epsilon)
-    if epsilon < 1:  # 1 - 2q = tanh(eps/2) = erf(mu / (2 sqrt 2)): no cancellation at 1/2
+    if epsilon < 1:  # 1 - 2q = tanh(eps/2) = erf(mu / (2 sqrt 2)) avoids cancellation at 1/2
         smallest_mu = 2 * math.sqrt(2) * float(erfinv(math.tanh(epsilon / 2)))
     else:
         smallest_mu = -2 * float(ndtri_exp(-(epsilon + math.log1p(math.exp(-epsilon)))))
@@ -108,7 +108,7 @@ def compute_mu_of_pure_epsilon(epsilon: float) -> float:
 
 
 def compute_dominating_mu(event: PrivacyEvent) -> float | None:
-    """The mu of the Gaussian that dominates one such event; None where only Renyi bounds are known."""
+    """Compute the mu of the Gaussian that dominates one such event, or None if only Renyi bounds are known."""
     match event:
         case GaussianEvent():
             return event.mu
@@ -122,7 +122,7 @@ def compute_dominating_mu(event: PrivacyEvent) -> float | None:
 
 
 def _make_log_delta_excess(delta: float) -> Callable[[float, float], float]:
-    """(epsilon, mu) -> a number above 0 exactly when delta(epsilon, mu) > delta, well scaled at both ends."""
+    """Make a function of (epsilon, mu) that is positive exactly if delta(epsilon, mu) > delta, well scaled."""
     log_target = math.log(delta)
     if delta <= 0.5:
         return lambda eps, mu: compute_log_delta(eps, mu) - log_target
@@ -136,7 +136,7 @@ def _make_log_delta_excess(delta: float) -> Callable[[float, float], float]:
 
 
 def _compute_log_mills_ratio(y: float) -> float:
-    """Log of (1 - Phi(y)) / phi(y)."""
+    """Compute the logarithm of (1 - Phi(y)) / phi(y)."""
     if y > -20:
         return float(np.log(erfcx(y / math.sqrt(2)))) + 0.5 * math.log(math.pi / 2)
     return float(log_ndtr(-y)) + y * y / 2 + _HALF_LOG_2PI

@@ -1,8 +1,8 @@
-"""The law of one query's answer, as a categorical law of its votes: what data-dependent prices are made of.
+"""Distributions of the answer to one question given its votes. Data-dependent prices are computed from them.
 
-Only for mechanisms whose answers are independent categorical draws given the votes. Interactive (its baseline is
-learnt from earlier answers), the sparse vector and discrete noise have no entry here: they have the
-data-independent price only.
+They exist for mechanisms whose answers are independent categorical draws given the votes. The interactive mechanism,
+whose expectation is learned from earlier answers, the sparse vector technique and discrete noise have no data-dependent
+price.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExponentialOutcomes(_Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentOutcomes(_Outcome):
-    """No answer if top + N(0, screen_sigma^2) < threshold; else GNMax(sigma). All in votes."""
+    """Confident GNMax: no answer if max(n) + N(0, screen_sigma^2) < threshold, else GNMax(sigma); in votes."""
 
     screen_sigma: float
     threshold: float

@@ -1,8 +1,8 @@
-"""Privacy loss distributions (dp_accounting), for mixtures of Gaussian, Laplace and pure events. Pessimistic.
+"""Pessimistic privacy loss distributions for mixtures of Gaussian, Laplace and pure events, by dp_accounting.
 
-Sensitivity is in the event already (a moved vote is mu = sqrt(2)/s, or two Laplace coordinates), so every event is
-one unit-sensitivity mechanism under the library's add-or-remove relation; its replace-one relation would double it.
-The import is lazy: the library takes a second to load, and most plans are Gaussian.
+An event contains its sensitivity (a moved vote is mu = sqrt(2)/s, or two Laplace numbers), so each event is a mechanism
+of sensitivity 1 under the library's add-or-remove relation. Its replace-one relation would count the sensitivity twice.
+The library is imported when it is needed, because this takes a second and most plans are Gaussian.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pate_torch.core import checks
 _MAX_GRID_STEP = 1e-4
 _MAX_GRID_CELLS = 2e6
 _ROUNDING_PER_COMPOSITION = 1e-14
-"""Of delta, per composition: k-fold powers of a transform carry an error of about k 1e-16 log n."""
+"""Part of delta for rounding, for each composition: k-fold powers of a transform have an error of k 1e-16 log n."""
 
 
 def can_price(events: Iterable[PrivacyEvent]) -> bool:
-    """Whether a loss distribution is known for every event and the grid is affordable (a few seconds)."""
+    """Whether the loss distribution of every event is known and its grid takes at most a few seconds."""
     noise_events = _remove_delta_events(events)
     return all(
         isinstance(e, GaussianEvent | LaplaceEvent | PureDPEvent | BoundedRangeEvent) for e in noise_events
@@ -40,7 +40,7 @@ def can_price(events: Iterable[PrivacyEvent]) -> bool:
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
-    """Epsilon of the composed events at delta, rounded up; infinite where rounding errors could reach delta."""
+    """Compute epsilon of the composed events at delta, rounded up; infinite if rounding errors could reach delta."""
     checks.delta("delta", delta)
     noise_events = _remove_delta_events(events)
     delta_left = delta - _compute_rounding_delta(noise_events)
@@ -50,7 +50,7 @@ def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
 
 
 def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
-    """Delta of the composed events at epsilon, rounded up."""
+    """Compute delta of the composed events at epsilon, rounded up."""
     checks.non_negative("epsilon", epsilon)
     noise_events = _remove_delta_events(events)
     if not noise_events:
@@ -62,7 +62,7 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
 
 
 def _remove_delta_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
-    """The events without Delta."""
+    """Return the events without Delta events."""
     return tuple(e for e in merge_events(events) if not isinstance(e, DeltaEvent))
 
 
@@ -71,7 +71,7 @@ def _compute_rounding_delta(noise_events: tuple[PrivacyEvent, ...]) -> float:
 
 
 def _get_largest_loss(event: PrivacyEvent) -> float:
-    """The event's largest loss (a Gaussian's mu: its loss has that standard deviation)."""
+    """Return the largest privacy loss of an event, or the standard deviation mu of the loss of a Gaussian."""
     match event:
         case GaussianEvent():
             return event.mu
@@ -85,7 +85,7 @@ def _get_largest_loss(event: PrivacyEvent) -> float:
 
 
 def _compute_loss_range(noise_events: tuple[PrivacyEvent, ...]) -> float:
-    """Where the composed loss has about all its mass."""
+    """Compute a bound below which almost all of the composed loss lies."""
     variance = math.fsum(e.count * _get_largest_loss(e) ** 2 for e in noise_events)
     pure_loss = (
         math.inf
@@ -96,7 +96,7 @@ def _compute_loss_range(noise_events: tuple[PrivacyEvent, ...]) -> float:
 
 
 def _compute_grid_step(noise_events: tuple[PrivacyEvent, ...]) -> float:
-    """Grid step: fine against the smallest loss, and a divisor of the commonest pure loss, which then is exact."""
+    """Choose a grid step that is small against all losses and divides the most frequent pure loss exactly."""
     step = min(_MAX_GRID_STEP, min(_get_largest_loss(e) for e in noise_events) / 4)
     pure_events = [e for e in noise_events if isinstance(e, PureDPEvent | BoundedRangeEvent)]
     if pure_events:
@@ -131,10 +131,10 @@ def _compose(noise_events: tuple[PrivacyEvent, ...]) -> Any:
 
 
 def _make_randomized_response(library: Any, loss: float, step: float) -> Any:
-    """The pair that dominates every mechanism of this pure loss, both losses rounded up to the grid.
+    """Make the pair that dominates every mechanism of this pure loss, with both losses rounded up to the grid.
 
-    Not the library's ``from_privacy_parameters``: a loss that *is* on the grid can fall one rounding error above it,
-    and would be charged a whole cell more, count times over.
+    The library's ``from_privacy_parameters`` is not used: a loss *on* the grid can exceed its cell by a rounding error,
+    and would be charged a whole cell more in each composition.
     """
 
     def round_up_to_cell(value: float) -> int:

@@ -1,7 +1,7 @@
-"""Renyi differential privacy: each event's curve, their sum, and the tight conversion to (epsilon, delta).
+"""Renyi differential privacy: the curve of each event, their sum, and the tight conversion to (epsilon, delta).
 
-Every curve is the exact one of the pair of distributions that dominates the event (Laplace, randomized response, the
-two-point pair of a bounded range), arranged so that no two terms cancel: it stays correct from ratios of 1e-8 to 1e3.
+Each curve is exact for the pair of distributions that dominates the event (Laplace, randomized response, the two-point
+pair of a bounded range). The formulas are arranged so that terms do not cancel, for ratios from 1e-8 to 1e3.
 """
 
 from __future__ import annotations
@@ -30,18 +30,17 @@ from pate_torch.core import checks
 Array = NDArray[np.float64]
 
 ORDERS: Array = 1.0 + np.geomspace(0.01, 1000.0, 160)
-"""Default grid, geometric in a - 1 (step 7.5 %): so flat is the optimum that this costs less than 0.2 %."""
+"""Default grid, geometric in a - 1 with steps of 7.5 %, whose best order is within 0.2 % of the optimum."""
 ORDERS.setflags(write=False)
 
 
 def compute_curve(events: Iterable[PrivacyEvent], orders: ArrayLike = ORDERS) -> Array:
-    """Renyi divergence of the composed events at each order, [A]; infinite where a curve is unknown.
+    """Compute the Renyi divergence of the composed events at each order, [A]; infinite where a curve is unknown.
 
-    ``DeltaEvent`` events add nothing here: their failure probability is taken from delta separately
-        (``accountant.py``).
+    ``DeltaEvent`` events add nothing: the accountant subtracts their failure probability from delta.
 
     Raises:
-        ValueError: An order at or below 1, or anything that is not an event.
+        ValueError: An order is at most 1, or an item is no event.
     """
     a = _check_orders(orders)
     total = np.zeros_like(a)
@@ -52,20 +51,20 @@ def compute_curve(events: Iterable[PrivacyEvent], orders: ArrayLike = ORDERS) ->
 
 
 def compute_laplace_curve(ratio: float, orders: ArrayLike) -> Array:
-    """Curve of Lap(b) against Lap(b) moved by s, ratio = s/b (Mironov 2017, table II).
+    """Compute the curve of Lap(b) against Lap(b) shifted by s, ratio = s/b (Mironov 2017, table II).
 
     R(a) = ln[ a/(2a-1) e^((a-1)r) + (a-1)/(2a-1) e^(-ar) ] / (a-1).
     """
     a = _check_orders(orders)
     x, y = (a - 1) * ratio, a * ratio
-    # The weights sum to 1 and the linear terms of both exponentials cancel exactly, so only e^u - 1 - u is left.
+    # The weights sum to 1 and the linear terms of both exponentials cancel exactly, so that e^u - 1 - u remains.
     excess = (a * compute_exp_remainder(np.minimum(x, 1.0)) + (a - 1) * compute_exp_remainder(-y)) / (2 * a - 1)
     log_moment = np.logaddexp(np.log(a / (2 * a - 1)) + x, np.log((a - 1) / (2 * a - 1)) - y)
     return np.where(x < 1, np.log1p(excess), log_moment) / (a - 1)
 
 
 def compute_pure_dp_curve(epsilon: float, orders: ArrayLike) -> Array:
-    """Curve of the pair that dominates every epsilon-DP mechanism (Kairouz, Oh & Viswanath 2015).
+    """Compute the curve of the pair that dominates every epsilon-DP mechanism (Kairouz, Oh & Viswanath 2015).
 
     R(a) = ln[ p e^((a-1)eps) + (1-p) e^(-(a-1)eps) ] / (a-1), p = e^eps/(1 + e^eps), at most min(eps, a eps^2/2).
     """
@@ -79,7 +78,7 @@ def compute_pure_dp_curve(epsilon: float, orders: ArrayLike) -> Array:
 
 
 def compute_bounded_range_curve(eta: float, orders: ArrayLike) -> Array:
-    """Tight curve of an eta-bounded-range mechanism: at most min(eta, a eta^2/8) (Cesar & Rogers 2021).
+    """Compute the tight curve of an eta-bounded-range mechanism, at most min(eta, a eta^2/8) (Cesar & Rogers 2021).
 
     The likelihood ratio L of neighbors lies in [e^(t-eta), e^t] for some t in [0, eta] and has mean 1; L -> L^a is
     convex, so E[L^a] is largest with all mass on the two ends. Maximized over t in closed form, with
@@ -94,7 +93,7 @@ def compute_bounded_range_curve(eta: float, orders: ArrayLike) -> Array:
 
 
 def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
-    """Smallest epsilon over the orders (Canonne, Kamath & Steinke 2020, Prop. 12), clipped at 0.
+    """Compute the smallest epsilon over the orders (Canonne, Kamath & Steinke 2020, Prop. 12), at least 0.
 
     epsilon = min_a R(a) + ln((a-1)/a) - (ln delta + ln a)/(a-1). Infinite when R is infinite everywhere.
     """
@@ -103,21 +102,21 @@ def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
 
 
 def to_delta(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
-    """Smallest delta over the orders at this epsilon: the inverse of ``to_epsilon``, clipped at 1."""
+    """Compute the smallest delta over the orders at this epsilon, at most 1. It inverts ``to_epsilon``."""
     a, r = _check_orders(orders), _check_divergences(orders, rdp)
     checks.non_negative("epsilon", epsilon)
     return math.exp(min(0.0, float(np.min(_compute_log_delta(a, r, epsilon)))))
 
 
 def compute_conversion_term(orders: ArrayLike, delta: float) -> Array:
-    """What the tight conversion adds to R(a) at each order, [A]."""
+    """Compute the term that the tight conversion adds to R(a) at each order, [A]."""
     a = _check_orders(orders)
     checks.delta("delta", delta)
     return np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
-    """Epsilon of the composed events by the best *real* order (by the best common order if a curve is tabulated)."""
+    """Compute epsilon of the composed events by the best *real* order, or the best common order of tabulated curves."""
     merged_events = merge_events(events)
     order_sets = [set(e.orders) for e in merged_events if isinstance(e, RdpCurveEvent)]
     if order_sets:
@@ -131,7 +130,7 @@ def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
 
 
 def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
-    """Delta of the composed events at this epsilon, by the best real order (or tabulated one)."""
+    """Compute delta of the composed events at this epsilon, by the best order as in ``compute_epsilon``."""
     merged_events = merge_events(events)
     order_sets = [set(e.orders) for e in merged_events if isinstance(e, RdpCurveEvent)]
     if order_sets:
@@ -148,9 +147,9 @@ def _compute_log_delta(a: Array, r: Array, epsilon: float) -> Array:
 
 
 def _minimize_over_orders(objective: Callable[[Array], Array]) -> float:
-    """Minimum of the objective over real orders: the grid's best, then a bounded search between its neighbors.
+    """Minimize the objective over real orders: the best order of the grid, then a search between its neighbors.
 
-    Any order is valid, so stopping short of the true minimum costs tightness only.
+    Any order gives a valid bound, so an inexact minimum is valid and slightly less tight.
     """
     values = objective(ORDERS)
     best = int(np.argmin(values))
@@ -184,7 +183,7 @@ def _check_divergences(orders: ArrayLike, rdp: ArrayLike) -> Array:
 
 
 def compute_exp_remainder(x: Array) -> Array:
-    """Value of e^x - 1 - x >= 0, without cancellation near 0."""
+    """Compute e^x - 1 - x >= 0, without cancellation near 0."""
     is_small = np.abs(x) < 0.5
     small_x = np.where(is_small, x, 0.0)
     series = np.zeros_like(small_x)
@@ -194,10 +193,10 @@ def compute_exp_remainder(x: Array) -> Array:
 
 
 def _compute_log_sinhc_rise(x: Array, step: Array) -> Array:
-    """h(x + step) - h(x) for x, step >= 0, h(x) = ln( sinh(x/2) / (x/2) ): to some ulp, however small the step.
+    """Compute h(x + step) - h(x) for x, step >= 0, h(x) = ln( sinh(x/2) / (x/2) ), to a few ulp for any small step.
 
-    Up to 8 by the power series of sinhc, where every term is positive; beyond, from 4 or x on, by exponentials, where
-    the logarithm takes away less than half.
+    Up to 8 it uses the power series of sinhc, whose terms are all positive. Beyond, from max(x, 4) on, it uses
+    exponentials, where the logarithm subtracts less than half.
     """
     near_step = np.where(x + step <= 8, step, np.clip(4 - x, 0, step))
     b = np.minimum(x, 8) / 2

@@ -1,4 +1,4 @@
-"""DP-SGD's step: a sum over records, each sampled independently, plus Gaussian noise; its Renyi curve by quadrature."""
+"""The Renyi curve, by quadrature, of a DP-SGD step: a sum over independently sampled records plus Gaussian noise."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pate_torch.accounting.events import RdpCurveEvent
 from pate_torch.core import checks
 
 _RANGE_STANDARD_DEVIATIONS = 16.0
-"""Standard deviations beyond [0, order]: 1e-57 of the mass, where the excess below is about (rate / z)^2 of it."""
+"""Number of standard deviations beyond [0, order] that the quadrature covers. The rest has probability 1e-57."""
 
 
 def make_sampled_gaussian_event(rate: float, noise_multiplier: float, steps: int) -> RdpCurveEvent:
-    """Renyi curve of ``steps`` noisy sums of sampled records.
+    """Make the event of ``steps`` noisy sums over sampled records.
 
-    A record moves a sum by at most 1 and is in it with probability ``rate``; the noise is N(0, noise_multiplier^2).
-    R(a) = ln E_{x ~ N(0, z^2)} [ (1 - q + q e^{(2x - 1)/(2 z^2)})^a ] / (a - 1), q the rate and z the noise multiplier.
+    A record is in a sum with probability ``rate`` and then changes it by at most 1. The noise is N(0,
+    noise_multiplier^2). With q the rate and z the noise multiplier,
+    R(a) = ln E_{x ~ N(0, z^2)} [ (1 - q + q e^{(2x - 1)/(2 z^2)})^a ] / (a - 1).
 
-    Guarantee: the divergences of both directions, for add_remove, at the orders of ``rdp.ORDERS``: the reverse one is
-        the smaller (Theorem 5).
+    Guarantee: the curve bounds the divergences of both directions under add_remove at the orders of ``rdp.ORDERS``,
+        because the divergence of the reverse direction is smaller (Theorem 5).
     Source: Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), sections 3.1 and 3.3.
     """
     q = checks.between("rate", rate, 0, 1)
@@ -37,13 +38,13 @@ def make_sampled_gaussian_event(rate: float, noise_multiplier: float, steps: int
 
 
 def _compute_divergences(q: float, z: float, orders: list[float]) -> list[float]:
-    """ln(1 + E) / (a - 1), E the mean excess of the a-th power of v = 1 - q + q e^s, s = (2x - 1)/(2 z^2).
+    """Compute ln(1 + E) / (a - 1), where E is the mean excess of v^a, v = 1 - q + q e^s, s = (2x - 1)/(2 z^2).
 
-    v has mean 1, so E is the mean of v^a - 1 - a (v - 1) >= 0 (Bernoulli): nothing cancels, however small it is. With
-    v = e^w and f(t) = e^t - 1 - t it is v [ (a-1) f(-w) + f((a-1) w) ], both of whose terms are >= 0.
-    Trapezoidal rule, which for a function analytic in a strip errs by exp(-2 pi width / step): the nearest
-    singularities lie pi z^2 off the real axis, and the Gaussian factor asks for a step well below z; an eighth of
-    either leaves exp(-150).
+    v has mean 1, so E is the mean of v^a - 1 - a (v - 1) >= 0 (Bernoulli), in which nothing cancels. With v = e^w and
+    f(t) = e^t - 1 - t, the integrand is v [ (a-1) f(-w) + f((a-1) w) ], whose terms are both >= 0. The integral is
+    computed by the trapezoidal rule. For a function that is analytic in a strip its error is exp(-2 pi width / step).
+    The nearest singularities are pi z^2 from the real axis, and the Gaussian factor needs a step well below z. A step
+    of an eighth of the smaller one leaves an error of exp(-150).
     """
     step = min(z, z * z) / 8
     x = np.arange(-_RANGE_STANDARD_DEVIATIONS * z, max(orders) + _RANGE_STANDARD_DEVIATIONS * z + step, step)
@@ -62,7 +63,7 @@ def _compute_divergences(q: float, z: float, orders: list[float]) -> list[float]
 
 
 def _compute_log_ratio(q: float, s: rdp.Array) -> rdp.Array:
-    """ln(1 + u), u = q (e^s - 1), to the relative precision of u."""
+    """Compute ln(1 + u), u = q (e^s - 1), to the relative precision of u."""
     if q == 1:
         return s
     u = q * np.expm1(np.minimum(s, 500.0))
@@ -71,7 +72,7 @@ def _compute_log_ratio(q: float, s: rdp.Array) -> rdp.Array:
 
 
 def _compute_log_exp_remainder(t: rdp.Array) -> rdp.Array:
-    """ln(e^t - 1 - t), -inf at 0."""
+    """Compute ln(e^t - 1 - t), which is -inf at 0."""
     large_t = np.maximum(t, 1.0)
     with np.errstate(divide="ignore", under="ignore"):
         log_small_value = np.log(rdp.compute_exp_remainder(np.minimum(t, 1.0)))

@@ -1,10 +1,10 @@
-"""A data-dependent price that may be published: the private price plus noise scaled by its smooth sensitivity.
+"""Publication of a data-dependent price: the private price plus noise that is scaled by its smooth sensitivity.
 
-PATE 2018 (arXiv 1802.08908), appendix B, with its cost corrected (``compute_publication_rdp``). The noise is shifted
-upwards, so that what is published is, with a confidence chosen beforehand, an upper bound. The margin is not published
-apart from it: it is a multiple of the smooth sensitivity, which is private too.
+This is PATE 2018 (arXiv 1802.08908), appendix B, with a corrected cost (``compute_publication_rdp``). The noise is
+shifted upwards, so that the published price is an upper bound with a confidence that is chosen beforehand. The shift
+itself is not published, because it is a multiple of the smooth sensitivity, which is private.
 
-All parameters are chosen before the votes are looked at, from public quantities (``choose_plan``).
+All parameters are chosen from public quantities (``choose_plan``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 
 CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
-"""Where ``choose_plan`` looks: below, conversion costs too much; above, no decay is slow enough."""
+"""Orders that ``choose_plan`` compares. At smaller orders the conversion costs too much, at larger ones the decay."""
 
 
 EVENT_SOURCE = "smooth sensitivity (PATE 2018, B)"
@@ -35,10 +35,10 @@ class PublicationPlan:
     """Public parameters of the publication.
 
     Attributes:
-        order: The one Renyi order of the release.
-        decay: beta of the smooth sensitivity.
-        sigma: Noise in units of the smooth sensitivity.
-        confidence: P(published >= true price).
+        order: Renyi order of the release.
+        decay: Decay beta of the smooth sensitivity.
+        sigma: Standard deviation of the noise, in units of the smooth sensitivity.
+        confidence: Probability that the published price is at least the true price.
     """
 
     order: float
@@ -56,17 +56,17 @@ class PublicationPlan:
 
     @property
     def shift(self) -> float:
-        """How far the noise is shifted upwards, in units of the smooth sensitivity."""
+        """Upward shift of the noise, in units of the smooth sensitivity."""
         return self.sigma * float(ndtri(self.confidence))
 
     @property
     def publication_rdp(self) -> float:
-        """Renyi price of the publication itself, at ``order``."""
+        """Renyi price of the publication, at ``order``."""
         return compute_publication_rdp(self.order, self.decay, self.sigma, self.shift)
 
     @property
     def publication_event(self) -> RdpCurveEvent:
-        """The event charged: the same proof's price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
+        """Event of the publication: its price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
         return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source=EVENT_SOURCE)
@@ -77,9 +77,9 @@ class PrivatePrice:
     """A data-dependent price that may be published.
 
     Attributes:
-        plan: Its public parameters.
-        rdp: With ``plan.confidence`` (over the noise) at least the forward Renyi price, at ``plan.order``, of the
-            labels released from this data set.
+        plan: Public parameters.
+        rdp: Upper bound, with probability ``plan.confidence`` over the noise, of the forward Renyi price, at
+            ``plan.order``, of the labels released from this data set.
     """
 
     plan: PublicationPlan
@@ -87,18 +87,18 @@ class PrivatePrice:
 
     @property
     def publication_event(self) -> RdpCurveEvent:
-        """Renyi price, at ``plan.order``, that publishing it adds."""
+        """Event of the publication."""
         return self.plan.publication_event
 
     def compute_epsilon(self, delta: float) -> float:
-        """Epsilon of the labels and this publication together, with ``plan.confidence``."""
+        """Compute epsilon of the labels and this publication together; it holds with ``plan.confidence``."""
         return rdp.to_epsilon([self.plan.order], [self.rdp + self.plan.publication_rdp], delta)
 
 
 def compute_publication_rdp(order: float, decay: float, sigma: float, shift: float = 0.0) -> float:
-    """Renyi price, at ``order``, of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
+    """Compute the Renyi price of publishing f + SS (shift + sigma N(0, 1)), SS the decay-smooth sensitivity of f.
 
-    With k = 1 - a (1 - e^{-2b}) > 0 and m the shift:
+    With a the order, b the decay, m the shift and k = 1 - a (1 - e^{-2b}) > 0:
 
         R = a (e^{-b} + m (1 - e^{-b}))^2 / (2 sigma^2 k) - (a b + ln(k)/2) / (a - 1).
 
@@ -107,14 +107,14 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     k(x) = 1 + a (e^{2x} - 1), and D <= S (min(1, e^x) + m |1 - e^x|). With u = e^{-|x|} and n = u + m (1 - u) the first
     term is at most a n^2/(2 sigma^2 (1 - a (1 - u^2))) for x < 0 and a n^2/(2 sigma^2 (u^2 + a (1 - u^2))) for x > 0,
     whose denominator is the larger; and the former grows with |x|, as n/u and u^2/(1 - a (1 - u^2)) do. The rest is
-    g(x) = (a x - ln(k(x))/2)/(a-1), with g' of the sign of x, and g(-|x|) >= g(|x|). So x = -b is the worst case, and
-    a pair that attains it is within the rules: R is tight.
+    g(x) = (a x - ln(k(x))/2)/(a-1), where g' has the sign of x and g(-|x|) >= g(|x|). So x = -b is the worst case. A
+    pair of neighbors can attain it, so R is tight.
 
     The printed formula, a e^{2b}/sigma^2 + (a b - ln(1 - 2ab)/2)/(a-1) for a < 1/(2b), has a first term that is too
-    small near the end of its range and a second one that is too large throughout.
+    small near the end of its range and a second term that is too large everywhere.
 
     Raises:
-        ValueError: k <= 0, where the price is infinite.
+        ValueError: k <= 0, so that the price is infinite.
     """
     if checks.number("order", order) <= 1:
         raise checks.error("order", order, "must be above 1")
@@ -135,20 +135,20 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
 def publish_price(
     plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, z: float, *, adaptive: bool
 ) -> PrivatePrice:
-    """Publish an upper bound on the forward price of all queries.
+    """Compute a price that may be published: an upper bound on the forward price of all questions.
 
     Args:
         plan: Public parameters.
-        model: Law of one query's answer.
-        votes: PRIVATE integers [Q, C].
-        z: One fresh standard normal from the run's noise source; charge ``plan.publication_event`` before drawing it.
+        model: Distribution of the answer to one question.
+        votes: PRIVATE. Integers [Q, C].
+        z: One fresh standard normal number from the noise of a ``Spending`` that reserved ``plan.publication_event``.
         adaptive: Whether questions depended on earlier answers, which is refused.
 
     Raises:
-        ValueError: The sensitivity is not bounded (then use the data-independent price).
+        ValueError: The sensitivity is not bounded.
 
-    Guarantee: Renyi DP by the curve ``plan.publication_event``; one privacy unit moves one vote in every query.
-    Source: PATE 2018, appendix B, cost corrected.
+    Guarantee: Renyi DP by the curve ``plan.publication_event``, if one privacy unit moves one vote in every question.
+    Source: PATE 2018, appendix B, with a corrected cost.
     """
     if checks.boolean("adaptive", adaptive):
         raise checks.error("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
@@ -158,7 +158,7 @@ def publish_price(
     sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
     price = float(smooth_sensitivity.compute_total_price(model, votes, order_A)[0])
     noisy_price = price + sensitivity * (plan.shift + plan.sigma * z)
-    # Public ends: no price is negative, none above the data-independent one.
+    # The price is clipped to public bounds: 0 and the data-independent price.
     max_price = len(np.asarray(votes)) * float(theorems.compute_data_independent_rdp(model, order_A)[0])
     return PrivatePrice(plan=plan, rdp=min(max(noisy_price, 0.0), max_price))
 
@@ -172,16 +172,16 @@ def choose_plan(
     confidence: float = 0.95,
     orders: ArrayLike = CANDIDATE_ORDERS,
 ) -> PublicationPlan:
-    """The plan whose published epsilon would be smallest in the median, for votes like ``example_votes``.
+    """Choose the plan with the smallest median of the published epsilon, for votes like ``example_votes``.
 
     Args:
-        model: Law of one query's answer.
-        example_votes: Integers [Q', C] that are PUBLIC (``make_example_votes``, or an ensemble trained on public data);
-            never the votes to be priced.
-        num_queries: Queries of the release.
+        model: Distribution of the answer to one question.
+        example_votes: PUBLIC integers [Q', C], from ``make_example_votes`` or an ensemble trained on public data. They
+            must not be the votes of the release.
+        num_queries: Number of questions.
         delta: Delta at which epsilons are compared.
-        confidence: P(published >= true price).
-        orders: Renyi orders to choose among.
+        confidence: Probability that the published price is at least the true price.
+        orders: Renyi orders to compare.
 
     Raises:
         ValueError: No order is usable.
@@ -201,13 +201,13 @@ def choose_plan(
     conversion_A = rdp.compute_conversion_term(orders_A, delta)
     smallest_epsilon, best_plan = math.inf, None
     for i, order in enumerate(orders_A):
-        # Shares of the largest decay that this order allows: near 0 the smooth sensitivity is the global one, at 1 the
-        # cost is infinite.
+        # Shares of the largest decay that this order allows. Near 0 the smooth sensitivity equals the global
+        # sensitivity, and at 1 the cost is infinite.
         for decay_share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
             decay = -math.log1p(-decay_share / order) / 2
             sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
-            # In steps of 16 %: more noise costs less, and lifts what is published by more. Below 1 the cost alone
-            # passes order/2; the best for a few to thousands of teachers lay between 3 and 52.
+            # Steps of 16 %. More noise has a lower price and a larger shift. Below sigma = 1 the cost exceeds order/2,
+            # and the best sigma for ensembles of a few to thousands of teachers was between 3 and 52.
             for sigma in np.geomspace(1, 300, 40):
                 candidate = PublicationPlan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
                 candidate_epsilon = (
@@ -222,7 +222,7 @@ def choose_plan(
 def forecast_epsilon(
     plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
 ) -> float:
-    """The epsilon of labels and publication that ``plan`` would publish in the median, for PUBLIC votes like these."""
+    """Compute the median of the epsilon of labels and publication together, for PUBLIC votes like these."""
     scale = num_queries / len(np.asarray(example_votes))
     order_A = np.array([plan.order])
     local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, example_votes, order_A)
@@ -233,7 +233,7 @@ def forecast_epsilon(
 
 
 def make_example_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
-    """One vote row per public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
+    """Make one row of votes for each public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
     checks.integer("num_teachers", num_teachers, low=1)
     checks.integer("num_classes", num_classes, low=2)
     rows = np.zeros((len(agreement), num_classes), dtype=np.int64)

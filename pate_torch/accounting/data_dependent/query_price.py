@@ -1,16 +1,16 @@
-"""One query's price as a function of q (or of the winning count), and bounds on how far a moved vote changes it.
+"""The price of one question as a function of q (or of the winning count), and bounds on its change by a moved vote.
 
-PATE 2018 (arXiv 1802.08908), appendix B. At an order fixed beforehand the price of one query is beta(q), a function of
-q alone (``theorems.py``): the theorem's value below a public point q0, the data-independent price from there on.
-One moved vote changes every gap to the winner by at most 2, hence q to somewhere in [B_L(q), B_U(q)]. If beta does not
-fall (C5) and beta(B_U(q)) - beta(q) does not fall up to q1 = B_L(q0) (C6), the local sensitivity is
+This is PATE 2018 (arXiv 1802.08908), appendix B. At a fixed order the price of one question is a function beta(q)
+(``theorems.py``): the value of the theorem below a public point q0, and the data-independent price above it. One moved
+vote changes each gap to the winner by at most 2, so that q stays in [B_L(q), B_U(q)]. If beta does not decrease (C5)
+and beta(B_U(q)) - beta(q) does not decrease up to q1 = B_L(q0) (C6), the local sensitivity is
 
     beta(B_U(q)) - beta(q)          q < q1      rising
     plateau = beta(q0) - beta(q1)   q1..q0      the largest there is
     beta(q0) - beta(B_L(q))         q > q0      falling
 
-so within d moves it is largest at the reachable q nearest to [q1, q0]. Both conditions depend on public quantities only
-and are checked numerically on a grid (as in the paper); an order at which they fail is refused.
+Within d moved votes it is therefore largest at the reachable q nearest to [q1, q0]. Both conditions depend on public
+quantities only and are checked numerically on a grid, as in the paper. An order at which they fail is refused.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _GRID_POINTS = 2048
 
 @dataclass(frozen=True, eq=False)
 class QueryPrice:
-    """Price beta(q) of one query of a noisy maximum at each order, and what bounds its change; all of it public.
+    """Public. The price beta(q) of one question of a noisy maximum at each order, and bounds on its change.
 
     Attributes:
         orders_A: Renyi orders.
         num_classes: Number C of classes.
         num_teachers: Number K of teachers.
-        log_tail: ln P(a rival ``gap`` votes behind wins).
-        inverse_log_tail: Its inverse.
-        log_dependent_moment: (ln q [V], orders [A]) -> (a-1) beta, [V, A], where the theorem holds.
-        data_independent_A: beta from q0 on.
+        log_tail: Function from a gap in votes to ln P(a class with this gap to the winner wins).
+        inverse_log_tail: Inverse of ``log_tail``.
+        log_dependent_moment: Function from (ln q [V], orders [A]) to (a-1) beta, [V, A], where the theorem holds.
+        data_independent_A: Price beta from q0 on.
         log_q0_A: ln q0.
     """
 
@@ -58,18 +58,18 @@ class QueryPrice:
     log_q0_A: Array
 
     def __call__(self, log_q_V: Array) -> Array:
-        """Price beta of one query at ln q [V], [V, A]."""
-        # Beyond every q0 the theorem's value is not used, and may not exist.
+        """Compute the price beta of one question at ln q [V], [V, A]."""
+        # Above all q0 the value of the theorem is not used and may not exist.
         dependent_VA = self.log_dependent_moment(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A) / (
             self.orders_A - 1
         )
         return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.data_independent_A)
 
     def shift_log_q(self, log_q: Array, gap_increase: float) -> Array:
-        """Log-probability ln q after every gap has grown by ``gap_increase``: ln B_L for 2, ln B_U for -2.
+        """Compute ln q after every gap has increased by ``gap_increase``: ln B_L for 2, ln B_U for -2.
 
-        Given q = sum u_i, the sum of the moved tails is extreme for equal u_i: the tails of a shifted log-concave law
-        are a concave (or convex) function of the tails.
+        Given q = sum u_i, the sum of the shifted tails is extreme for equal u_i, because the tails of a shifted
+        log-concave distribution are a concave (or convex) function of the tails.
         """
         log_num_rivals = math.log(self.num_classes - 1)
         return np.minimum(
@@ -78,7 +78,7 @@ class QueryPrice:
 
     @property
     def log_q1_A(self) -> Array:
-        """Log of q1 = B_L(q0), at each order."""
+        """Logarithm of q1 = B_L(q0), at each order."""
         return self.shift_log_q(self.log_q0_A, 2)
 
     @property
@@ -87,13 +87,13 @@ class QueryPrice:
         return self.data_independent_A - np.diagonal(self(self.log_q1_A))
 
     def find_valid_orders(self) -> NDArray[np.bool_]:
-        """Where C5 and C6 hold, on a grid of (equal) gaps from q0 to two votes beyond the smallest q of K votes."""
+        """Find the orders at which C5 and C6 hold, on a grid of equal gaps from q0 to K + 2 votes, bool [A]."""
         log_num_rivals = math.log(self.num_classes - 1)
         gap0_A = self.inverse_log_tail(self.log_q0_A - log_num_rivals)
         holds_A = np.ones(len(self.orders_A), dtype=bool)
         for i in np.flatnonzero(gap0_A < self.num_teachers):
             order_price = self.select_order(int(i))
-            # Denser towards q0, where the price may jump.
+            # The grid is denser towards q0, where the price may jump.
             gaps_V = gap0_A[i] + (self.num_teachers + 2 - gap0_A[i]) * np.linspace(1e-6, 1, _GRID_POINTS) ** 3
             price_V = order_price(log_num_rivals + self.log_tail(gaps_V))[:, 0]
             rise_V = price_V - order_price(log_num_rivals + self.log_tail(gaps_V + 2))[:, 0]
@@ -105,7 +105,7 @@ class QueryPrice:
         return holds_A
 
     def select_order(self, i: int) -> QueryPrice:
-        """The same at the i-th order alone."""
+        """Return the price at the i-th order alone."""
         order_slice = slice(i, i + 1)
         return replace(
             self,
@@ -115,7 +115,7 @@ class QueryPrice:
         )
 
     def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
-        """Bound on the local sensitivity of one query within d moves of these rows, d = 0..K: [U, D, A]."""
+        """Bound the local sensitivity of one question within d = 0..K moved votes of these rows, [U, D, A]."""
         lowest_UD, highest_UD = _compute_reachable_log_q(rows_UC, self.log_tail)
         log_q1_A = self.log_q1_A
         bound_UDA = np.broadcast_to(self.max_local_sensitivity_A, (*lowest_UD.shape, len(self.orders_A))).copy()
@@ -130,22 +130,27 @@ class QueryPrice:
         return bound_UDA
 
     def compute_price(self, rows_UC: Counts) -> Array:
-        """Price beta of these rows, [U, A]."""
+        """Compute the price beta of these rows, [U, A]."""
         return self(_compute_log_q(rows_UC[:, :1] - rows_UC[:, 1:], self.log_tail))
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdPrice:
-    """The threshold's price, a function of the winning count alone, so its local sensitivity is a table. Public."""
+    """Public. The price of the check, a function of the winning count, so that its local sensitivity is a table.
+
+    Attributes:
+        price_NA: Price for each winning count 0..K at each order.
+        num_classes: Number C of classes.
+    """
 
     price_NA: Array
     num_classes: int
 
     def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
-        """Largest step between neighboring counts within d of each row's winner, d = 0..K: [U, D, A]."""
+        """Compute the largest step between adjacent counts within d = 0..K votes of each row's winner, [U, D, A]."""
         num_teachers = len(self.price_NA) - 1
         lowest_top_count = -(-num_teachers // self.num_classes)  # some class always has this many votes
-        # step_NA[n]: the larger of the changes to n - 1 and to n + 1; counts below ``lowest_top_count`` do not occur.
+        # step_NA[n] is the larger of the changes to n - 1 and to n + 1. Counts below ``lowest_top_count`` do not occur.
         change_NA = np.abs(np.diff(self.price_NA[lowest_top_count:], axis=0))
         padded_NA = np.pad(change_NA, ((1, 1), (0, 0)))
         step_NA = np.maximum(padded_NA[:-1], padded_NA[1:])
@@ -163,17 +168,17 @@ class ThresholdPrice:
         return bound_TDA[row_U]
 
     def compute_price(self, rows_UC: Counts) -> Array:
-        """The price at these rows, [U, A]."""
+        """Compute the price of these rows, [U, A]."""
         return self.price_NA[rows_UC[:, 0]]
 
 
 def make_price_parts(
     model: OutcomeModel, orders_A: Array, num_teachers: int, num_classes: int
 ) -> tuple[QueryPrice, list[ThresholdPrice]]:
-    """Prices whose sum bounds one query's, each with a bound on its local sensitivity: the maximum's and the screen's.
+    """Make the prices of the maximum and of the check, whose sum bounds the price of one question.
 
     Raises:
-        ValueError: A model without such a bound.
+        ValueError: The model has no bound on local sensitivity.
     """
     match model:
         case GNMaxOutcomes(sigma=sigma):
@@ -191,8 +196,8 @@ def make_price_parts(
 
 def _make_gnmax_price(sigma: float, orders_A: Array, num_teachers: int, num_classes: int) -> QueryPrice:
     independent_A = orders_A / sigma**2
-    # Inside the theorem's region: sqrt(L) >= 1 + 1/sigma and mu1 > a; see ``is_gnmax_bound_valid`` for its third
-    # condition.
+    # These values satisfy the conditions of the theorem: sqrt(L) >= 1 + 1/sigma and mu1 > a. The assertion checks the
+    # third condition.
     limit_A = -np.maximum((1 + 1 / sigma) ** 2, ((orders_A - 0.99) / sigma) ** 2)
     assert theorems.is_gnmax_bound_valid(limit_A, sigma).all()
 
@@ -224,7 +229,7 @@ def _make_lnmax_price(scale: float, orders_A: Array, num_teachers: int, num_clas
         return np.where(gap >= 0, log_tail_of_abs_gap, np.log1p(-np.exp(log_tail_of_abs_gap)))
 
     def invert_log_tail(log_u: Array) -> Array:
-        # Up to 1/2 it is a fixed point of a contraction; tails above 1/2 (gaps below 0) mirror it.
+        # Tails above 1/2, whose gaps are negative, mirror those below.
         log_smaller_tail = np.minimum(log_u, np.log(-np.expm1(np.minimum(log_u, -1e-300))))
         x = np.maximum(-log_smaller_tail, 1.0)
         for _ in range(60):  # Newton on x - ln((2 + x)/4) + ln u = 0, convex and monotone in x
@@ -244,7 +249,7 @@ def _make_lnmax_price(scale: float, orders_A: Array, num_teachers: int, num_clas
 
 
 def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
-    """Log of q0: the largest q up to the theorem's limit at which its value is below the data-independent one, [A]."""
+    """Find ln q0: the largest q, up to the limit of the theorem, at which its value is the smaller price, [A]."""
 
     def is_too_high(log_q_A: Array) -> NDArray[np.bool_]:
         return np.diagonal(compute_log_moment(log_q_A, orders_A)) >= (orders_A - 1) * independent_A
@@ -265,11 +270,12 @@ def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent
 
 
 def _compute_reachable_log_q(rows_UC: Counts, log_tail: ArrayFunction) -> tuple[Array, Array]:
-    """Smallest and largest ln q within d = 0..K moves of each (sorted, descending) row, [U, D] each.
+    """Compute the smallest and largest ln q within d = 0..K moved votes of each (descending) row, [U, D] each.
 
-    Only sorted rows matter, and sorting brings no two rows further apart. Tails are convex and falling in the gap, so
-    the sum is smallest when votes go to the winner, each from whoever is then its closest rival, and largest when they
-    go from the winner to the closest rival; once that gap is closed q >= 1/2, beyond every q0, and counts as 1.
+    Only sorted rows matter, and sorting does not increase the distance of two rows. Tails are convex and decreasing in
+    the gap. The sum is therefore smallest if votes go to the winner, each from its closest rival at that time, and
+    largest if votes go from the winner to the closest rival. Once that gap is closed, q >= 1/2 exceeds every q0, and q
+    counts as 1.
     """
     distances = int(rows_UC[0].sum()) + 1
     lowest_UD, highest_UD = np.empty((len(rows_UC), distances)), np.zeros((len(rows_UC), distances))
@@ -301,5 +307,5 @@ def _compute_log_q(gaps_UC: Counts, log_tail: ArrayFunction) -> Array:
 
 
 def _is_nonincreasing(x: Array) -> bool:
-    """Whether a sequence falls or stays, up to rounding."""
+    """Whether a sequence does not increase, up to rounding."""
     return bool((np.diff(x) <= 1e-12 * np.abs(x[:-1])).all())

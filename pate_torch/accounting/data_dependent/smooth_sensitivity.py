@@ -1,7 +1,7 @@
-"""Local and smooth sensitivity of the data-dependent price: how fast it changes with the votes.
+"""Local and smooth sensitivity of the data-dependent price with respect to the votes.
 
-Between neighboring data sets a vote may move in every query at once, so sensitivities at equal distance add up.
-Everything computed from votes here is PRIVATE.
+Between neighboring data sets one vote may move in every question, so the sensitivities of all questions at equal
+distance add up. All values computed from votes are PRIVATE.
 
 Source: PATE 2018 (arXiv 1802.08908), appendix B; the bound on one query is in ``query_price.py``.
 """
@@ -23,13 +23,13 @@ _CHUNK_FLOATS = 2**18  # of the largest temporary, rows times distances times or
 def find_usable_orders(
     model: OutcomeModel, orders: ArrayLike, *, num_teachers: int, num_classes: int
 ) -> NDArray[np.bool_]:
-    """Orders at which the bound on local sensitivity is proved, [A]; from public quantities only."""
+    """Find the orders at which the bound on local sensitivity is proved, bool [A], from public quantities only."""
     query_price, _ = make_price_parts(model, vote_rows.check_orders(orders), num_teachers, num_classes)
     return query_price.find_valid_orders()
 
 
 def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """The price whose sensitivity is bounded here, all queries together, [A]: ``compute_rdp`` or a little above it."""
+    """Compute the price of all questions whose sensitivity is bounded here, [A]: at least ``theorems.compute_rdp``."""
     distinct_rows, parts = _check_inputs(model, votes, orders)
     total_A = np.zeros(np.size(orders))
     for part in parts:
@@ -38,11 +38,10 @@ def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike
 
 
 def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Bound on the local sensitivity of ``compute_total_price`` within d = 0..K moves in every query at once, [D, A].
+    """Bound the local sensitivity of ``compute_total_price`` within d = 0..K moved votes in every question, [D, A].
 
     Raises:
-        ValueError: A model without one, malformed votes, or an order at which the conditions fail: use the
-            data-independent price there.
+        ValueError: The model has no such bound, the votes are malformed, or the conditions fail at an order.
     """
     distinct_rows, parts = _check_inputs(model, votes, orders)
     total_DA = np.zeros((distinct_rows.num_teachers + 1, np.size(orders)))
@@ -57,7 +56,7 @@ def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: Arr
 
 
 def compute_smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
-    """Smooth sensitivity max_d e^{-decay d} LS(d), [A].
+    """Compute the smooth sensitivity max_d e^{-decay d} LS(d), [A].
 
     It changes by a factor of at most e^{decay} between neighboring data sets.
     """

@@ -1,10 +1,11 @@
 """Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
 
-The theorems bound the *forward* divergence D_a(M(D) || M(D')) alone, D being the data at hand; the reverse can exceed
-it. Every price here is a function of private votes: for the data's owner, never published
-(``private_price.py``), and additive only for queries that do not depend on earlier answers.
+The theorems bound only the *forward* divergence D_a(M(D) || M(D')), where D is the present data set. The reverse
+divergence can exceed it. Every price in this module is a function of private votes. It is for the owner of the data and
+is never published (``private_price.py`` publishes a noisy one). Prices add up only for questions that do not depend on
+earlier answers.
 
-Every curve is ln(1 + H)/(a-1) with a tiny H >= 0, computed as such: it holds its relative precision down to 1e-300.
+Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that its relative precision holds down to 1e-300.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _CHUNK_ROWS = 256  # rows at a time: the temporaries [256, A] stay in cache
 
 
 def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Forward Renyi price of all the queries together, float64 [A].
+    """Compute the forward Renyi price of all questions together, float64 [A].
 
-    For Confident: the threshold's price plus GNMax's for *every* question asked (neither the realized nor the expected
-    number of answers is valid).
+    For Confident GNMax it is the price of the check plus that of GNMax for *every* question. Neither the realized nor
+    the expected number of answers would be valid.
 
     Args:
-        model: Law of one query's answer.
-        votes: Integers [Q, C], rows summing to K.
-        orders: [A], each above 1.
+        model: Distribution of the answer to one question.
+        votes: Integers [Q, C], whose rows sum to K.
+        orders: Renyi orders [A], each above 1.
 
     Raises:
-        ValueError: Malformed votes or orders.
+        ValueError: Votes or orders are malformed.
     """
     distinct_rows, orders_A = vote_rows.group_votes(votes), vote_rows.check_orders(orders)
     total_A = np.zeros_like(orders_A)
@@ -58,7 +59,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
 def _make_price_terms(
     model: OutcomeModel, rows_UC: Counts, orders_A: Array
 ) -> list[tuple[Array, Callable[[Array], Array]]]:
-    """What a price is the sum of: ln q of each row, [U], and the curve that maps it to [U, A]."""
+    """Return the summands of a price, each as ln q of each row, [U], and a curve that maps it to [U, A]."""
     match model:
         case GNMaxOutcomes(sigma=sigma):
             return [
@@ -66,7 +67,7 @@ def _make_price_terms(
             ]
         case ConfidentOutcomes():
             log_q_U = compute_threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
-            screen_sigma = math.sqrt(2) * model.screen_sigma  # one count moves by one, not two
+            screen_sigma = math.sqrt(2) * model.screen_sigma  # one count moves by one, where GNMax has two
             screen = (log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, screen_sigma, orders_A))
             return [screen, *_make_price_terms(GNMaxOutcomes(sigma=model.sigma), rows_UC, orders_A)]
         case LNMaxOutcomes(scale=scale):
@@ -80,7 +81,7 @@ def _make_price_terms(
 
 
 def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
-    """The publishable price of one query, whatever the votes, [A]; of one question *asked* for Confident."""
+    """Compute the data-independent price of one question, [A]; for Confident GNMax with its check."""
     orders_A = vote_rows.check_orders(orders)
     match model:
         case GNMaxOutcomes():
@@ -98,18 +99,18 @@ def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Arra
 
 
 def compute_gnmax_log_q(rows_UC: Counts, sigma: float) -> Array:
-    """Bound on ln P(another answer) of GNMax, [U] (PATE 2018, Prop. 7).
+    """Bound ln P(another answer) of GNMax, [U] (PATE 2018, Prop. 7).
 
     ln sum_{i != top} P(N(0, 2 sigma^2) > n_top - n_i), at most ln(1 - 1/C).
     """
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
-    # Gaps are integers: a table costs K evaluations instead of Q (C-1).
+    # Gaps are integers, so a table needs K evaluations instead of Q (C-1).
     table = log_ndtr(-np.arange(gaps_UC.max() + 1) / (math.sqrt(2) * sigma))
     return _cap_log_q(_compute_row_logsumexp(table[gaps_UC]), rows_UC)
 
 
 def compute_lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
-    """Bound on ln P(another answer) of LNMax, [U] (PATE 2017, Lemma 4).
+    """Bound ln P(another answer) of LNMax, [U] (PATE 2017, Lemma 4).
 
     ln sum_{i != top} (2 + g d_i) / (4 e^{g d_i}), g = 1/scale, at most ln(1 - 1/C).
     """
@@ -119,13 +120,13 @@ def compute_lnmax_log_q(rows_UC: Counts, scale: float) -> Array:
 
 
 def compute_exponential_log_q(rows_UC: Counts, rate: float) -> Array:
-    """Exact ln P(another answer) of the exponential mechanism, P(c) proportional to exp(rate n_c), [U]."""
+    """Compute the exact ln P(another answer) of the exponential mechanism, [U]."""
     log_odds_U = _compute_row_logsumexp(-rate * (rows_UC[:, :1] - rows_UC[:, 1:]).astype(np.float64))
     return _cap_log_q(log_odds_U - np.logaddexp(0, log_odds_U), rows_UC)
 
 
 def compute_threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
-    """Log-probability of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]; exact however far apart."""
+    """Compute the exact log-probability of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]."""
     return log_ndtr(-np.abs(top_U - threshold) / sigma)
 
 
@@ -142,9 +143,9 @@ def _cap_log_q(log_q_U: Array, rows_UC: Counts) -> Array:
 
 
 def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
-    """Renyi curve of GNMax from q, by PATE 2018, Theorem 6 with the orders of Prop. 10, [U, A].
+    """Compute the Renyi curve of GNMax from q by PATE 2018, Theorem 6 with the orders of Prop. 10, [U, A].
 
-    It is the data-independent a/sigma^2 wherever that is smaller or the theorem does not hold.
+    It is the data-independent a/sigma^2 where this is smaller or the theorem does not hold.
     mu2 = sigma sqrt(ln 1/q), mu1 = mu2 + 1, e_i = mu_i/sigma^2; for a <= mu1, mu2 > 1, q e^{e2} < 1 and
     ln q <= (mu2 - 1) e2 - mu2 ln( mu1/(mu1-1) mu2/(mu2-1) ):
     R(a) = ln[ (1-q) A^{a-1} + q B^{a-1} ]/(a-1), A = (1-q)/(1 - (q e^{e2})^{1 - 1/mu2}), B = e^{e1} q^{-1/(mu1-1)}.
@@ -162,10 +163,10 @@ def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
 
 
 def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
-    """Where the theorem holds, apart from a <= mu1; once true it stays true as q falls.
+    """Whether the theorem holds, apart from a <= mu1. If it holds for some q, it holds for all smaller q.
 
-    With L = ln 1/q the conditions read sqrt(L) > 1/sigma (both the first two) and
-    2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ): the left side rises with L and the right side falls.
+    With L = ln 1/q the first two conditions are sqrt(L) > 1/sigma, and the third is
+    2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ), whose left side increases with L while the right decreases.
     """
     root_l = np.sqrt(-log_q)
     mu2 = sigma * root_l
@@ -175,7 +176,7 @@ def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
 
 
 def compute_gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
-    """(a-1) R(a) of the theorem, [U, A]; meaningful only where it is valid."""
+    """Compute (a-1) R(a) of the theorem, [U, A]; it is meaningful only where the theorem holds."""
     root_l_U = np.sqrt(-log_q_U)
     mu2_U = sigma * root_l_U
     log_1q_U = _compute_log1mexp(log_q_U)
@@ -185,11 +186,11 @@ def compute_gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> A
 
 
 def compute_pate2017_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_A: Array) -> Array:
-    """Renyi curve, [U, A], of an epsilon-DP mechanism that answers otherwise with probability at most q.
+    """Compute the Renyi curve, [U, A], of an epsilon-DP mechanism with P(another answer) <= q.
 
-    PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1),
-    and only there (a test q < 1/2 is wrong); the data-independent ``cap_A`` wherever that is smaller or the theorem
-    does not hold.
+    PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1).
+    The theorem does not hold for larger q (the test q < 1/2 would be wrong). The result is the data-independent
+    ``cap_A`` where this is smaller or the theorem does not hold.
     """
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
     dependent_VA = compute_pate2017_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
@@ -197,7 +198,7 @@ def compute_pate2017_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_
 
 
 def compute_pate2017_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
-    """(a-1) R(a) of Theorem 3, [U, A]; meaningful only where q < 1/(e^eps + 1)."""
+    """Compute (a-1) R(a) of Theorem 3, [U, A]; it is meaningful only where q < 1/(e^eps + 1)."""
     log_1q_U = _compute_log1mexp(log_q_U)
     log_a_U = log_1q_U - _compute_log1mexp(log_q_U + epsilon)
     return _compute_log_of_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
@@ -214,11 +215,11 @@ def _fill_invalid_rows(valid_U: NDArray[np.bool_], dependent_VA: Array, independ
 def _compute_log_of_two_terms(
     log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array
 ) -> Array:
-    """ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A]; the first term is near 1 and the sum near 0, hence expm1."""
+    """Compute ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A], with expm1, because the first term is near 1."""
     powers_2A = np.stack([np.ones_like(orders_A), orders_A - 1])
     first_UA = np.stack([log_1q_U, log_a_U], axis=1) @ powers_2A
     second_UA = np.stack([log_q_U, log_b_U], axis=1) @ powers_2A
-    if max(first_UA.max(initial=0), second_UA.max(initial=0)) > 700:  # beyond float64, as logarithms
+    if max(first_UA.max(initial=0), second_UA.max(initial=0)) > 700:  # the exponentials exceed float64
         is_large_UA = np.maximum(first_UA, second_UA) > 700
         log_UA = np.logaddexp(first_UA, second_UA)
         first_UA[is_large_UA] = second_UA[is_large_UA] = 0.0
@@ -227,7 +228,7 @@ def _compute_log_of_two_terms(
 
 
 def _compute_log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
-    """ln(e^first + e^second) for a sum of at least 1; overwrites its arguments (the hot loop of every theorem)."""
+    """Compute ln(e^first + e^second) for a sum of at least 1, in place, because this is the hot loop."""
     with np.errstate(under="ignore"):
         np.expm1(first_UA, out=first_UA)
         first_UA += np.exp(second_UA, out=second_UA)
@@ -235,6 +236,6 @@ def _compute_log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
 
 
 def _compute_log1mexp(x: Array) -> Array:
-    """ln(1 - e^x) for x < 0, without cancellation at either end (Maechler 2012)."""
+    """Compute ln(1 - e^x) for x < 0, without cancellation at either end (Maechler 2012)."""
     with np.errstate(under="ignore"):
         return np.where(x > -math.log(2), np.log(-np.expm1(x)), np.log1p(-np.exp(x)))

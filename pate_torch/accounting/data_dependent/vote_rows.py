@@ -1,6 +1,6 @@
-"""Vote histograms as data-dependent prices see them: sorted, equal rows grouped. PRIVATE, like everything made of them.
+"""PRIVATE. Vote histograms for data-dependent prices, sorted and grouped.
 
-A price depends on the sorted counts alone (the mechanisms treat classes alike), so equal sorted rows are priced once.
+The mechanisms treat all classes alike, so a price depends on the sorted counts, and equal sorted rows are priced once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class VoteRows:
     """PRIVATE. Distinct sorted vote rows.
 
     Attributes:
-        rows_UC: Distinct rows, counts descending.
-        count_U: How many queries have each.
-        inverse_Q: Each query's row.
+        rows_UC: Distinct rows, with counts in descending order.
+        count_U: Number of questions that have each row.
+        inverse_Q: Row of each question.
         num_teachers: Number K of teachers.
     """
 
@@ -46,10 +46,10 @@ class VoteRows:
 
 
 def group_votes(votes: ArrayLike) -> VoteRows:
-    """Integer votes [Q, C], every row summing to the same K >= 1, as distinct sorted rows.
+    """Sort and group integer votes [Q, C] whose rows all sum to the same K >= 1.
 
     Raises:
-        ValueError: Anything else; the message never shows a count.
+        ValueError: The votes have another form. The message shows no count.
     """
     votes_QC = np.asarray(votes)
     if votes_QC.ndim != 2 or votes_QC.shape[0] < 1 or votes_QC.shape[1] < 2:
@@ -66,7 +66,7 @@ def group_votes(votes: ArrayLike) -> VoteRows:
 
 
 def check_orders(orders: ArrayLike) -> Array:
-    """Renyi orders, float64 [A], each finite and above 1. Integers are taken as reals (int powers would overflow)."""
+    """Check Renyi orders, finite and above 1, and convert them to float64 [A] (powers of integers would overflow)."""
     if isinstance(orders, Sequence) and any(isinstance(a, bool) for a in orders):
         raise checks.error("orders", orders, "every order must be a finite number above 1")
     try:
@@ -81,8 +81,8 @@ def check_orders(orders: ArrayLike) -> Array:
 
 
 def _group_distinct_rows(rows_QC: Counts, num_teachers: int) -> VoteRows:
-    """np.unique over rows, by packing as many counts as fit into each 64-bit key (ten times faster at 1e6 rows)."""
-    # The smallest count is what the others leave of K, so it need not be compared.
+    """Find distinct rows by packing counts into 64-bit keys (ten times faster than ``np.unique`` at 1e6 rows)."""
+    # The last count follows from the others and K, so it is not compared.
     base = num_teachers + 1
     columns_per_key = max(1, int(62 / np.log2(base)))
     keys = []
