@@ -51,7 +51,7 @@ def calibrate_sigma(
     while compute_excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(_MAX_SIGMA):
-            raise checks.error("epsilon", epsilon, "is below the price of this plan for any noise")
+            raise checks.error("epsilon", epsilon, "is out of reach for any noise")
     while compute_excess(low) <= 0:
         low, high = low - math.log(2), low
         if low < math.log(_MIN_SIGMA):
