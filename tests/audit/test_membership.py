@@ -14,9 +14,9 @@ from pate_torch import pipeline
 from pate_torch.core.progress import Stages
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tensors import Tensors
+from pate_torch.opening import DataSplits
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval
 from pate_torch.release.membership import (
     AttackResult,
     MembershipRecords,
@@ -24,10 +24,12 @@ from pate_torch.release.membership import (
     MembershipTest,
     attack,
     compare_scores,
+    compute_auc_interval,
+    compute_difference_interval,
     compute_margins,
 )
+from pate_torch.release.report import Share
 from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
-from pate_torch.splits import DataSplits
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
@@ -85,7 +87,7 @@ def test_no_epsilon_is_too_large_for_the_bound():
 )
 def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
     """Newcombe 1998, table II, method 10."""
-    found = compute_difference_interval(first[0] / first[1], first[1], second[0] / second[1], second[1])
+    found = compute_difference_interval(*(Share(value=n / size, size=size) for n, size in (first, second)))
     assert found == pytest.approx((low, high), abs=5e-5)
 
 

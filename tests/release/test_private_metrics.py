@@ -20,10 +20,10 @@ from pate_torch.release import private_metrics
 from pate_torch.release.membership import AttackResult, MembershipResult
 from pate_torch.release.private_metrics import (
     PrivateMetrics,
+    PrivateWriter,
     compute_gap_quantiles,
     compute_vote_metrics,
 )
-from pate_torch.release.private_writer import PrivateWriter
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
