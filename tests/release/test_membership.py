@@ -297,6 +297,8 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
         <= found["bound"]
         == compute_advantage_bound(report.claim.epsilon, 1e-4)
     )
+    mu = math.sqrt(2 * 20) / 2  # the distance between two normal distributions is 2 Phi(mu / 2) - 1
+    assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9) and found["held_out"] is False
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]
@@ -306,19 +308,11 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
         assert len(repr(end)) > 12 and repr(end) not in text
 
 
-def test_the_bound_of_the_plan_is_the_distance_between_two_normal_laws(plan):
-    """mu = sqrt(2 * 20) / 2: total variation 2 Phi(mu / 2) - 1."""
-    pipeline.run(one := changed(plan, membership=MembershipTest(), baseline=False))
-    found = owners(one)["membership"]
-    assert found["nonprivate"] is None and found["held_out"] is False
-    assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2 / 2) - 1, rel=1e-9)
-
-
 def test_without_a_guarantee_there_is_no_bound(plan):
     changes = {"membership": MembershipTest(held_out=0.2), "insecure_noise_seed": 0, "baseline": False}
     pipeline.run(one := changed(plan, **changes))
     found = owners(one)["membership"]
-    assert found["bound"] is found["bound_by_plan"] is None and found["held_out"] is True
+    assert found["bound"] is found["bound_by_plan"] is found["nonprivate"] is None and found["held_out"] is True
 
 
 def test_a_student_from_old_labels_is_tested_on_the_records_behind_them_alone(plan):
