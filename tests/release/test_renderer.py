@@ -71,7 +71,7 @@ def test_reports_are_as_they_were(form, request):
     content = {"summary": build_summary(report), "statement": build_statement(report) | {"software": {}}}
     found = {
         "json": re.sub(r"\d\.\d{11,}", lambda number: f"{float(number[0]):.10g}", to_strict_json(content)),
-        "md": render_model_card(report),
+        "card": render_model_card(report),
         "txt": console(report, owner=OWNER, paths={"Released": Path("release")}),
     }
     for kind, text in found.items():
