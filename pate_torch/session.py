@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.formatting import format_delta, format_epsilon
@@ -48,10 +47,10 @@ from pate_torch.opening import (
     run_folder_lock,
 )
 from pate_torch.owner_metrics import add_student_metrics, attack_released_student, compute_owner_metrics, save_votes
-from pate_torch.privacy.budget import Budget, Spending
+from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset, Release
+from pate_torch.privacy.records import Dataset
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
@@ -264,51 +263,38 @@ class ReleaseSession:
             return self.reused
         config, method, budget = self.config, self.config.method, self.budget
         assert budget is not None
-        inputs, record = self.make_inputs(), make_record(config, self.facts)
+        inputs, record, pool = self.make_inputs(), make_record(config, self.facts), self.facts.pool
         prepared = None if method.has_first_stage else method.prepare(inputs)
         with self.clock("labels"):
             self._check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
-                prepared.check(budget, self.facts.pool)
+                prepared.check(budget, pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
             events, name = method.privacy_events(self.facts), method.mechanism_name
             with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
                 if prepared is None:
-                    prepared, digests = self._prepare_after_first_answers(inputs, spending)
+                    first_answers = method.first_answers(inputs.records, spending)
+                    digests = release_store.write_first_answers(self.release_dir, first_answers)
+                    spending.record_first_answers(digests)  # they decide what is asked next: the ledger has their hash
                     record |= digests
-                    prepared.check(budget, self.facts.pool)
-                release = prepared.release(self.facts.pool, spending)
+                    prepared = method.prepare(replace(inputs, first_answers=first_answers))
+                    prepared.check(budget, pool)
+                release = prepared.release(pool, spending)
                 record |= {"teachers_id": prepared.id} if prepared.id else {}
-                record, digests = self._write_answers(release, record, prepared.guide)
+                if isinstance(release, ModelRelease):
+                    digests = save_model(release.student, self.release_dir)
+                else:
+                    record = release_store.write(
+                        self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
+                    )
+                    digests = release_store.select_digests(record)
                 spending.record_files(digests)
         prepared.record_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
-
-    def _prepare_after_first_answers(
-        self, inputs: MethodInputs, spending: Spending
-    ) -> tuple[PreparedMethod, dict[str, str]]:
-        """PRIVATE. Ask the method's first question; prepare, once its answer is on disk and its SHA-256 in the ledger.
-
-        Returns:
-            The method that is ready to release, and the SHA-256 for its record.
-        """
-        first_answers = self.config.method.first_answers(inputs.records, spending)
-        digests = release_store.write_first_answers(self.release_dir, first_answers)
-        spending.record_first_answers(digests)
-        return self.config.method.prepare(replace(inputs, first_answers=first_answers)), digests
-
-    def _write_answers(
-        self, release: Release | ModelRelease, record: dict[str, Any], guide: Student | None
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Write the answers or the model; return the record as it is written, and the SHA-256 for the ledger."""
-        if isinstance(release, ModelRelease):
-            return record, save_model(release.student, self.release_dir)
-        record = release_store.write(self.release_dir, release, record, self.facts.spec, guide, self.facts.pool.names)
-        return record, release_store.select_digests(record)
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
         """Publish the data-dependent price if it is wanted, at a price of its own; return a message for the owner."""

@@ -95,11 +95,9 @@ def build_report(
         seconds={} if release is None else select_public_seconds(seconds, record, claim),
         creation_date=datetime.date.today().isoformat(),
     )
-    num_correct, num_checked = (0, 0) if release is None else count_correct_and_checkable(data, release)
     evaluation = Evaluation(
         **compute_student_metrics(data, student if data.evaluation.public else None),
-        label_accuracy=num_correct / num_checked if num_checked else None,
-        label_size=num_checked or None,
+        **_compute_label_metrics(data, release),
         examples=() if release is None else select_examples(data, release),
         baselines=baselines,
     )
@@ -266,12 +264,13 @@ def select_public_seconds(
     return {stage: duration for stage, duration in seconds.items() if stage in public_stages}
 
 
-def count_correct_and_checkable(data: Dataset, release: Release) -> tuple[int, int]:
-    """The number of released labels that are right, and of those that can be checked."""
-    if data.evaluation.pool_y is None:
-        return 0, 0
-    query = release.query_Q[release.answered_Q]
-    return int((data.evaluation.pool_y[query] == release.label_Q[release.answered_Q]).sum()), len(query)
+def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, Any]:
+    """Compute ``label_accuracy`` and ``label_size`` on the public labels of the pool; None if there are none."""
+    pool_y = data.evaluation.pool_y
+    if release is None or pool_y is None or not bool(release.answered_Q.any()):
+        return {"label_accuracy": None, "label_size": None}
+    truth_Q, label_Q = pool_y[release.query_Q[release.answered_Q]], release.label_Q[release.answered_Q]
+    return {"label_accuracy": compute_accuracy(label_Q, truth_Q), "label_size": len(truth_Q)}
 
 
 def compute_epsilon_curve(release: Release, delta: float) -> tuple[float, ...]:

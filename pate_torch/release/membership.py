@@ -214,10 +214,14 @@ def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
 
 def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> AttackResult:
     """Measure how well scores separate members, whose scores should be larger. Each side needs two scores."""
-    counts = _count_hits(member_M, nonmember_O, seed)
-    shares = [
-        Share(value=n / len(side), size=len(side)) for n, side in zip(counts, (member_M, nonmember_O), strict=True)
-    ]
+    stream = make_numpy_generator(seed, "membership", "halves")
+    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
+    counts = np.zeros(2)  # of members called members, and of other records called members
+    for judged, chosen in ((0, 1), (1, 0)):
+        threshold = find_threshold(halves[0][chosen], halves[1][chosen])
+        counts += [(side[judged] >= threshold).sum() for side in halves]
+    sizes = len(member_M), len(nonmember_O)
+    shares = [Share(value=float(n / size), size=size) for n, size in zip(counts, sizes, strict=True)]
     num_below, num_at_most = (np.searchsorted(np.sort(nonmember_O), member_M, side) for side in ("left", "right"))
     auc = (num_below + num_at_most).mean() / 2 / len(nonmember_O)  # equal scores count half
     return AttackResult(
@@ -228,18 +232,6 @@ def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> Atta
         auc=float(auc),
         auc_interval=compute_auc_interval(float(auc), len(member_M), len(nonmember_O)),
     )
-
-
-def _count_hits(member_M: Scores, nonmember_O: Scores, seed: int) -> tuple[int, int]:
-    """Count (members called members, others called members), each by a threshold that the other half chose."""
-    stream = make_numpy_generator(seed, "membership", "halves")
-    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
-    hits = alarms = 0
-    for half_index in (0, 1):
-        threshold = find_threshold(halves[0][1 - half_index], halves[1][1 - half_index])
-        hits += int((halves[0][half_index] >= threshold).sum())
-        alarms += int((halves[1][half_index] >= threshold).sum())
-    return hits, alarms
 
 
 def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -208,21 +208,18 @@ def _build_utility(report: ReleaseReport) -> dict[str, Any]:
 
 def render_page(report: ReleaseReport) -> str:
     """Render report.html, a page that needs neither a network nor a script."""
-    return _render("report.html.jinja", report).replace(" %", "\u00a0%")
+    template = _make_page_environment(is_markdown=False).get_template("report.html.jinja")
+    return template.render(report=report, **vars(report)).replace(" %", "\u00a0%")
 
 
 def render_model_card(report: ReleaseReport) -> str:
     """Render README.md, the model card with the same facts."""
-    return re.sub(r"\n{3,}", "\n\n", _render("model_card.md.jinja", report))
-
-
-def _render(template: str, report: ReleaseReport) -> str:
-    parts = {"record": report.record, "claim": report.claim, "evaluation": report.evaluation}
-    return _make_page_environment(template.endswith(".md.jinja")).get_template(template).render(report=report, **parts)
+    template = _make_page_environment(is_markdown=True).get_template("model_card.md.jinja")
+    return re.sub(r"\n{3,}", "\n\n", template.render(report=report, **vars(report)))
 
 
 @functools.cache
-def _make_page_environment(is_markdown: bool) -> Environment:
+def _make_page_environment(*, is_markdown: bool) -> Environment:
     """The environment of the templates, with the functions that they may call."""
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
@@ -332,11 +329,11 @@ def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
     return sorted(accuracies, key=lambda accuracy: accuracy.share.value)[:MAX_CLASSES]
 
 
-def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[int, int, int]]:
-    """Find the commonest confusions as (count, truth, prediction)."""
-    rows = enumerate(report.evaluation.confusion)
+def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[str, str, str]]:
+    """Find the commonest confusions as (truth, prediction, count), in words."""
+    rows, names = enumerate(report.evaluation.confusion), report.confusion_names
     pairs = ((count, true, guess) for true, row in rows for guess, count in enumerate(row) if count and true != guess)
-    return sorted(pairs, reverse=True)[:max_pairs]
+    return [(names[true], names[guess], f"{count}") for count, true, guess in sorted(pairs, reverse=True)[:max_pairs]]
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
@@ -390,18 +387,14 @@ def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
         yield "Guarantee", f"epsilon = {format_epsilon(claim.epsilon)}, delta = {claim.terms['delta']}"
         yield from ((f"  {name}", value) for name, value in claim.terms.items() if name != "delta")
         guarantee, *other_prices = statement.list_epsilon_lines(report)
-        yield from _list_other_prices(guarantee.route, other_prices)
+        for price in other_prices:
+            route = f" ({price.route})" if price.route != guarantee.route else ""
+            terms = "" if price.epsilon is None else f"epsilon = {format_epsilon(price.epsilon)}, same terms{route}"
+            if terms or price.note:
+                yield price.name, ". ".join(filter(None, (terms, price.note)))
     yield from statement.list_run_facts(report).items()
     for accuracy in report.accuracies:
         if accuracy not in report.evaluation.baselines:  # those are among the owner's figures below
             yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
     if report.majority_warning is not None:
         yield "", report.majority_warning
-
-
-def _list_other_prices(route: str, prices: Iterable[statement.EpsilonLine]) -> Iterator[tuple[str, str]]:
-    for price in prices:
-        route_note = f" ({price.route})" if price.route != route else ""
-        terms = "" if price.epsilon is None else f"epsilon = {format_epsilon(price.epsilon)}, same terms{route_note}"
-        if terms or price.note:
-            yield price.name, ". ".join(filter(None, (terms, price.note)))

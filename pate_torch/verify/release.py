@@ -97,7 +97,8 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
 
     schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
     faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
-    yield Check("schema", not faults, "; ".join(faults[:3]) or "privacy.json fits its schema")
+    message = f"privacy.json fits version {folder.statement.get('schema_version')}"
+    yield Check("schema", not faults, "; ".join(faults[:3]) or message)
     checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
     for check in () if faults else checks:
         try:

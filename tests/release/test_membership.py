@@ -18,9 +18,7 @@ from pate_torch.opening import DataSplits
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.release.membership import (
-    AttackResult,
     MembershipRecords,
-    MembershipResult,
     MembershipTest,
     attack,
     compare_scores,
@@ -342,14 +340,3 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
         logits = compute_first_logits(ensemble, data.evaluation.x)
         assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())
-
-
-def finding(low: float, bound: float | None) -> MembershipResult:
-    one = AttackResult(members=50, others=50, advantage=low + 0.1, advantage_interval=(low, low + 0.2), auc=0.5,
-                 auc_interval=(0.4, 0.6))  # fmt: skip
-    return MembershipResult(student=one, nonprivate=None, bound=bound, bound_by_plan=bound, held_out=True)
-
-
-def test_an_attack_above_its_bound_is_called_one():
-    assert finding(0.5, 0.4).is_above_bound
-    assert not finding(0.3, 0.4).is_above_bound and not finding(0.5, None).is_above_bound

@@ -55,9 +55,15 @@ def test_what_is_said_of_an_account_is_its_own(tmp_path):
         ("blobs: 3", "blobs"),
     ],
 )
-def test_what_means_nothing_stops_a_run_before_it_is_charged(text, named, tmp_path):
+def test_an_entry_that_cannot_be_read_is_refused(text, named, tmp_path):
     (tmp_path / "owner.yaml").write_text(text)
     with pytest.raises(ValueError, match=named):
+        owner_file.read(tmp_path, "blobs")
+
+
+def test_an_entry_that_cannot_be_read_stops_a_run_before_it_is_charged(tmp_path):
+    (tmp_path / "owner.yaml").write_text("blobs: {contct: x}")
+    with pytest.raises(ValueError, match="contct"):
         pipeline.run(tiny(tmp_path))
     assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").list_accounts()
 
