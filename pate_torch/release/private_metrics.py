@@ -6,12 +6,13 @@ public benchmark enter a ``ReleaseReport``.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +38,6 @@ from pate_torch.teachers.voting import count_votes
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 MAX_CURVE_POINTS = 300
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,47 +136,36 @@ def compute_vote_metrics(
         delta: The account's delta.
         device: The device of the predictions.
     """
-    missing: dict[str, str] = {}
-    test, num_classes = data.evaluation, data.spec.num_classes
-
-    def compute(name: str, function: Callable[[], T]) -> T | None:
-        try:
-            return function()
-        except Exception as error:  # whatever it is; its message could quote a private value
-            missing[name] = f"it failed ({type(error).__name__})"
-            return None
-
-    def compute_teacher_accuracies(ensemble: TeacherEnsemble) -> tuple[float, float]:
-        prediction_KQ = ensemble.predict(test.x, device=device)
-        plurality = count_votes(prediction_KQ, num_classes).compute_plurality()
-        return compute_accuracy(prediction_KQ, test.y), compute_accuracy(plurality, test.y)
-
-    def compute_epsilon(model: OutcomeModel, votes: Votes) -> float:
-        rdp_A = compute_rdp(model, votes.counts_QC.cpu().numpy(), rdp.ORDERS)
-        epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
-        if not math.isfinite(epsilon):
-            raise ArithmeticError("no finite epsilon")
-        return epsilon
-
-    nonprivate_accuracy = teachers = epsilon = gaps = None
+    test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
-        predict = functools.partial(nonprivate.predict, test.x, device=device)
-        nonprivate_accuracy = compute("Model without privacy", lambda: compute_accuracy(predict()[0], test.y))
+        with _note_failure("Model without privacy", missing):
+            figures["nonprivate_accuracy"] = compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
     if ensemble is not None:
-        teachers = compute("Teachers' accuracies", functools.partial(compute_teacher_accuracies, ensemble))
-    if votes is not None:
-        asked = votes.select(release.query_Q)
-        if model is not None and rounds == 1 and len(asked):
-            epsilon = compute("Price of these votes, theorem", functools.partial(compute_epsilon, model, asked))
-        gaps = compute("How the votes agree", functools.partial(compute_gap_quantiles, asked))
-    return PrivateMetrics(
-        ensemble_accuracy=None if teachers is None else teachers[1],
-        teacher_accuracy_mean=None if teachers is None else teachers[0],
-        epsilon_pate2018=epsilon,
-        gap_quantiles=gaps or {},
-        nonprivate_accuracy=nonprivate_accuracy,
-        not_computed=missing,
-    )
+        with _note_failure("Teachers' accuracies", missing):
+            prediction_KQ = ensemble.predict(test.x, device=device)
+            plurality_Q = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
+            figures["ensemble_accuracy"] = compute_accuracy(plurality_Q, test.y)
+            figures["teacher_accuracy_mean"] = compute_accuracy(prediction_KQ, test.y)
+    asked = None if votes is None else votes.select(release.query_Q)
+    if asked is not None and len(asked) and model is not None and rounds == 1:
+        with _note_failure("Price of these votes, theorem", missing):
+            rdp_A = compute_rdp(model, asked.counts_QC.cpu().numpy(), rdp.ORDERS)
+            epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+            if not math.isfinite(epsilon):
+                raise ArithmeticError("no finite epsilon")
+            figures["epsilon_pate2018"] = epsilon
+    if asked is not None:
+        with _note_failure("How the votes agree", missing):
+            figures["gap_quantiles"] = compute_gap_quantiles(asked)
+    return PrivateMetrics(**figures, not_computed=missing)
+
+
+@contextlib.contextmanager
+def _note_failure(name: str, missing: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever it is; its message could quote a private value
+        missing[name] = f"it failed ({type(error).__name__})"
 
 
 def compute_gap_quantiles(votes: Votes) -> dict[str, float]:

@@ -247,17 +247,10 @@ class ReleaseRecord(PublicFacts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("num_teachers", self.num_teachers, low=0)
-        checks.integer("rounds", self.rounds, low=0)
-        checks.integer("queries_asked", self.queries_asked, low=0)
         checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
         checks.one_of("noise", self.noise, ("torch", "discrete"))
-        checks.one_of("input_kind", self.input_kind, INPUT_KINDS)
         if self.chosen_by is not None:
             checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
-        checks.boolean("reuses_labels", self.reuses_labels)
-        checks.boolean("includes_encoder", self.includes_encoder)
-        checks.between("public_share", self.public_share, 0, 1)
 
     @property
     def audit(self) -> Mapping[str, Any]:
