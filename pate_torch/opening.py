@@ -1,10 +1,10 @@
-"""What comes before a release: the run's folder, a call that was interrupted, and the account with its terms."""
+"""The steps that come before a release: the data, the account, the run's folder, and a call that was interrupted."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,74 @@ from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
-from pate_torch.core.progress import Stages
-from pate_torch.methods.base import ModelRelease
+from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.data.encoded_dataset import EncodedDataset
+from pate_torch.methods.base import MethodInputs, ModelRelease
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import Dataset, PrivateRecords
+from pate_torch.privacy.units import drop_unusable
 from pate_torch.release import store as release_store
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.store import load as load_student
 from pate_torch.teachers.account_records import AccountRecords, RecordHashes
 from pate_torch.teachers.store import TeacherStore
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataSplits:
+    """PRIVATE. The data of a run, and the records that it holds out.
+
+    Attributes:
+        data: Data without the private records that are held out.
+        all_private: All private records, whose account is charged.
+        validation: Records held out for choosing a student; None if none are.
+        membership_holdout: Records held out for the owner's membership test; None if none are.
+    """
+
+    data: Dataset
+    all_private: PrivateRecords
+    validation: PrivateRecords | None = None
+    membership_holdout: PrivateRecords | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
+        """Load the data set and split it as the configuration says."""
+        source, validation, membership_holdout = config.dataset, None, None
+        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
+        data = drop_unusable(data, config.partition.adjacency)
+        all_private = data.private
+        if config.selection is not None:
+            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
+        if config.membership is not None and not config.method.releases_model:
+            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
+        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
+
+
+def make_inputs(
+    config: RunConfig,
+    data: Dataset,
+    facts: DatasetFacts,
+    stages: Stages,
+    clock: StageTimer,
+    ledger: Ledger | None = None,
+) -> MethodInputs:
+    """PRIVATE. Make what a method is prepared from."""
+    return MethodInputs(
+        records=data.private,
+        facts=facts,
+        seed=config.seed,
+        device=config.device,
+        store=TeacherStore(config.root),
+        ledger=ledger,
+        stages=stages,
+        clock=clock,
+    )
+
+
+# ---- the account ----------------------------------------------------------------------------------------------------
 
 
 def open_budget(
@@ -36,12 +92,13 @@ def open_budget(
     Args:
         config: The run's choices.
         ledger: The ledger that holds the account.
-        data: Whose account it is.
+        data: The data whose records the account protects.
         planned_events: Everything that is to be charged.
         fingerprint: Content fingerprint of the records, or of votes in their place.
 
     Raises:
-        ValueError: The account is of other terms, of another ledger, or of records that another account is charged for.
+        ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
+            account.
     """
     name, privacy, kind = data.spec.name, config.privacy, config.method.noise
     store = TeacherStore(config.root)
@@ -77,7 +134,7 @@ def open_budget(
 
 
 def read_caps(ledger: Ledger | None) -> dict[str, float]:
-    """The caps of the accounts that were charged: the others have no fixed terms."""
+    """The caps of the accounts that were charged, by name: the other accounts have no fixed terms."""
     if ledger is None:
         return {}
     return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
@@ -86,47 +143,32 @@ def read_caps(ledger: Ledger | None) -> dict[str, float]:
 def check_new_account_cap(
     config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
 ) -> None:
-    """Refuse to open an account for a run that its own cap would refuse: a slip would fix the cap for good.
-
-    Args:
-        config: The run's choices.
-        name: Name of the account.
-        planned_events: Everything that is to be charged.
-        cap_by_account: The accounts that exist, by name.
-
-    Raises:
-        ValueError: The account is new and the run passes its cap.
-    """
+    """Raise ValueError for a new account whose cap would refuse this run: a slip would fix the cap for good."""
     if name in cap_by_account:
         return
     planned_events, privacy = tuple(planned_events), config.privacy
-    key = "opening_budget" if privacy.budget_epsilon is None else "budget_epsilon"
-    budget = privacy.opening_budget if privacy.budget_epsilon is None else privacy.budget_epsilon
-    if not PrivacyFilter.can_admit(planned_events, epsilon=budget, delta=privacy.delta):
+    key, cap = "budget_epsilon", privacy.budget_epsilon
+    if cap is None:
+        key, cap = "opening_budget", privacy.opening_budget
+    if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
         guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
-        raise checks.error(
-            f"privacy.{key}",
-            budget,
-            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})",
-            f"{config.method.price_advice}, or open with a larger cap.",
+        problem = (
+            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
         )
+        raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
 
 
 def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
-    """Raise ValueError where something in the store remembers entries of the account that the ledger lacks."""
+    """Raise ValueError if something in the store remembers entries of the account that the ledger lacks."""
     for file, head in store.find_ledger_heads(name).items():
         if not ledger.contains_head(head):
-            raise checks.error(
-                "dataset.name",
-                name,
-                f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry that it lacks",
-                "Bring back the ledger.sqlite (or its newest backup) that lay beside the teachers: it remembers what "
-                "was released.",
-            )
+            problem = f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry of that one"
+            fix = "Bring back the ledger.sqlite (or its newest backup) that lay beside the teachers: it remembers what "
+            raise checks.error("dataset.name", name, problem, f"{fix}was released.")
 
 
 def _check_duplicate_account(records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
-    """Raise ValueError where these records are charged to another account."""
+    """Raise ValueError if these records are charged to another account."""
     other_accounts = [account.name for account in ledger.list_accounts() if account.name != records.account]
     accounts_of_same_records = (
         n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
@@ -136,13 +178,15 @@ def _check_duplicate_account(records: AccountRecords, fingerprint: str, ledger: 
             f"shares a tenth or more of the units with account {duplicate!r}, which was charged: no total covers both"
         )
         fix = f"Use account {duplicate!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
-        fix += "and add both epsilons yourself."
-        raise checks.error("account", records.account, problem, fix)
+        raise checks.error("account", records.account, problem, f"{fix}and add both epsilons yourself.")
+
+
+# ---- the folder of the run ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def run_folder_lock(config: RunConfig) -> Iterator[None]:
-    """Lock the run's folder for this process, and clear the store of what killed runs left half written.
+    """Lock the run's folder for this process, and remove what killed runs left half written in the store.
 
     Raises:
         ValueError: Another run writes into the folder, or has finished there.
@@ -162,7 +206,7 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
-    """The ledger, where there is one: a refusal leaves none behind."""
+    """Open the ledger if there is one: a run that is refused creates none."""
     if not path.exists():
         yield None
         return
@@ -172,7 +216,7 @@ def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
 
 @contextlib.contextmanager
 def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
-    """The ledger and the release that ``labels`` names, with the run's folder locked for a student of it."""
+    """Open the ledger and read the release that ``labels`` names, with the run's folder locked for a student of it."""
     assert config.labels is not None
     run_folders.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
@@ -183,7 +227,7 @@ def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tupl
 
 
 def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
-    """PRIVATE. This call, by all that decides its release; None where seeded noise is no release, or it buys more."""
+    """PRIVATE. Make the note of this call; None if its noise is seeded, or if it charges more than one reservation."""
     privacy, store = config.privacy, TeacherStore(config.root)
     if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
         return None
@@ -204,7 +248,7 @@ def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: Pr
 def resume_call(
     config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
 ) -> tuple[RunConfig, WrittenRelease | None]:
-    """PRIVATE. The configuration in the folder of the same call that was interrupted, and what it released."""
+    """PRIVATE. Find the same call that was interrupted: the configuration in its folder, and what it released."""
     if unfinished_call is None:
         return config, None
     if config.method.releases_model:
@@ -230,7 +274,7 @@ def resume_call(
 
 
 def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
-    """What ``release.json`` says beside the answers. Public: configuration, and ids drawn at random."""
+    """Make what ``release.json`` holds beside the answers: public configuration, and ids drawn at random."""
     spec = facts.spec
     return {
         "dataset": spec.name,

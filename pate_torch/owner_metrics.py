@@ -1,4 +1,4 @@
-"""PRIVATE. What only the owner of the data may see of a run, computed from its records, votes and teachers."""
+"""PRIVATE. Computes what only the owner of the data may see of a run, from its records, votes and teachers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.methods.base import PreparedMethod
 from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.opening import DataSplits
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.release.private_metrics import PrivateMetrics, attack_student, compute_vote_metrics
-from pate_torch.release.private_writer import PrivateWriter
+from pate_torch.release.builder import compute_student_metrics
+from pate_torch.release.membership import MembershipResult
+from pate_torch.release.private_metrics import (
+    PrivateMetrics,
+    PrivateWriter,
+    attack_student,
+    compute_vote_metrics,
+    count_records,
+)
 from pate_torch.release.store import WrittenRelease
-from pate_torch.splits import DataSplits
 from pate_torch.students.base import Student
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
@@ -31,7 +38,8 @@ def save_votes(
 ) -> None:
     """PRIVATE. Write the votes behind the answers into the private folder of the run.
 
-    Where the answers are of an earlier run, the votes of those who gave them stand in; records are not asked again.
+    A method that opened no votes of its own, and answers of an earlier run, are described by the votes of the teachers
+    that are here; records are not asked again.
     """
     votes = None if prepared is None else prepared.opened_votes
     if votes is None and prepared is not None and prepared.votes is not None:
@@ -47,7 +55,7 @@ def save_votes(
 def compute_owner_metrics(
     config: RunConfig, splits: DataSplits, written: WrittenRelease, prepared: PreparedMethod | None, stages: Stages
 ) -> tuple[PrivateMetrics, TeacherEnsemble | None]:
-    """PRIVATE. Compute the figures that need no student, and the model without privacy where one is wanted."""
+    """PRIVATE. Compute the figures that need no student, and train the model without privacy if one is wanted."""
     method = config.method
     if prepared is None or not isinstance(method, LabelingMethod):
         return PrivateMetrics(), None
@@ -70,28 +78,23 @@ def compute_owner_metrics(
 
 
 def add_student_metrics(
-    metrics: PrivateMetrics, config: RunConfig, splits: DataSplits, student: Student, forecast: str | None
+    metrics: PrivateMetrics, config: RunConfig, splits: DataSplits, student: Student
 ) -> PrivateMetrics:
-    """PRIVATE. The figures with the student's, where test records are not public, and what became of all records."""
-    student_metrics = PrivateMetrics.from_student(splits.data, student, {}, all_private=splits.all_private)
-    counts, shard_size, ensemble_size = dict(student_metrics.records), config.partition.max_shard_size, None
-    if config.labels is None and shard_size is not None:
-        ensemble_size = config.method.ensemble_size
-    if ensemble_size is not None:
-        shards = assign_shards(config.partition, splits.data.private, ensemble_size, config.seed)
-        counts["left out beyond partition.capacity"] = len(splits.data.private) - int(shards.mask_KS.sum())
+    """PRIVATE. Add the numbers of records, and the student's figures on test records that are not public."""
+    data, records = splits.data, count_records(splits.data, splits.all_private)
+    if (
+        config.labels is None
+        and config.partition.max_shard_size is not None
+        and config.method.ensemble_size is not None
+    ):
+        shards = assign_shards(config.partition, data.private, config.method.ensemble_size, config.seed)
+        records["left out beyond partition.capacity"] = len(data.private) - int(shards.mask_KS.sum())
     return replace(
-        metrics,
-        student_accuracy=student_metrics.student_accuracy,
-        student_size=student_metrics.student_size,
-        confusion=student_metrics.confusion,
-        records=counts,
-        forecast=forecast,
+        metrics, records=records, **compute_student_metrics(data, None if data.evaluation.public else student)
     )
 
 
 def attack_released_student(
-    metrics: PrivateMetrics,
     config: RunConfig,
     splits: DataSplits,
     written: WrittenRelease,
@@ -100,31 +103,30 @@ def attack_released_student(
     *,
     events: Iterable[PrivacyEvent],
     is_private: bool,
-) -> PrivateMetrics:
-    """PRIVATE. The figures with those of an attack on the student, where the records behind it are here.
+) -> MembershipResult | None:
+    """PRIVATE. Attack the student, if the records behind it are here.
 
     Args:
-        metrics: The figures so far.
         config: The run's choices.
-        splits: Its data.
-        written: The release that the student learnt from.
+        splits: The run's data.
+        written: The release that the student learned from.
         student: The student.
-        nonprivate: A model without privacy, to be attacked too; None: there is none.
-        events: What was reserved for the student.
+        nonprivate: A model without privacy, which is attacked too; None if there is none.
+        events: The privacy events that were reserved for the student.
         is_private: Whether the noise was secret.
     """
-    record, data, store = written.record, splits.data, TeacherStore(config.root)
+    record, data, store, holdout = written.record, splits.data, TeacherStore(config.root), splits.membership_holdout
     test = config.membership
     if test is None or config.method.releases_model or record["adjacency"] != config.partition.adjacency:
-        return metrics
+        return None
     if not store.was_trained_on(record["teachers_id"], store.compute_fingerprint(data.private)):
-        return metrics  # labels of other records, or of votes that were brought: who taught is not known here
-    # Where records answered every one of them took part: one shard of all.
+        return None  # labels of other records, or of votes from a file: the members are not known here
+    # All records take part in every answer of a method without teachers: they are one shard.
     shards = assign_shards(config.partition, data.private, record["num_teachers"] or 1, record["seed"])
-    sides = test.select_records(data, shards, splits.membership_holdout, config.seed)
+    sides = test.select_records(data, shards, holdout, config.seed)
     if sides is None:
-        return metrics
-    membership = attack_student(
+        return None
+    return attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,
@@ -132,6 +134,5 @@ def attack_released_student(
         delta=record["delta"],
         seed=config.seed,
         secret=is_private,
-        held_out=splits.membership_holdout is not None,
+        held_out=holdout is not None,
     )
-    return replace(metrics, membership=membership)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pate_torch.config import RunConfig
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
+from pate_torch.opening import DataSplits, make_inputs
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.release.report import ReleaseReport
-from pate_torch.session import AlternativeFormatter, ReleaseSession, make_inputs
-from pate_torch.splits import DataSplits
+from pate_torch.session import AlternativeFormatter, ReleaseSession
 from pate_torch.teachers import distributed
 from pate_torch.teachers.baseline import train_on_all
 
@@ -27,10 +27,10 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
 
     Args:
         config: The run's choices.
-        format_alternative: Says what to ask for where noise outweighs the votes; None: advice in general.
+        format_alternative: Suggests other settings if noise outweighs the votes; general advice if None.
 
     Returns:
-        What was released, as reported; None on the ranks that only assist.
+        The report of the release; None on the ranks that only assist.
 
     Raises:
         ValueError: A choice cannot work. Nothing has been charged.
@@ -53,7 +53,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
 
 
 def run_worker_rank(config: RunConfig) -> None:
-    """Do the part of a torchrun's ranks above 0: train their teachers and ask them, without noise or ledger."""
+    """Do the part of a torchrun's ranks above 0: train teachers and collect their votes, without noise or ledger."""
     stages = Stages(quiet=True)
     data = DataSplits.from_config(config, stages).data
     facts = DatasetFacts.from_dataset(data, config.partition)

@@ -1,6 +1,6 @@
 """The one place that opens, charges, writes and reports a release.
 
-    with ReleaseSession.open(config) as session:      # refuses what cannot work, holds the folder, opens the account
+    with ReleaseSession.open(config) as session:      # refuses what cannot work, locks the folder, opens the account
         written = session.run()                       # reserve the worst case, draw noise, write, commit
         student = session.fit(written)                # post-processing, which is free
         report = session.publish(written, student)    # write the report, and the owner's figures
@@ -9,7 +9,7 @@
 Two options charge a reservation of their own: a student that private records choose (``fit``), and a data-dependent
 price that is published (``publish_private_price``). Nothing else writes into release/ and private/.
 
-A choice that cannot work is refused before the run's folder is held; what the account's cap does not admit, before
+A choice that cannot work is refused before the run's folder is locked; what the account's cap does not admit, before
 anything is trained or drawn. A release that is interrupted after its reservation stays charged at its worst case.
 """
 
@@ -20,7 +20,6 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.formatting import format_delta, format_epsilon
@@ -35,7 +34,9 @@ from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import VotingMethod
 from pate_torch.opening import (
+    DataSplits,
     check_new_account_cap,
+    make_inputs,
     make_record,
     make_unfinished_call,
     open_budget,
@@ -46,29 +47,26 @@ from pate_torch.opening import (
     run_folder_lock,
 )
 from pate_torch.owner_metrics import add_student_metrics, attack_released_student, compute_owner_metrics, save_votes
-from pate_torch.privacy.budget import Budget, Spending
+from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset, PrivateRecords, Release
+from pate_torch.privacy.records import Dataset
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
-from pate_torch.release.console import print_summary
-from pate_torch.release.private_metrics import PrivateMetrics, make_public_baselines
-from pate_torch.release.private_writer import PrivateWriter
-from pate_torch.release.renderer import write_release
-from pate_torch.release.report import OwnerFacts, ReleaseReport
+from pate_torch.release.owner_file import OwnerFacts
+from pate_torch.release.private_metrics import PrivateMetrics, PrivateWriter, make_public_baselines
+from pate_torch.release.renderer import print_summary, write_release
+from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
-from pate_torch.splits import DataSplits
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.store import save as save_student
 from pate_torch.students.task import make_student_task
-from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
-"""Says what to ask for where noise outweighs the votes of a run."""
+"""Suggests other settings for a run whose noise outweighs its votes."""
 
 NamedStudent = tuple[str, Student]
 
@@ -78,21 +76,22 @@ class ReleaseSession:
     """PRIVATE. One release under way.
 
     Attributes:
-        config: Its choices, completed for its data.
-        splits: PRIVATE. Its data.
-        facts: What is public about them.
-        ledger: The ledger that holds the account.
+        config: Choices of the run, completed for its data.
+        splits: PRIVATE. Data of the run.
+        facts: Public facts about the data.
+        ledger: Ledger that holds the account.
         stages: Reports progress.
         clock: Times every stage.
-        budget: The account's budget; None where nothing is charged.
-        reused: The release that is taken in place of a new one; None: one is to be bought.
-        reservation_ids: The reservations that this run has made.
-        owner: What only the owner can say of the data, for the statement.
-        forecast: A forecast of the labels from public values, where noise outweighs the votes.
-        unfinished_call: By which the same call finds this run again if it is interrupted; None: nothing is bought.
         exit_stack: Closes with the session.
+        budget: Budget of the account; None if nothing is charged.
+        reused: Release that is taken in place of a new one; None if a new one is made.
+        reservation_ids: Reservations that this run has made.
+        owner: Statements of the owner of the data.
+        forecast: Warning, from public values, about labels that will be mostly noise; None if there is none.
+        unfinished_call: Note by which the same call finds this run again if it is interrupted; None if nothing is
+            charged.
         has_private_folder: Whether the run keeps files for its owner.
-        prepared: PRIVATE. The method that answered in this session; None: none has.
+        prepared: PRIVATE. Method that answered in this session; None if none has.
     """
 
     config: RunConfig
@@ -121,12 +120,12 @@ class ReleaseSession:
         clock: StageTimer | None = None,
         format_alternative: AlternativeFormatter | None = None,
     ) -> Iterator[ReleaseSession]:
-        """Load the data, refuse what cannot work, hold the run's folder and open the account.
+        """Load the data, refuse what cannot work, lock the run's folder and open the account.
 
         Args:
             config: The run's choices.
-            clock: Times the stages; None: a new one.
-            format_alternative: Says what to ask for where noise outweighs the votes; None: advice in general.
+            clock: Times the stages; a new one if None.
+            format_alternative: Suggests other settings if noise outweighs the votes; general advice if None.
 
         Raises:
             ValueError: A choice cannot work; nothing has been charged or trained.
@@ -148,7 +147,9 @@ class ReleaseSession:
                 with open_existing_ledger(config.ledger_path) as existing_ledger:
                     config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
                     check_new_account_cap(config, facts.spec.name, planned_events, read_caps(existing_ledger))
-                forecast = _make_forecast(config, facts, format_alternative)
+                if (warning := config.method.forecast_warning(facts)) is not None:
+                    advice = NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)
+                    forecast = f"{warning} {advice}"
                 unfinished_call = make_unfinished_call(config, facts, splits.all_private)
                 config, reused = resume_call(config, facts, unfinished_call, stages)
                 exit_stack.enter_context(run_folder_lock(config))
@@ -177,10 +178,8 @@ class ReleaseSession:
 
     @classmethod
     @contextlib.contextmanager
-    def open_uncharged(
-        cls, config: RunConfig, data: Dataset, clock: StageTimer, reused: WrittenRelease | None = None
-    ) -> Iterator[ReleaseSession]:
-        """A session that charges nothing: to train teachers, or a student of a release that is here."""
+    def open_uncharged(cls, config: RunConfig, data: Dataset, clock: StageTimer) -> Iterator[ReleaseSession]:
+        """Open a session that charges nothing: to train teachers, or a student of a release that is here."""
         create_private_folder(config.root, "store")
         with (
             Ledger(config.ledger_path) as ledger,
@@ -196,13 +195,12 @@ class ReleaseSession:
                 stages=stages,
                 clock=clock,
                 exit_stack=exit_stack,
-                reused=reused,
                 owner=owner_file.read(config.root, data.spec.name),
             )
 
     @classmethod
     def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
-        """The account of these records, for releases that span calls and processes (``Spending.suspend``).
+        """Open the account of these records, for releases that span calls and processes (``Spending.suspend``).
 
         The ledger stays open: whoever is given the budget closes it.
         """
@@ -211,35 +209,20 @@ class ReleaseSession:
         return open_budget(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
 
     def _open_account(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
-        """Open the account that is charged, where anything is, and the owner's folder."""
-        config, store = self.config, self.store
+        """Open the account if anything is charged, and create the owner's folder."""
+        config, store, records = self.config, TeacherStore(self.config.root), self.splits.all_private
         if planned_events:
             if config.labels is None:
-                fingerprint = config.method.compute_fingerprint(store, self.all_private)
+                fingerprint = config.method.compute_fingerprint(store, records)
             else:
-                fingerprint = store.compute_content_fingerprint(self.all_private)
-            self.budget = open_budget(config, self.ledger, self.data, planned_events, fingerprint)
+                fingerprint = store.compute_content_fingerprint(records)
+            self.budget = open_budget(config, self.ledger, self.splits.data, planned_events, fingerprint)
             if not self.reservation_ids:
                 self.budget.check_events(planned_events)
         if self.has_private_folder:
             create_private_folder(self.private_dir)  # a closed disk is found out before anything is charged
 
-    # ---- what a session has ---------------------------------------------------------------------------------------
-
-    @property
-    def data(self) -> Dataset:
-        """PRIVATE. The data without the records that are held out."""
-        return self.splits.data
-
-    @property
-    def all_private(self) -> PrivateRecords:
-        """PRIVATE. All private records, with those that are held out."""
-        return self.splits.all_private
-
-    @property
-    def store(self) -> TeacherStore:
-        """PRIVATE. The teachers under the run's root."""
-        return TeacherStore(self.config.root)
+    # ---- folders and inputs ---------------------------------------------------------------------------------------
 
     @property
     def release_dir(self) -> Path:
@@ -253,27 +236,22 @@ class ReleaseSession:
 
     @functools.cached_property
     def private_writer(self) -> PrivateWriter | None:
-        """PRIVATE. The owner's TensorBoard; None where the run keeps no files for its owner."""
+        """PRIVATE. The owner's TensorBoard; None if the run keeps no files for its owner."""
         if not self.has_private_folder:
             return None
         create_private_folder(self.private_dir)
         return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
 
     def make_inputs(self) -> MethodInputs:
-        """PRIVATE. What the method is prepared from."""
-        inputs = make_inputs(self.config, self.data, self.facts, self.stages, self.clock, self.ledger)
-        inputs = replace(inputs, check_budget=self.check_budget)
+        """PRIVATE. Make what the method is prepared from."""
+        inputs = make_inputs(self.config, self.splits.data, self.facts, self.stages, self.clock, self.ledger)
+        inputs = replace(inputs, check_budget=self._check_budget)
         if self.private_writer is None:
             return inputs
         return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)
 
-    def check_budget(self) -> None:
-        """Refuse a run whose release could not be charged.
-
-        Raises:
-            BudgetExceeded: The cap does not admit it.
-            ValueError: It does not keep the account's terms.
-        """
+    def _check_budget(self) -> None:
+        """Raise BudgetExceeded, or ValueError for other terms, if the account does not admit what the run charges."""
         if self.budget is not None:
             self.budget.check_events(self.config.privacy_events(self.facts))
 
@@ -285,55 +263,41 @@ class ReleaseSession:
             return self.reused
         config, method, budget = self.config, self.config.method, self.budget
         assert budget is not None
-        inputs, record = self.make_inputs(), make_record(config, self.facts)
+        inputs, record, pool = self.make_inputs(), make_record(config, self.facts), self.facts.pool
         prepared = None if method.has_first_stage else method.prepare(inputs)
         with self.clock("labels"):
-            self.check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
+            self._check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
-                prepared.check(budget, self.facts.pool)
+                prepared.check(budget, pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
             events, name = method.privacy_events(self.facts), method.mechanism_name
             with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
                 if prepared is None:
-                    prepared, digests = self._prepare_after_first_answers(inputs, spending)
+                    first_answers = method.first_answers(inputs.records, spending)
+                    digests = release_store.write_first_answers(self.release_dir, first_answers)
+                    spending.record_first_answers(digests)  # they decide what is asked next: the ledger has their hash
                     record |= digests
-                    prepared.check(budget, self.facts.pool)
-                release = prepared.release(self.facts.pool, spending)
-                record, digests = self._write_answers(
-                    release, record | ({"teachers_id": prepared.id} if prepared.id else {}), prepared.guide
-                )
+                    prepared = method.prepare(replace(inputs, first_answers=first_answers))
+                    prepared.check(budget, pool)
+                release = prepared.release(pool, spending)
+                record |= {"teachers_id": prepared.id} if prepared.id else {}
+                if isinstance(release, ModelRelease):
+                    digests = save_model(release.student, self.release_dir)
+                else:
+                    record = release_store.write(
+                        self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
+                    )
+                    digests = release_store.select_digests(record)
                 spending.record_files(digests)
         prepared.record_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
-    def _prepare_after_first_answers(
-        self, inputs: MethodInputs, spending: Spending
-    ) -> tuple[PreparedMethod, dict[str, str]]:
-        """PRIVATE. Ask the method's first question; prepare, once its answer is on disk and its SHA-256 in the ledger.
-
-        Returns:
-            The method that is ready to release, and the SHA-256 for its record.
-        """
-        first_answers = self.config.method.first_answers(inputs.records, spending)
-        digests = release_store.write_first_answers(self.release_dir, first_answers)
-        spending.record_first_answers(digests)
-        return self.config.method.prepare(replace(inputs, first_answers=first_answers)), digests
-
-    def _write_answers(
-        self, release: Release | ModelRelease, record: dict[str, Any], guide: Student | None
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Write the answers or the model; the record as it lies there, and the SHA-256 that the ledger is to hold."""
-        if isinstance(release, ModelRelease):
-            return record, save_model(release.student, self.release_dir)
-        record = release_store.write(self.release_dir, release, record, self.facts.spec, guide, self.facts.pool.names)
-        return record, release_store.select_digests(record)
-
     def publish_private_price(self, written: WrittenRelease) -> str | None:
-        """Publish the data-dependent price where wanted, at a price of its own; returns what to tell the owner."""
+        """Publish the data-dependent price if it is wanted, at a price of its own; return a message for the owner."""
         config, method, prepared = self.config, self.config.method, self.prepared
         if config.private_epsilon is None or written.release.id not in self.reservation_ids:
             return None
@@ -355,10 +319,10 @@ class ReleaseSession:
     # ---- the student ----------------------------------------------------------------------------------------------
 
     def fit(self, written: WrittenRelease) -> NamedStudent | None:
-        """Train and save the student, or several of which private records choose one, at a price.
+        """Train and save the student, or several students of which private records choose one, at a price.
 
         Returns:
-            The student's name, and the student; None: none is wanted. A model that was released is the student itself.
+            The student's name, and the student; None if none is wanted. A model that was released is the student.
 
         Raises:
             ValueError: No question was answered.
@@ -368,14 +332,13 @@ class ReleaseSession:
             return config.method.student_name, written.release.student
         if not config.trains_student:
             return None
-        labels = written.labels
+        labels, method = written.labels, config.method
         if not bool(labels.answered_Q.any()):
             raise ValueError(
                 f"mechanism: none of the {len(labels.query_Q)} questions was answered, so there is nothing to learn "
                 "from. Take more teachers, fewer questions, a larger epsilon or, if there is one, a lower "
                 "mechanism.threshold."
             )
-        method, validation, selection = config.method, self.splits.validation, config.selection
         releases_guide = isinstance(method, LabelingMethod) and method.releases_guide
         task = make_student_task(facts.spec, facts.pool, labels)
         task = replace(task, guide=written.guide if releases_guide else None)
@@ -386,15 +349,14 @@ class ReleaseSession:
             return algorithm.fit(task, seed=config.seed, device=config.device, progress=progress, log=log)
 
         with self.clock("student"):
-            if selection is None:
+            if config.selection is None:
                 assert config.student is not None
                 name, student = config.student.name, train_student(config.student.name, config.student)
             else:
-                assert validation is not None and self.budget is not None
-                name, student, reservation_id = selection.choose(
-                    train_student, validation=validation, budget=self.budget
-                )
-                self.reservation_ids.append(reservation_id)
+                validation, budget = self.splits.validation, self.budget
+                assert validation is not None and budget is not None
+                name, student, id_ = config.selection.choose(train_student, validation=validation, budget=budget)
+                self.reservation_ids.append(id_)
         run_folders.create_protected_folder(self.release_dir)
         save_student(student, self.release_dir / "student.safetensors")
         if isinstance(config.dataset, EncodedDataset):
@@ -410,54 +372,40 @@ class ReleaseSession:
 
         Args:
             written: The release.
-            named_student: The student's name, and the student; None: labels are all that was wanted, and the owner sees
-                no more.
+            named_student: The student's name, and the student. None if only labels are wanted: the owner then gets no
+                files.
             shows_table: Whether to print the closing table.
         """
-        paths = {"Released": self.release_dir, "Ledger": self.ledger.path.absolute()}
+        paths, rows = {"Released": self.release_dir}, None
         if named_student is None:
-            report, rows = self.write_report(written, None), None
+            report = self.write_report(written, None)
         else:
             save_votes(written, self.prepared, self.private_dir, self.private_writer)
             with self.clock("owner"):
                 metrics, nonprivate = compute_owner_metrics(
                     self.config, self.splits, written, self.prepared, self.stages
                 )
-            report = self.write_report(written, named_student, metrics)
-            metrics = self._write_private_metrics(written, named_student[1], metrics, nonprivate)
-            paths = {"Released": self.release_dir, "Private": self.private_dir, "Ledger": paths["Ledger"]}
-            rows = metrics.format_rows()
+            report = self.write_report(written, named_student, metrics)  # before anything that an attack could stop
+            claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
+            metrics = add_student_metrics(metrics, self.config, self.splits, named_student[1])
+            membership = attack_released_student(
+                self.config,
+                self.splits,
+                written,
+                named_student[1],
+                nonprivate,
+                events=claim.reserved_events,
+                is_private=claim.is_private,
+            )
+            seconds = dict(self.clock.seconds)
+            metrics = replace(metrics, forecast=self.forecast, membership=membership, seconds=seconds)
+            metrics.write(self.private_dir / "summary.json")
+            if self.private_writer is not None:
+                self.private_writer.log_metrics(metrics)
+            paths, rows = paths | {"Private": self.private_dir}, metrics.format_rows()
         if shows_table:
-            print_summary(report, owner=rows, paths=paths)
+            print_summary(report, owner=rows, paths=paths | {"Ledger": self.ledger.path.absolute()})
         return report
-
-    def finish(self) -> None:
-        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
-        if self.unfinished_call is not None:
-            self.unfinished_call.end()
-
-    def _write_private_metrics(
-        self, written: WrittenRelease, student: Student, metrics: PrivateMetrics, nonprivate: TeacherEnsemble | None
-    ) -> PrivateMetrics:
-        """PRIVATE. Write the owner's figures, once everything that may be published is there."""
-        config, splits = self.config, self.splits
-        claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
-        metrics = add_student_metrics(metrics, config, splits, student, self.forecast)
-        metrics = attack_released_student(
-            metrics,
-            config,
-            splits,
-            written,
-            student,
-            nonprivate,
-            events=claim.reserved_events,
-            is_private=claim.is_private,
-        )
-        metrics = replace(metrics, seconds=dict(self.clock.seconds))
-        metrics.write(self.private_dir / "summary.json")
-        if self.private_writer is not None:
-            self.private_writer.log_metrics(metrics)
-        return metrics
 
     def write_report(
         self,
@@ -465,13 +413,12 @@ class ReleaseSession:
         named_student: NamedStudent | None,
         metrics: PrivateMetrics | None = None,
     ) -> ReleaseReport:
-        """Write the report of a release, and of its student where there is one, into ``release/``."""
+        """Write the report of a release, and of its student if there is one, into ``release/``."""
         run_folders.create_protected_folder(self.release_dir)
         name, student = named_student or ("", None)
         report = build_report(
-            data=self.data,
-            release=written.release if isinstance(written.release, Release) else None,
-            record=written.record,
+            data=self.splits.data,
+            written=written,
             reservation_ids=self.reservation_ids,
             student=student,
             student_name=name,
@@ -479,39 +426,13 @@ class ReleaseSession:
             seconds=self.clock.seconds,
             owner=self.owner,
             chosen_by=self.config.privacy.chosen_by,
-            baselines=() if metrics is None else make_public_baselines(self.data, metrics),
+            baselines=() if metrics is None else make_public_baselines(self.splits.data, metrics),
             includes_encoder=(self.release_dir / ENCODER_FOLDER).is_dir(),
         )
         write_release(self.release_dir, report)
         return report
 
-
-def make_inputs(
-    config: RunConfig,
-    data: Dataset,
-    facts: DatasetFacts,
-    stages: Stages,
-    clock: StageTimer,
-    ledger: Ledger | None = None,
-) -> MethodInputs:
-    """PRIVATE. What a method is prepared from."""
-    return MethodInputs(
-        records=data.private,
-        facts=facts,
-        seed=config.seed,
-        device=config.device,
-        store=TeacherStore(config.root),
-        ledger=ledger,
-        stages=stages,
-        clock=clock,
-    )
-
-
-def _make_forecast(
-    config: RunConfig, facts: DatasetFacts, format_alternative: AlternativeFormatter | None
-) -> str | None:
-    """A warning about answers that will be mostly noise, and what would do better; None: there is nothing to say."""
-    warning = config.method.forecast_warning(facts)
-    if warning is None:
-        return None
-    return f"{warning} {NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)}"
+    def finish(self) -> None:
+        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
+        if self.unfinished_call is not None:
+            self.unfinished_call.end()

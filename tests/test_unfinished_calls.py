@@ -61,8 +61,10 @@ def test_a_fit_that_was_interrupted_after_its_charge_is_finished_by_the_same_fit
     assert finished.privacy_["guarantee"]["epsilon"] == pytest.approx(4.0, rel=1e-3)
     with pytest.raises(ValueError, match="has been charged already"):
         fit(method=method)  # it has ended now
-    fit(method=method, allow_refit=True)
-    assert len(charges(tmp_path)) == 2
+    runs = [finished.release_, fit(method=method, allow_refit=True).release_]
+    assert len(charges(tmp_path)) == 2 and runs[0] != runs[1]
+    first, second = (json.loads((run / "summary.json").read_text()) for run in runs)
+    assert first["ledger_head"] != second["ledger_head"] and first["epsilon_charged"] < second["epsilon_charged"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -75,15 +77,6 @@ def test_noise_that_was_drawn_and_not_recorded_stays_spent(method, fit, tmp_path
         fit(method=method)
     fit(method=method, allow_refit=True)
     assert [charge.is_committed for charge in charges(tmp_path)] == [False, True]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_fit_that_ended_is_charged_again_where_that_is_allowed(method, fit, tmp_path):
-    runs = [fit(method=method, allow_refit=True).release_ for _ in range(2)]
-    assert len(charges(tmp_path)) == 2 and runs[0] != runs[1]
-    shown = [json.loads((run / "summary.json").read_text()) for run in runs]
-    assert shown[0]["ledger_head"] != shown[1]["ledger_head"]
-    assert shown[0]["epsilon_charged"] < shown[1]["epsilon_charged"]
 
 
 def test_folds_in_threads_charge_once(tmp_path):

@@ -1,19 +1,20 @@
-"""Membership inference against a released student: one simple attack, for the owner of the data.
+"""PRIVATE. A membership inference attack against a released student, for the owner of the data.
 
-PRIVATE: it reads private records, so what it finds stays with the owner; no ledger charges it and nothing of it is
+The attack reads private records, so its result stays with the owner; no ledger charges it and nothing of it is
 released.
 
-The attack calls a record a member where the model's margin on its true label reaches a threshold. Members are records
-that teachers learnt from; the others come from the same source and reached no teacher. Half of either chooses the
-threshold, the other half is judged by it, and the other way round, so that a model which knows nothing of its records
-scores zero on average. It is a *lower* bound by one attack: a better one may find more, and finding nothing proves
-nothing. The guarantee, beside which it is shown, bounds all of them.
+The attack calls a record a member if the model's margin on its true label reaches a threshold. Members are records that
+teachers learnt from; the other records come from the same source and reached no teacher. Half of each side chooses the
+threshold by which the other half is judged, and the other way round, so that a model that does not know its records has
+an advantage of zero on average. The result is a *lower* bound by one attack: a better attack may find more, and finding
+nothing proves nothing. The guarantee, which is shown beside it, bounds every attack.
 
 Source: Yeom et al. 2018 (arXiv 1709.01604), the attack; Carlini et al. 2022 (arXiv 2112.03570), its scale.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -21,29 +22,32 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
 from pate_torch.privacy.units import get_unit_ids, hold_out, select, select_one_per_unit
-from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval, format_percent
+from pate_torch.release.report import Share, format_percent
 
 Scores = NDArray[np.float64]
 
 Logits = Callable[[Tensor], Tensor]
 """A model under attack: raw points [B, ...] to logits [B, C]."""
 
+Z95 = 1.959963984540054  # the normal quantile of 97.5 %
+
 MIN_RECORDS = 20
-"""Records of each kind below which nothing is said."""
+"""Smallest number of records of each side for which the attack is run."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MembershipRecords:
-    """PRIVATE. Members and other records to tell apart, x and y as in PrivateRecords.
+    """PRIVATE. Members and other records, x and y as in PrivateRecords.
 
     Raises:
-        ValueError: There are too few of either, or a record is on both sides.
+        ValueError: A side has too few records, or a record is on both sides.
     """
 
     member_x: Tensor
@@ -69,13 +73,13 @@ class MembershipRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """PRIVATE. What one attack found in one model, with 95 % intervals over the records, for the model as it is.
+    """PRIVATE. The result of one attack on one model, with 95 % intervals over the records.
 
     Attributes:
-        members: How many members were judged.
-        others: How many others.
-        advantage: Share of members called members, less that of the others; 0 by chance.
-        auc: Probability that the model is surer of a member than of another; 1/2 by chance.
+        members: Number of members.
+        others: Number of other records.
+        advantage: Share of members called members, less that of the other records; 0 by chance.
+        auc: Probability that the margin of a member is above that of another record; 1/2 by chance.
     """
 
     members: int
@@ -86,7 +90,7 @@ class AttackResult:
     auc_interval: tuple[float, float]
 
     def __str__(self) -> str:
-        """'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'. Below 0 it is chance, and says so."""
+        """Return 'advantage 1.2 % (-3.0 to 5.4), AUC 0.507 (0.485 to 0.529)'; an advantage below 0 is no signal."""
         low, high = self.advantage_interval
         auc_low, auc_high = self.auc_interval
         advantage = f"advantage {format_percent(self.advantage)} ({100 * low:.1f} to {100 * high:.1f})"
@@ -98,16 +102,16 @@ class AttackResult:
 class MembershipResult:
     """PRIVATE. The attack on the released student and, for contrast, on a model without privacy.
 
-    The two bounds are averages over the noise, and over a coin for each record that decides on which side it is; None
-    where no guarantee holds.
+    The two bounds are averages over the noise, and over a coin for each record that decides its side; they are None if
+    no guarantee holds.
 
     Attributes:
-        student: The attack on the released student.
-        nonprivate: The attack on the model without privacy; None: there is none.
+        student: Attack on the released student.
+        nonprivate: Attack on the model without privacy; None if there is none.
         bound: Bound on the student's advantage under any attack, by its epsilon and delta alone.
-        bound_by_plan: The same by everything known of its plan; at most ``bound``.
-        held_out: Whether the others were kept from the teachers for this test. Else they are the test set, which may
-            differ from the private records for other reasons.
+        bound_by_plan: Bound by all of its privacy events; at most ``bound``.
+        held_out: Whether the other records were kept from the teachers for this test. Otherwise they are the test set,
+            which may differ from the private records for other reasons.
     """
 
     student: AttackResult
@@ -118,12 +122,12 @@ class MembershipResult:
 
     @property
     def is_above_bound(self) -> bool:
-        """Whether the student's whole interval lies above its bound: a fault, or two kinds of record never alike."""
+        """Whether the student's whole interval lies above its bound: a fault, or sides that differ by themselves."""
         bounds = [bound for bound in (self.bound, self.bound_by_plan) if bound is not None]
         return bool(bounds) and self.student.advantage_interval[0] > min(bounds)
 
     def format_lines(self) -> dict[str, str]:
-        """The student's figures, the bound on any attack, and the figures without privacy: name -> value."""
+        """Format the student's figures with the bound on any attack, and the figures without privacy: name -> value."""
         text = str(self.student)
         if self.bound_by_plan is not None:
             text += f"; any attack's advantage is at most {format_percent(self.bound_by_plan)} by the guarantee"
@@ -135,12 +139,12 @@ class MembershipResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTest:
-    """A recipe for the test.
+    """The settings of the owner's membership test.
 
     Attributes:
-        records: Largest number of records of each kind.
-        held_out: Share of the private units that no teacher learns from, to be the others. 0 takes the test set, which
-            costs the teachers nothing but may come from elsewhere.
+        records: Largest number of records of each side.
+        held_out: Share of the private units that are kept from the teachers, to be the other side. With 0 the other
+            side is the test set, which costs the teachers no records but may come from another source.
     """
 
     name: str = "standard"
@@ -152,7 +156,7 @@ class MembershipTest:
         checks.between("membership.held_out", self.held_out, 0, 0.9)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords | None]:
-        """Part the data into (those without the records held out, those records; None where the test set is used)."""
+        """Split the data into (data without the records held out, those records; None if the test set is used)."""
         if self.held_out == 0:
             return data, None
         if data.private.unit == LABEL_UNIT:
@@ -164,7 +168,7 @@ class MembershipTest:
     def select_records(
         self, data: Dataset, shards: Shards, holdout: PrivateRecords | None, seed: int
     ) -> MembershipRecords | None:
-        """Members from the shards, one record of each unit; None where there is nothing to compare."""
+        """Select members from the shards, one record of each unit; None if a side has too few records."""
         if data.private.unit == LABEL_UNIT:
             return None
         private, used_index = data.private, shards.index_KS[shards.mask_KS].numpy()
@@ -186,22 +190,22 @@ class MembershipTest:
 
 
 def _hash_records(x: Tensor, y: Tensor, rows: Iterable[int] | None = None) -> list[bytes]:
-    """A hash of each record in these rows (None: of all)."""
+    """Hash each record of these rows, or of all rows if None."""
     points, labels = x.cpu().numpy(), y.cpu().numpy()
     row_indices = range(len(y)) if rows is None else rows
     return [blake2b(points[row].tobytes() + labels[row].tobytes(), digest_size=16).digest() for row in row_indices]
 
 
 def attack(logits: Logits, sides: MembershipRecords, seed: int = 0) -> AttackResult:
-    """PRIVATE. Attack a model; ``seed`` halves the records."""
+    """PRIVATE. Attack a model; ``seed`` decides the halves of the records."""
     members = compute_margins(logits(sides.member_x), sides.member_y)
     return compare_scores(members, compute_margins(logits(sides.nonmember_x), sides.nonmember_y), seed)
 
 
 def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
-    """How sure a model is of the true labels: ln(p / (1 - p)), float64 [B]; it falls as the loss -ln p grows.
+    """Compute the margins of the true labels, ln(p / (1 - p)), float64 [B], which fall as the loss -ln p grows.
 
-    From the logits, z_y - ln of the sum of e^z over the other classes: p itself rounds to 1 where it matters.
+    They are computed from the logits, as z_y less the ln of the sum of e^z over the other classes: p rounds to 1.
     """
     logits_BC, true_B1 = logits_BC.cpu().double(), y.cpu()[:, None]
     rest_B = logits_BC.scatter(1, true_B1, -torch.inf).logsumexp(1)
@@ -209,37 +213,69 @@ def compute_margins(logits_BC: Tensor, y: Tensor) -> Scores:
 
 
 def compare_scores(member_M: Scores, nonmember_O: Scores, seed: int = 0) -> AttackResult:
-    """How well scores tell members from others: larger ones are taken for members'. Each side needs two scores."""
-    counts = _count_hits(member_M, nonmember_O, seed)
-    rates = counts[0] / len(member_M), counts[1] / len(nonmember_O)
+    """Measure how well scores separate members, whose scores should be larger. Each side needs two scores."""
+    stream = make_numpy_generator(seed, "membership", "halves")
+    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
+    counts = np.zeros(2)  # of members called members, and of other records called members
+    for judged, chosen in ((0, 1), (1, 0)):
+        threshold = find_threshold(halves[0][chosen], halves[1][chosen])
+        counts += [(side[judged] >= threshold).sum() for side in halves]
+    sizes = len(member_M), len(nonmember_O)
+    shares = [Share(value=float(n / size), size=size) for n, size in zip(counts, sizes, strict=True)]
     num_below, num_at_most = (np.searchsorted(np.sort(nonmember_O), member_M, side) for side in ("left", "right"))
     auc = (num_below + num_at_most).mean() / 2 / len(nonmember_O)  # equal scores count half
     return AttackResult(
         members=len(member_M),
         others=len(nonmember_O),
-        advantage=rates[0] - rates[1],
-        advantage_interval=compute_difference_interval(rates[0], len(member_M), rates[1], len(nonmember_O)),
+        advantage=shares[0].value - shares[1].value,
+        advantage_interval=compute_difference_interval(*shares),
         auc=float(auc),
         auc_interval=compute_auc_interval(float(auc), len(member_M), len(nonmember_O)),
     )
 
 
-def _count_hits(member_M: Scores, nonmember_O: Scores, seed: int) -> tuple[int, int]:
-    """(members called members, others called members), each by a threshold that the other half chose."""
-    stream = make_numpy_generator(seed, "membership", "halves")
-    halves = [np.array_split(side[stream.permutation(len(side))], 2) for side in (member_M, nonmember_O)]
-    hits = alarms = 0
-    for half_index in (0, 1):
-        threshold = find_threshold(halves[0][1 - half_index], halves[1][1 - half_index])
-        hits += int((halves[0][half_index] >= threshold).sum())
-        alarms += int((halves[1][half_index] >= threshold).sum())
-    return hits, alarms
-
-
 def find_threshold(member_M: Scores, nonmember_O: Scores) -> float:
-    """The threshold t whose test "score >= t" has the largest advantage on these; infinite where none has any."""
+    """Find the threshold t of the test "score >= t" with the largest advantage; infinite if no test has any."""
     values = np.unique(np.concatenate([member_M, nonmember_O])) / 2
     thresholds = np.append(values[1:] + values[:-1], np.inf)  # halfway between neighbors: a gap is cut in its middle
     rates = [1 - np.searchsorted(np.sort(side), thresholds) / len(side) for side in (member_M, nonmember_O)]
     highest_best = np.argmax((rates[0] - rates[1])[::-1])  # the highest of equals has the fewest false alarms
     return float(thresholds[::-1][highest_best])
+
+
+# ---- intervals ------------------------------------------------------------------------------------------------------
+
+
+def compute_difference_interval(first: Share, second: Share) -> tuple[float, float]:
+    """Compute the 95 % interval for the difference of two shares of independent samples, from their own intervals.
+
+    Source: Newcombe 1998, *Interval estimation for the difference between independent proportions*, method 10.
+    """
+    assert first.interval is not None and second.interval is not None
+    (low, high), (other_low, other_high), gap = first.interval, second.interval, first.value - second.value
+    return (
+        gap - math.hypot(first.value - low, other_high - second.value),
+        gap + math.hypot(high - first.value, second.value - other_low),
+    )
+
+
+def compute_auc_interval(auc: float, first_size: int, second_size: int) -> tuple[float, float]:
+    """Compute the 95 % interval for the area under a ROC curve: all areas a with (auc - a)^2 <= z^2 variance(a).
+
+    The variance is that of Hanley & McNeil 1982 with the weights of equal sizes; it is exact at a = 1/2.
+
+    Source: Newcombe 2006, *Confidence intervals for an effect size measure based on the Mann-Whitney statistic*, part
+    2, method 5.
+    """
+    checks.between("auc", auc, 0, 1)
+    mean_size_minus_1 = (first_size + second_size) / 2 - 1
+
+    def compute_excess(a: float) -> float:
+        pairs = a * (1 - a) * (1 + mean_size_minus_1 * ((1 - a) / (2 - a) + a / (1 + a)))
+        return (auc - a) ** 2 - Z95**2 * pairs / (first_size * second_size)
+
+    margin = 1e-12  # an area of 0 or 1 is its own root: the other end of the interval is looked for
+    return (
+        0.0 if auc == 0 else float(brentq(compute_excess, 0.0, auc - margin)),
+        1.0 if auc == 1 else float(brentq(compute_excess, auc + margin, 1.0)),
+    )

@@ -1,31 +1,85 @@
-"""``owner.yaml``: what only the owner of the data can say of them, for the privacy statement.
+"""The statements that only the owner of the data can make, read from ``owner.yaml`` beside the ledger.
 
-It lies beside the ledger, one entry an account. What it says is published as it stands, in every release of the account
-from then on; what it leaves out is shown as missing.
+The file has one entry for each account. Every release of the account publishes its entry as it stands, and lists what
+the entry leaves out as missing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from pate_torch.core import checks
-from pate_torch.release.report import OwnerFacts
 
 OWNER_FILE = "owner.yaml"
 
+AUDIT_KEYS = (
+    *("mechanism", "audited", "version", "claimed", "proven", "delta", "confidence", "runs", "queries", "faults"),
+    "sound",
+)
+"""The keys of an audit's result that the statement quotes."""
+
+TUNING_METHODS = {
+    "public": "on public data, or a public stand-in",
+    "charged": "by private records, and charged to the account",
+    "none": "fixed before anybody looked at anything",
+}
+"""How the parameters of a release may have been chosen -> in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerFacts:
+    """What the owner states about the data, in the owner's words. A field is None if it is not stated.
+
+    Attributes:
+        contact: Person or office that answers questions.
+        collection: How, where and when the records were collected.
+        consent: Legal basis on which the records are used.
+        access: Who can reach the records, and how they are secured.
+        retention: How long records, teachers and votes are kept.
+        period: Time for which the account's cap holds.
+        renewal: What happens to the cap after that time.
+        tuning: How the parameters were chosen, a key of ``TUNING_METHODS``.
+        pool: Name, licence and source of the public points.
+        audit: Result of an audit of the mechanism, as ``pate audit --output`` writes it.
+    """
+
+    contact: str | None = None
+    collection: str | None = None
+    consent: str | None = None
+    access: str | None = None
+    retention: str | None = None
+    period: str | None = None
+    renewal: str | None = None
+    tuning: str | None = None
+    pool: Mapping[str, str] = field(default_factory=dict)
+    audit: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
+            elif value is not None:
+                checks.nonempty_string(item.name, value)
+        if self.tuning is not None:
+            checks.one_of("tuning", self.tuning, TUNING_METHODS)
+        for key, value in self.pool.items():
+            checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
+
 
 def read(root: Path, account: str) -> OwnerFacts:
-    """What the file under ``root`` says of an account; nothing where there is no file, or no entry.
+    """Read what the file under ``root`` states about an account; nothing is stated if there is no file or no entry.
 
     Raises:
-        ValueError: It cannot be read, or has a key or a value that means nothing here.
+        ValueError: The file cannot be read, or has an unknown key or an impossible value.
     """
     file = root / OWNER_FILE
     if not file.exists():
@@ -36,54 +90,29 @@ def read(root: Path, account: str) -> OwnerFacts:
         raise checks.error("owner", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
     entry = checks.mapping(str(file), {} if accounts is None else accounts).get(account, {})
     try:
-        content = {
-            key: _to_plain_text(value)
-            for key, value in checks.mapping(account, entry, dataclasses.fields(OwnerFacts)).items()
-        }
-        return OwnerFacts(
-            **{**content, "pool": checks.mapping("pool", content.get("pool", {})), "audit": _load_audit(root, content)}
-        )
+        content = {k: _to_plain_text(v) for k, v in checks.mapping(account, entry, fields(OwnerFacts)).items()}
+        pool = checks.mapping("pool", content.get("pool", {}))
+        return OwnerFacts(**{**content, "pool": pool, "audit": _load_audit(root, content.get("audit"))})
     except ValueError as error:
         raise ValueError(f"{file}: {checks.prefix_error_key(account, error)}") from error
 
 
 def _to_plain_text(value: Any) -> Any:
-    """YAML reads 2026-11-23 as a date and 2026 as a number: both are meant as they are written."""
+    """Turn the dates and numbers that YAML reads (2026-11-23, 2026) back into the text that was written."""
     if isinstance(value, Mapping):
         return {str(key): _to_plain_text(item) for key, item in value.items()}
     return str(value) if isinstance(value, datetime.date | int | float) and not isinstance(value, bool) else value
 
 
-def _load_audit(root: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of an audit, from the file that is named; nothing where none is."""
-    if content.get("audit") is None:
+def _load_audit(root: Path, name: Any) -> dict[str, Any]:
+    """Read the result of an audit from the file of this name; None names none."""
+    if name is None:
         return {}
-    file = root / checks.nonempty_string("audit", content["audit"])
+    file = root / checks.nonempty_string("audit", name)
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-        return {key: _freeze(result[key]) for key in AUDIT_KEYS}
+        return {key: tuple(v) if isinstance(v := result[key], list) else v for key in AUDIT_KEYS}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        problem = f"is no result of an audit ({type(error).__name__}: {error})"
         fix = "Write it with: pate audit mechanism=<name> --output audit.json"
-        raise checks.error(
-            "audit", str(file), f"is no result of an audit ({type(error).__name__}: {error})", fix
-        ) from error
-
-
-AUDIT_KEYS = (
-    "mechanism",
-    "audited",
-    "version",
-    "claimed",
-    "proven",
-    "delta",
-    "confidence",
-    "runs",
-    "queries",
-    "faults",
-    "sound",
-)
-"""What the statement says of an audit."""
-
-
-def _freeze(value: Any) -> Any:
-    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+        raise checks.error("audit", str(file), problem, fix) from error

@@ -1,35 +1,35 @@
-"""What only the owner of the data may see of a run: figures without noise, and prices that depend on the votes.
+"""PRIVATE. The figures of a run for the owner of the data: accuracies without noise, and prices that depend on votes.
 
-Nothing here enters a ``ReleaseReport`` (but accuracies on a public benchmark); it is written into the run's private
-folder and printed for the owner, marked.
+They are written into the run's private folder and printed for the owner, marked as private. Only the accuracies on a
+public benchmark enter a ``ReleaseReport``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent.theorems import compute_rdp
-from pate_torch.accounting.data_dependent.vote_rows import Array
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
-from pate_torch.core.files import PRIVATE_FILE_MODE
+from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.release.builder import compute_accuracy, compute_student_metrics
-from pate_torch.release.intervals import Share, format_percent
+from pate_torch.release.builder import compute_accuracy
 from pate_torch.release.membership import MembershipRecords, MembershipResult, attack
 from pate_torch.release.renderer import to_strict_json
-from pate_torch.release.report import Accuracy
+from pate_torch.release.report import Accuracy, Share, format_percent
 from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.students.base import Student
 from pate_torch.teachers.baseline import compute_first_logits
@@ -37,7 +37,7 @@ from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-T = TypeVar("T")
+MAX_CURVE_POINTS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,18 @@ class PrivateMetrics:
     ``epsilon_pate2018`` depends on the votes: it is no guarantee and no price.
 
     Attributes:
-        records: How many there were, by what became of them.
-        student_accuracy: Accuracy on test records that are not public.
+        records: Numbers of records, by their use.
+        student_accuracy: Accuracy of the student on test records that are not public.
         student_size: Number of these test records.
-        confusion: The student's counts on them, [truth, predicted].
+        confusion: The student's counts on these test records, [truth, predicted].
         ensemble_accuracy: Accuracy of the plurality without noise.
         teacher_accuracy_mean: Mean accuracy of the teachers.
         epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
         gap_quantiles: Quantiles of the votes between winner and runner-up.
         nonprivate_accuracy: Accuracy of a model trained on all records at once.
         membership: The membership test of the student.
-        seconds: Time of every stage, also of those whose time tells how many records there are.
-        not_computed: Name of a missing figure -> why it is missing.
+        seconds: Time of every stage, even if it depends on the number of records.
+        not_computed: Name of a missing figure -> reason.
         forecast: The forecast of the labels from public values (``feasibility.forecast_warning``).
     """
 
@@ -76,23 +76,8 @@ class PrivateMetrics:
     not_computed: Mapping[str, str] = field(default_factory=dict)
     forecast: str | None = None
 
-    @classmethod
-    def from_student(
-        cls, data: Dataset, student: Student, seconds: Mapping[str, float], *, all_private: PrivateRecords | None = None
-    ) -> PrivateMetrics:
-        """PRIVATE. Count the records, and measure the student on test records whose figures may not be published.
-
-        Args:
-            data: The data of the run.
-            student: The student, or the model.
-            seconds: The time of every stage.
-            all_private: The private records with those that are held out; None if none are.
-        """
-        metrics = compute_student_metrics(data, None if data.evaluation.public else student)
-        return cls(**metrics, records=count_records(data, all_private), seconds=dict(seconds))
-
     def format_rows(self) -> dict[str, str]:
-        """The owner's part of the closing table: accuracies, and what is missing (an epsilon looks like a price)."""
+        """Format the owner's part of the closing table, without prices, which would look like guarantees."""
         lines = {"Records": ", ".join(f"{n:,} {group}" for group, n in self.records.items())} if self.records else {}
         if self.student_accuracy is not None:
             share = Share(value=self.student_accuracy, size=self.student_size)
@@ -108,15 +93,14 @@ class PrivateMetrics:
         return lines if self.forecast is None else lines | {"Forecast": self.forecast}
 
     def write(self, path: Path) -> None:
-        """Write private/summary.json; NaN is refused."""
+        """Write private/summary.json. Raises ValueError for NaN."""
         path.touch(mode=PRIVATE_FILE_MODE)
         path.chmod(PRIVATE_FILE_MODE)  # before anything private is in it
         path.write_text(to_strict_json(asdict(self)), encoding="utf-8")
 
 
-def count_records(data: Dataset, all_private: PrivateRecords | None = None) -> dict[str, int]:
-    """PRIVATE. How many records there are, by what became of them; ``all_private``: with those held out."""
-    all_private = data.private if all_private is None else all_private
+def count_records(data: Dataset, all_private: PrivateRecords) -> dict[str, int]:
+    """PRIVATE. Count the records by their use; ``all_private`` are the private records with those held out."""
     units, num_held_out = len(np.unique(all_private.unit_id)), len(all_private) - len(data.private)
     rows = {"private": len(all_private)} | ({"private units": units} if units < len(all_private) else {})
     rows |= {"public": len(data.pool), "test": len(data.evaluation.y)}
@@ -136,83 +120,61 @@ def compute_vote_metrics(
     delta: float,
     device: torch.device,
 ) -> PrivateMetrics:
-    """PRIVATE. Compute accuracies without noise, and prices that depend on the votes.
+    """PRIVATE. Compute accuracies without noise, and the price that depends on the votes.
+
+    The labels are charged by now, so that a figure that fails is left out: it never ends the run.
 
     Args:
         data: The data of the run.
         release: The labels.
-        votes: The teachers' votes on the pool; None if records answered for themselves.
-        ensemble: The teachers; None if the votes were brought from elsewhere, and tell nothing of the test points.
+        votes: The teachers' votes on the pool; None if no teachers voted.
+        ensemble: The teachers; None if they are not here, as with votes from a file.
         nonprivate: A model trained on all records; None if there is none.
-        model: The mechanism's law of outcomes; None if it has none.
-        rounds: The number of rounds. Data-dependent prices compose only if no question depends on an earlier answer:
-            of several rounds there is none.
+        model: The distribution of the mechanism's outcomes; None if it is not known.
+        rounds: The number of rounds. Several rounds have no data-dependent price: prices compose only if no question
+            depends on an earlier answer.
         delta: The account's delta.
         device: The device of the predictions.
     """
-    missing: dict[str, str] = {}
-    test, num_classes = data.evaluation, data.spec.num_classes
-
-    def compute_nonprivate() -> float:
-        assert nonprivate is not None
-        return compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
-
-    def compute_accuracies() -> tuple[float, float]:
-        assert ensemble is not None
-        prediction_KQ = ensemble.predict(test.x, device=device)
-        plurality = count_votes(prediction_KQ, num_classes).compute_plurality()
-        return compute_accuracy(prediction_KQ, test.y), compute_accuracy(plurality, test.y)
-
-    nonprivate_accuracy = teachers = epsilon = gaps = None
+    test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
     if nonprivate is not None:
-        nonprivate_accuracy = _compute_or_none("Model without privacy", compute_nonprivate, missing)
+        with _note_failure("Model without privacy", missing):
+            figures["nonprivate_accuracy"] = compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
     if ensemble is not None:
-        teachers = _compute_or_none("Teachers' accuracies", compute_accuracies, missing)
-    if votes is not None:
-        asked = votes.select(release.query_Q)
-        if model is not None and rounds == 1 and len(asked):
-            counts = asked.counts_QC.cpu().numpy()
-            curve = functools.partial(compute_rdp, model, counts, rdp.ORDERS)
-            epsilon = _compute_or_none(
-                "Price of these votes, theorem", lambda: _compute_epsilon(curve(), delta), missing
-            )
-        gaps = _compute_or_none("How the votes agree", lambda: compute_gap_quantiles(asked), missing)
-    return PrivateMetrics(
-        ensemble_accuracy=None if teachers is None else teachers[1],
-        teacher_accuracy_mean=None if teachers is None else teachers[0],
-        epsilon_pate2018=epsilon,
-        gap_quantiles=gaps or {},
-        nonprivate_accuracy=nonprivate_accuracy,
-        not_computed=missing,
-    )
+        with _note_failure("Teachers' accuracies", missing):
+            prediction_KQ = ensemble.predict(test.x, device=device)
+            plurality_Q = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
+            figures["ensemble_accuracy"] = compute_accuracy(plurality_Q, test.y)
+            figures["teacher_accuracy_mean"] = compute_accuracy(prediction_KQ, test.y)
+    asked = None if votes is None else votes.select(release.query_Q)
+    if asked is not None and len(asked) and model is not None and rounds == 1:
+        with _note_failure("Price of these votes, theorem", missing):
+            rdp_A = compute_rdp(model, asked.counts_QC.cpu().numpy(), rdp.ORDERS)
+            epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+            if not math.isfinite(epsilon):
+                raise ArithmeticError("no finite epsilon")
+            figures["epsilon_pate2018"] = epsilon
+    if asked is not None:
+        with _note_failure("How the votes agree", missing):
+            figures["gap_quantiles"] = compute_gap_quantiles(asked)
+    return PrivateMetrics(**figures, not_computed=missing)
+
+
+@contextlib.contextmanager
+def _note_failure(name: str, missing: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever it is; its message could quote a private value
+        missing[name] = f"it failed ({type(error).__name__})"
 
 
 def compute_gap_quantiles(votes: Votes) -> dict[str, float]:
-    """PRIVATE. Quantiles of winner minus runner-up, in votes."""
+    """PRIVATE. Compute quantiles of the votes between winner and runner-up: quantile -> votes."""
     gap = votes.compute_gaps().double()
     if len(gap) == 0:
         return {}
     values = torch.quantile(gap, torch.tensor(QUANTILES, dtype=torch.float64, device=gap.device))
     return {f"{q:g}": float(value) for q, value in zip(QUANTILES, values.tolist(), strict=True)}
-
-
-def _compute_or_none(name: str, compute: Callable[[], T], missing_metrics: dict[str, str]) -> T | None:
-    """PRIVATE. The figure, or None and its failure by the error's name alone.
-
-    The labels are charged by now: no figure for the owner may end the run, whatever goes wrong with it.
-    """
-    try:
-        return compute()
-    except Exception as error:
-        missing_metrics[name] = f"it failed ({type(error).__name__})"
-        return None
-
-
-def _compute_epsilon(rdp_A: Array, delta: float) -> float:
-    epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
-    if not math.isfinite(epsilon):
-        raise ArithmeticError("no finite epsilon")
-    return epsilon
 
 
 def attack_student(
@@ -226,31 +188,29 @@ def attack_student(
     secret: bool,
     held_out: bool,
 ) -> MembershipResult:
-    """PRIVATE. The attack on the released student, beside the bound on any attack by its price.
+    """PRIVATE. Attack the released student, and bound every attack by its privacy events.
 
-    At epsilon = 0 the privacy curve's delta is the total variation between neighbors, hence a bound of its own.
+    The delta of the privacy curve at epsilon = 0 is the total variation between neighbors, hence a second bound.
 
     Args:
-        sides: Members and others.
+        sides: Members and other records.
         student: The released student.
-        nonprivate: The model without privacy; None: there is none.
-        events: Everything that the student cost.
+        nonprivate: The model without privacy; None if there is none.
+        events: The privacy events of everything that the student cost.
         delta: The account's delta.
-        seed: Seeds the halving of the records.
+        seed: Seed of the halves of the records.
         secret: Whether the noise was secret; else no bound holds.
-        held_out: See ``MembershipResult``.
+        held_out: Whether the other records were kept from the teachers for this test.
     """
     bound = bound_by_plan = None
     if secret:
         planned_events = tuple(events)
         bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
         bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
-    nonprivate_attack = (
-        None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
-    )
+    first_logits = None if nonprivate is None else functools.partial(compute_first_logits, nonprivate)
     return MembershipResult(
         student=attack(student.compute_logits, sides, seed),
-        nonprivate=nonprivate_attack,
+        nonprivate=None if first_logits is None else attack(first_logits, sides, seed),
         bound=bound,
         bound_by_plan=bound_by_plan,
         held_out=held_out,
@@ -258,7 +218,7 @@ def attack_student(
 
 
 def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accuracy, ...]:
-    """The owner's accuracies, where the data set is a public benchmark; else none of them."""
+    """Make the baselines of a report from the owner's accuracies, if the data set is a public benchmark; else none."""
     shares = {"Teachers' plurality, no noise": metrics.ensemble_accuracy, "No privacy": metrics.nonprivate_accuracy}
     description, size = "from private records, shown because this is a public benchmark", len(data.evaluation.y)
     return tuple(
@@ -266,3 +226,53 @@ def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accur
         for name, value in shares.items()
         if value is not None and data.spec.benchmark
     )
+
+
+class PrivateWriter:
+    """PRIVATE. The TensorBoard of a run: the training of teachers and student, and the owner's figures.
+
+    Args:
+        folder: The folder for the event files, which is closed to other users.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and few commands need it
+
+        create_private_folder(folder)
+        self.writer = SummaryWriter(str(folder))
+        self.writer.add_text("PRIVATE", PRIVATE_README)
+        self.writer.flush()
+        for file in folder.glob("events.out.tfevents.*"):
+            file.chmod(PRIVATE_FILE_MODE)  # the folder is closed already; a copy of the file alone should be, too
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        """PRIVATE. Write one scalar; this is a ``core.progress.Log``."""
+        self.writer.add_scalar(tag, value, step)
+
+    def log_losses(self, step: int, loss_K: Tensor) -> None:
+        """PRIVATE. Write the distribution of the teachers' losses, [K], at a step."""
+        self._log_distribution("teachers/loss", loss_K, step)
+
+    def log_votes(self, votes: Votes, answered_Q: Tensor) -> None:
+        """PRIVATE. Write how far the votes agree, and the share of the questions answered so far (bool [Q])."""
+        self._log_distribution("votes/gap", votes.compute_gaps(), 0)
+        self._log_distribution("votes/top", votes.compute_top_counts(), 0)
+        share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
+        for q in range(0, len(share_Q), 1 + len(share_Q) // MAX_CURVE_POINTS):
+            self.log("votes/answered_share", float(share_Q[q]), q + 1)
+
+    def log_metrics(self, metrics: PrivateMetrics) -> None:
+        """PRIVATE. Write the figures for the owner."""
+        for name, value in vars(metrics).items():
+            if isinstance(value, float):
+                self.log(f"owner/{name}", value, 0)
+        self.writer.add_text("owner", "\n\n".join(f"{name}: {value}" for name, value in metrics.format_rows().items()))
+
+    def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:
+        finite = values.double()[values.double().isfinite()]
+        if len(finite):  # a diverged teacher must not end the run: its vote is one among K
+            self.writer.add_histogram(tag, finite.cpu().numpy(), step)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self.writer.close()

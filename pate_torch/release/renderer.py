@@ -1,6 +1,7 @@
-"""The files of a release folder that say what was released: JSON, a page and a model card, all of one report.
+"""Lays out a report: the files of a release folder that describe it, and the closing table on the terminal.
 
-Templates lay out the facts of ``report`` and the sentences of ``statement``; everything they insert is escaped.
+The files are JSON, a page and a model card. Their templates lay out the facts of ``report`` and the sentences of
+``statement``; everything that they insert is escaped.
 """
 
 from __future__ import annotations
@@ -8,28 +9,46 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
+from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
-from pate_torch.privacy.records import EncoderCard
-from pate_torch.release import figures, statement
-from pate_torch.release.intervals import Share, format_percent
-from pate_torch.release.report import ChargedRelease, ReleaseReport
+from pate_torch.release import statement
+from pate_torch.release.report import (
+    INPUT_KINDS,
+    AccountClaim,
+    Accuracy,
+    ChargedRelease,
+    ReleaseReport,
+    Share,
+    format_percent,
+)
 
 _PACKAGE_VERSION = version("pate-torch")  # asked for at import: no run is charged where it is not known
 SUMMARY_SCHEMA = 1
 STATEMENT_SCHEMA = 1
+CHECKSUM_FILE = "SHA256SUMS"
+MAX_POINTS = 300  # points of a curve; more cannot be told apart on a page
+MAX_CLASSES = 24  # classes of a confusion matrix, or of a list, that can be read
+WIDTH = 80  # columns of the closing table
+PRIVATE_NOTE = "private, for the owner"
 
 ENCODER_KEYS = ("name", "kind", "sha256", "file", "tokenizer_sha256", "module", "license", "trained_on", "disjoint")
-
 SUMMARY_KEYS = (
     *("dataset", "mechanism", "student", "num_teachers", "queries_asked", "queries_answered"),
     *("epsilon", "epsilon_ex_post", "delta", "accountant", "adjacency", "unit"),
@@ -37,27 +56,28 @@ SUMMARY_KEYS = (
     *("private", "teachers_id", "release_id", "ledger_head"),
 )
 OWNER_KEYS = ("contact", "collection", "consent", "access", "retention", "period", "renewal")
-"""What the owner says, as the statement has it."""
+
+Points = Sequence[tuple[float, float]]
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 def write_release(folder: Path, report: ReleaseReport) -> None:
-    """Write all the files of the release folder but the labels and the student."""
+    """Write all files of the release folder but the answers and the student."""
     contents = {
         "privacy.json": to_strict_json(build_statement(report)),
         "report.html": render_page(report),
         "README.md": render_model_card(report),
         "summary.json": to_strict_json(build_summary(report)),  # last: it says that a run has finished here
     }
-    contents = {CHECKSUM_FILE: compute_checksums(folder, contents), **contents}
+    contents = {CHECKSUM_FILE: _list_checksums(folder, contents), **contents}
     for name, content in contents.items():
         write_atomically(folder / name, content)
 
 
-CHECKSUM_FILE = "SHA256SUMS"
-
-
-def compute_checksums(folder: Path, contents: Mapping[str, str]) -> str:
-    """The SHA-256 of what is about to be written, and of all else that lies there."""
+def _list_checksums(folder: Path, contents: Mapping[str, str]) -> str:
+    """The SHA-256 of what is about to be written, and of all other files of the folder."""
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in contents.items()}
     for file in folder.rglob("*"):
         name = file.relative_to(folder)
@@ -66,30 +86,66 @@ def compute_checksums(folder: Path, contents: Mapping[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
+def to_strict_json(content: Mapping[str, Any]) -> str:
+    """Format JSON that every reader accepts. Raises ValueError for NaN or infinity."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def build_summary(report: ReleaseReport) -> dict[str, Any]:
-    """The fixed keys of summary.json, unrounded. Every epsilon of a run that is not private is null."""
+    """Build the content of summary.json, unrounded. Every epsilon of a run that is not private is null."""
     facts = {**vars(report.record), **vars(report.claim), **vars(report.evaluation)}
     summary = {key: facts[key] for key in SUMMARY_KEYS}
     return {"schema_version": SUMMARY_SCHEMA, **summary, "seconds": dict(report.record.seconds)}
 
 
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
-    """The content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
-    record, claim, evaluation = report.record, report.claim, report.evaluation
-    return {
+    """Build the content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
+    record, claim = report.record, report.claim
+    owner_statements = statement.list_owner_statements(report)
+    content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
         "private": claim.private,
         "headline": statement.format_headline(report),
+        **_build_guarantee(report),
+        "other_releases": [_part_to_dict(other) for other in claim.other_releases],
+        "utility": _build_utility(report),
+        "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
+        "tuning": {
+            "parameters": record.owner.tuning,
+            "student": "charged" if claim.has_part("choice of a student") else "none",
+        },
+        "declared_values": dict(record.provenance),
+        "chosen_by": record.chosen_by,
+        "public_assets": [asdict(asset) for asset in record.assets],
+        "owner": {name: getattr(record.owner, name) for name in OWNER_KEYS},
+        "missing": [name for name, value in owner_statements.items() if statement.NOT_STATED in value],
+        "verification": {
+            "release_id": record.release_id,
+            "ledger_head": claim.ledger_head,
+            "audit": {**record.audit, "faults": list(record.audit["faults"])} if record.audit else None,
+        },
+        "assumptions": list(statement.list_paragraphs("assumptions", report)),
+        "not_covered": list(statement.list_paragraphs("not_covered", report)),
+    }
+    if (card := record.encoder) is not None:
+        content["encoder"] = {name: getattr(card, name) for name in ENCODER_KEYS} | {"options": dict(card.options)}
+    return content
+
+
+def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
+    """The parts of the statement on the guarantee, the mechanism, and the account that paid for it."""
+    record, claim = report.record, report.claim
+    return {
         "guarantee": {
             "definition": "(epsilon, delta)-differential privacy",
             "epsilon": claim.epsilon,
             "delta": claim.delta,
             "adjacency": claim.adjacency,
             "unit": claim.unit,
-            "records_per_unit": None if claim.group else 1,
+            "records_per_unit": None if claim.unit.startswith("group:") else 1,
             "route": claim.accountant,
-            "symbols": statement.format_inequality(report),
+            "symbols": statement.format_sentence("symbols", report),
             "plain_words": list(statement.format_plain_words(report)),
         },
         "mechanism": {
@@ -114,39 +170,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
             "account_cap": claim.budget_epsilon,
             "labels_reused": record.reuses_labels,
         },
-        "other_releases": [_part_to_dict(other) for other in claim.other_releases],
-        "utility": {
-            "student": _share_to_dict(evaluation.student_share),
-            "labels": _share_to_dict(evaluation.label_share),
-            "classes": [
-                {"class": name, **(_share_to_dict(None if row is None else row.share) or {})}
-                for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
-            ],
-            "subgroups": None,
-        },
-        "trust": {"model": "central", "in_words": statement.format_trust(report)},
-        "tuning": {
-            "parameters": record.owner.tuning,
-            "student": "charged" if claim.has_part("choice of a student") else "none",
-        },
-        "declared_values": dict(record.provenance),
-        "chosen_by": record.chosen_by,
-        "public_assets": [asdict(asset) for asset in record.assets],
-        "owner": {name: getattr(record.owner, name) for name in OWNER_KEYS},
-        "missing": list(statement.list_unstated_facts(report)),
-        "verification": {
-            "release_id": record.release_id,
-            "ledger_head": claim.ledger_head,
-            "audit": {**record.audit, "faults": list(record.audit["faults"])} if record.audit else None,
-        },
-        "assumptions": list(statement.list_assumptions(report)),
-        "not_covered": list(statement.list_exclusions(report)),
-    } | ({} if record.encoder is None else {"encoder": _encoder_to_dict(record.encoder)})
-
-
-def _encoder_to_dict(card: EncoderCard) -> dict[str, Any]:
-    content = {name: getattr(card, name) for name in ENCODER_KEYS}
-    return content | {"options": dict(card.options)}
+    }
 
 
 def _part_to_dict(part: ChargedRelease) -> dict[str, Any]:
@@ -159,58 +183,218 @@ def _part_to_dict(part: ChargedRelease) -> dict[str, Any]:
     }
 
 
-def _share_to_dict(share: Share | None) -> dict[str, Any] | None:
-    """An accuracy with its 95 % interval; None: it was not measured."""
-    if share is None:
-        return None
-    low, high = share.interval or (None, None)
-    return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
+def _build_utility(report: ReleaseReport) -> dict[str, Any]:
+    """The part of the statement on the measured accuracies with their intervals; None if one was not measured."""
+
+    def to_dict(share: Share | None) -> dict[str, Any] | None:
+        if share is None:
+            return None
+        low, high = share.interval or (None, None)
+        return {"accuracy": share.value, "low": low, "high": high, "points": share.size}
+
+    return {
+        "student": to_dict(report.evaluation.student_share),
+        "labels": to_dict(report.evaluation.label_share),
+        "classes": [
+            {"class": name, **((row and to_dict(row.share)) or {})}
+            for name, row in zip(report.confusion_names, report.class_accuracies, strict=True)
+        ],
+        "subgroups": None,
+    }
 
 
-def to_strict_json(content: Mapping[str, Any]) -> str:
-    """JSON that every reader accepts.
-
-    Raises:
-        ValueError: The content holds NaN or infinity.
-    """
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+# ---- page and model card --------------------------------------------------------------------------------------------
 
 
 def render_page(report: ReleaseReport) -> str:
-    """The page report.html, which needs nothing else, neither a network nor a script."""
-    return _render("report.html.jinja", report).replace(" %", "\u00a0%")
+    """Render report.html, a page that needs neither a network nor a script."""
+    template = _make_page_environment(is_markdown=False).get_template("report.html.jinja")
+    return template.render(report=report, **vars(report)).replace(" %", "\u00a0%")
 
 
 def render_model_card(report: ReleaseReport) -> str:
-    """The model card README.md: the same facts for those who read text."""
-    return re.sub(r"\n{3,}", "\n\n", _render("model_card.md.jinja", report))
-
-
-def _render(template: str, report: ReleaseReport) -> str:
-    parts = {"record": report.record, "claim": report.claim, "evaluation": report.evaluation}
-    return _make_page_environment(template.endswith(".md.jinja")).get_template(template).render(report=report, **parts)
+    """Render README.md, the model card with the same facts."""
+    template = _make_page_environment(is_markdown=True).get_template("model_card.md.jinja")
+    return re.sub(r"\n{3,}", "\n\n", template.render(report=report, **vars(report)))
 
 
 @functools.cache
-def _make_page_environment(is_markdown: bool) -> Environment:
-    """The templates with what they may use beside the report itself."""
+def _make_page_environment(*, is_markdown: bool) -> Environment:
+    """The environment of the templates, with the functions that they may call."""
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
-    environment.globals |= {"statement": statement, "figures": figures}
+    functions = (make_share_scale, make_price_curves, list_first_prices, is_cap_far, select_worst_classes)
+    environment.globals |= {
+        "statement": statement,
+        "sentence": statement.format_sentence,
+        "sentences": statement.list_paragraphs,
+        "Scale": Scale,
+        "max_classes": MAX_CLASSES,
+        "input_kinds": INPUT_KINDS,
+        "find_top_confusions": find_top_confusions,
+        **{function.__name__: function for function in functions},
+    }
     return environment
 
 
 def escape_markdown(value: object) -> Markup:
-    """Text that Markdown shows as it stands: neither HTML, nor tables, nor emphasis made from a name."""
+    """Escape text for Markdown, so that a name makes neither HTML nor tables nor emphasis."""
     if isinstance(value, Markup):
         return value
-    text = (
-        escape_control_chars(" ".join(str(value).split()))
-        .replace("&", "&amp;")
-        .replace("<", "&lt;")
-        .replace(">", "&gt;")
-    )
-    for mark in "\\`*_[]|#":
-        text = text.replace(mark, f"\\{mark}")
-    return Markup(text)
+    text = escape_control_chars(" ".join(str(value).split()))
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return Markup(re.sub(r"[\\`*_\[\]|#]", r"\\\g<0>", text))
+
+
+# ---- charts of the page ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis from low to high, on which a place is given in percent of its length."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def from_values(cls, values: Sequence[float], *, starts_at_zero: bool = False, margin: float = 0.0) -> Scale:
+        """Make the axis that shows these values.
+
+        Args:
+            values: Values that it must show.
+            starts_at_zero: Whether it starts at 0.
+            margin: Space above the values, and below them, as a share of their span.
+        """
+        low = 0.0 if starts_at_zero else min(values)
+        span = (max(values) - low) or max(1.0, abs(low))
+        return cls(low if starts_at_zero else low - margin * span, low + span + margin * span)
+
+    def to_percent(self, value: float) -> float:
+        """The place of a value, in percent from the lower end."""
+        return round(100 * (value - self.low) / (self.high - self.low), 3)
+
+    def make_ticks(self, max_ticks: int = 5) -> list[float]:
+        """Round values on the axis, at most ``max_ticks`` + 1 of them."""
+        raw_step = (self.high - self.low) / max_ticks
+        size = 10.0 ** math.floor(math.log10(raw_step))
+        step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw_step * (1 - 1e-9))
+        first_index, last_index = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first_index, last_index + 1)]
+
+
+def make_share_scale(rows: Sequence[Accuracy]) -> Scale:
+    """Make the axis of accuracies with their intervals: it ends at 1, and begins at a tenth below all of them."""
+    min_share = min((row.share.interval or (row.share.value,))[0] for row in rows)
+    return Scale(max(0.0, math.floor((min_share - 0.01) * 10) / 10), 1.0)
+
+
+def thin_points(points: Points, max_points: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """Select at most ``max_points`` of the points, first and last among them."""
+    index = np.unique(np.linspace(0, len(points) - 1, min(max_points, len(points))).round().astype(int))
+    return [points[i] for i in index]
+
+
+def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
+    """Make the curve of this release's price, with the guarantee and the cap as levels: name, style, points."""
+    points = list(enumerate(claim.epsilon_curve, start=1))
+    curves = [{"name": "this release", "style": "a", "points": thin_points(points)}]
+    levels = []
+    if claim.epsilon is not None and claim.epsilon > 1.001 * claim.epsilon_curve[-1]:
+        levels.append(("guarantee", "a flat", claim.epsilon))
+    if claim.budget_epsilon is not None and not is_cap_far(claim):
+        levels.append(("cap", "c flat", claim.budget_epsilon))
+    return curves + [
+        {"name": name, "style": style, "points": [(1, level), (len(points), level)]} for name, style, level in levels
+    ]
+
+
+def list_first_prices(claim: AccountClaim) -> list[tuple[str, str]]:
+    """List the price of the first questions, at ten points of the curve: (questions, epsilon)."""
+    points = thin_points(list(enumerate(claim.epsilon_curve, start=1)), 10)
+    return [(f"{q}", format_epsilon(epsilon)) for q, epsilon in points]
+
+
+def is_cap_far(claim: AccountClaim) -> bool:
+    """Whether the cap is so far above the curve that it would flatten it."""
+    highest = max(*claim.epsilon_curve, claim.epsilon or 0.0)
+    return claim.budget_epsilon is not None and claim.budget_epsilon > 2.5 * highest
+
+
+def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
+    """Select the accuracies of the classes of the test set, in order; of many classes the MAX_CLASSES worst."""
+    accuracies = [accuracy for accuracy in report.class_accuracies if accuracy]
+    if len(accuracies) <= MAX_CLASSES:
+        return accuracies
+    return sorted(accuracies, key=lambda accuracy: accuracy.share.value)[:MAX_CLASSES]
+
+
+def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[str, str, str]]:
+    """Find the commonest confusions as (truth, prediction, count), in words."""
+    rows, names = enumerate(report.evaluation.confusion), report.confusion_names
+    pairs = ((count, true, guess) for true, row in rows for guess, count in enumerate(row) if count and true != guess)
+    return [(names[true], names[guess], f"{count}") for count, true, guess in sorted(pairs, reverse=True)[:max_pairs]]
+
+
+# ---- the terminal ---------------------------------------------------------------------------------------------------
+
+
+def print_summary(
+    report: ReleaseReport,
+    *,
+    owner: Mapping[str, str] | None = None,
+    paths: Mapping[str, Path] | None = None,
+    stream: TextIO | None = None,
+) -> None:
+    """Print the closing table of a run: at most 80 columns, and plain text in a pipe.
+
+    Args:
+        report: The report of the release.
+        owner: The owner's figures, which are marked private: name -> value.
+        paths: The places of the files: name -> path.
+        stream: The stream to print to; None is the terminal.
+    """
+    console = Console(file=stream, width=None if stream is None else WIDTH)
+    if not console.is_terminal or console.width > WIDTH:
+        console = Console(file=stream, width=WIDTH)
+    frame, lines = (box.ROUNDED, box.HORIZONTALS) if console.is_terminal else (box.ASCII, box.ASCII)
+    if not report.claim.private:
+        warning, title = Text(statement.NOT_PRIVATE_REASON), statement.NOT_PRIVATE
+        console.print(Panel(warning, title=title, border_style="bold red", box=frame, width=WIDTH))
+    table = Table(box=lines, show_header=False, width=WIDTH)
+    table.add_column(width=22, style="bold")
+    table.add_column(ratio=1)
+    # Text, not markup: a name is shown as it stands.
+    for name, value in _list_console_rows(report):
+        table.add_row(Text(name), Text(value))
+    if owner:
+        table.add_section()
+        table.add_row(Text("For the owner only"), Text("not in the release folder; not to be published"))
+        for name, value in owner.items():
+            table.add_row(Text(name), Text(f"{value}  ({PRIVATE_NOTE})"), style="dim")
+    console.print(table)
+    for name, path in (paths or {}).items():
+        console.print(Text(f"  {name:<16}{path}"), soft_wrap=True)  # never folded: a path is there to be copied
+
+
+def _list_console_rows(report: ReleaseReport) -> Iterator[tuple[str, str]]:
+    claim = report.claim
+    yield "Data set", report.record.dataset
+    if claim.epsilon is None:
+        yield "Privacy", statement.format_headline(report)
+    else:
+        yield "What is private", f"{claim.unit_words}, in all that this run released"
+        yield "Guarantee", f"epsilon = {format_epsilon(claim.epsilon)}, delta = {claim.terms['delta']}"
+        yield from ((f"  {name}", value) for name, value in claim.terms.items() if name != "delta")
+        guarantee, *other_prices = statement.list_epsilon_lines(report)
+        for price in other_prices:
+            route = f" ({price.route})" if price.route != guarantee.route else ""
+            terms = "" if price.epsilon is None else f"epsilon = {format_epsilon(price.epsilon)}, same terms{route}"
+            if terms or price.note:
+                yield price.name, ". ".join(filter(None, (terms, price.note)))
+    yield from statement.list_run_facts(report).items()
+    for accuracy in report.accuracies:
+        if accuracy not in report.evaluation.baselines:  # those are among the owner's figures below
+            yield accuracy.name, f"{accuracy.share} correct: {accuracy.description}"
+    if report.majority_warning is not None:
+        yield "", report.majority_warning

@@ -1,21 +1,23 @@
-"""The report of a release: every fact that may be published of a run, once. Files, pages and tables lay it out.
+"""The report of a release: three nested records of every fact about a run that may be published.
 
-Releasable by type: votes, shards and tensors cannot enter it. What only the owner may see is ``PrivateMetrics``.
+A report holds plain values alone: it refuses votes, shards and tensors. What only the owner of the data may see is in
+``private_metrics.PrivateMetrics``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
+from pate_torch.methods.description import MethodDescription, format_one_unit
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
-from pate_torch.release.intervals import Share, format_percent
+from pate_torch.release.owner_file import OwnerFacts
 
 Scalar = bool | int | float | str | None
 
@@ -47,18 +49,9 @@ FILES = {
     "README.md": "The model card.",
     "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
 }
-"""What may lie in a release folder: name -> what it is."""
+"""The files that a release folder may hold: name -> description."""
 
 ANSWER_FILES = ("release.json", "labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
-
-TUNING_METHODS = {
-    "public": "on public data, or a public stand-in",
-    "charged": "by private records, and charged to the account",
-    "none": "fixed before anybody looked at anything",
-}
-"""How the parameters of a release may have been chosen."""
-
-UNSTATED_CHOICE = "How this release was chosen among several settings is not stated, so the choice is not covered."
 
 INPUT_KINDS = {
     "rows": "an array [N, features]",
@@ -66,7 +59,49 @@ INPUT_KINDS = {
     "text": "a list of texts",
     "images": "uint8 images [N, channels, height, width]",
 }
-"""What a student takes (``DataSpec.kind``) -> in words."""
+"""The kinds of input of a student (``DataSpec.kind``) -> in words."""
+
+
+def format_percent(value: float, digits: int = 1) -> str:
+    """Format a share as a percentage: 0.974 -> '97.4 %'."""
+    return f"{100 * value:.{digits}f} %"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A share of ``size`` points.
+
+    Attributes:
+        value: The share, from 0 to 1.
+        size: The number of points; None if it is not known.
+    """
+
+    value: float
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.between("share", self.value, 0, 1)
+        if self.size is not None:
+            checks.integer("share.size", self.size, low=1)
+
+    @functools.cached_property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of Wilson (1927), without continuity correction; None if the size is not known."""
+        if self.size is None:
+            return None
+        from scipy.stats import binomtest  # takes half a second to import, and few commands need it
+
+        interval = binomtest(round(self.value * self.size), self.size).proportion_ci(method="wilson")
+        return float(interval.low), float(interval.high)
+
+    @property
+    def interval_words(self) -> str:
+        """The interval in percent, as in '96.1 to 98.3'; empty if there is none."""
+        return "" if self.interval is None else "{:.1f} to {:.1f}".format(*(100 * end for end in self.interval))
+
+    def __str__(self) -> str:
+        """Return '97.4 % (96.1 to 98.3)'."""
+        return format_percent(self.value) + (f" ({self.interval_words})" if self.size else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +109,7 @@ class Accuracy:
     """One measured accuracy.
 
     Attributes:
-        description: What was measured on what.
+        description: What was measured, and on which points.
         is_primary: True for results of this release, False for baselines.
     """
 
@@ -83,16 +118,21 @@ class Accuracy:
     description: str = ""
     is_primary: bool = False
 
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The row of a table: name, accuracy with its interval, description."""
+        return self.name, str(self.share), self.description
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChargedRelease:
-    """What the account paid for once: something released from the private data, in this folder or elsewhere.
+    """One reservation of the account: something released from the private data, in this folder or elsewhere.
 
     Attributes:
-        epsilon: Its own guarantee at the report's delta and adjacency; None if it has none.
-        accountant: The route that gave epsilon.
+        epsilon: Guarantee of this reservation alone at the report's delta and adjacency; None if it has none.
+        accountant: Route that gave epsilon.
         is_current: Whether the run that reports was charged for it.
-        events: What it reserved, as ``accounting.events`` writes it: enough to compose it anew.
+        events: Reserved events in the JSON of ``accounting.events``.
     """
 
     release_id: str
@@ -108,46 +148,10 @@ class ChargedRelease:
             if not self.accountant:
                 raise checks.error("reservation.accountant", self.accountant, "must name the route that gave epsilon")
 
-
-@dataclass(frozen=True, kw_only=True)
-class OwnerFacts:
-    """What only the owner of the data can say of them, in the owner's words; published as it stands. None: not said.
-
-    Attributes:
-        contact: Whom to ask.
-        collection: How, where and when the records were collected.
-        consent: On what ground they are used.
-        access: Who can reach the records, and how they are secured.
-        retention: How long they, teachers and votes are kept.
-        period: The time for which the account's cap holds.
-        renewal: What happens to the cap after that.
-        tuning: How the parameters were chosen (``TUNING_METHODS``).
-        pool: Name, licence and source of the public points.
-        audit: The result of an audit of the mechanism, as ``pate audit --output`` writes it.
-    """
-
-    contact: str | None = None
-    collection: str | None = None
-    consent: str | None = None
-    access: str | None = None
-    retention: str | None = None
-    period: str | None = None
-    renewal: str | None = None
-    tuning: str | None = None
-    pool: Mapping[str, str] = field(default_factory=dict)
-    audit: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, item.name, MappingProxyType(dict(value)))
-            elif value is not None:
-                checks.nonempty_string(item.name, value)
-        if self.tuning is not None:
-            checks.one_of("tuning", self.tuning, TUNING_METHODS)
-        for key, value in self.pool.items():
-            checks.nonempty_string(f"pool.{checks.one_of('pool key', key, ('name', 'licence', 'source'))}", value)
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """The row of a table: id, epsilon, route, purpose."""
+        return self.release_id, *format_price(self.epsilon, format_route(self.accountant), missing="none"), self.purpose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,9 +159,9 @@ class Example:
     """A public point with the label released for it.
 
     Attributes:
-        picture: The point as a PNG image, a data URI.
-        label: The released label.
-        query: The index of the point in the pool.
+        picture: PNG image of the point, as a data URI.
+        label: Released label; -1 is no answer.
+        query: Index of the point in the pool.
     """
 
     picture: str
@@ -171,7 +175,7 @@ class Example:
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """The base class of the records of a report: they hold plain finite values, and nothing that is private."""
+    """Base class of the records of a report. TypeError for a field that is no plain value; ValueError for NaN."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -183,33 +187,33 @@ class PublicFacts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseRecord(PublicFacts):
-    """What was asked of whom, by which mechanism, and what was released.
+    """Which questions were asked of whom, through which mechanism, and what was released.
 
     Attributes:
-        parameters: The parameters of the mechanism.
-        sensitivity: How far one unit moves what the mechanism opens: l1, l2, linf in its own numbers (None: no bound,
-            or no part of the price), and ``per`` what; empty if it is not known.
+        parameters: Parameters of the mechanism.
+        sensitivity: Largest change of the opened value by one unit: l1, l2, linf (None: no bound, or no part of the
+            price) and ``per`` what; empty if it is not known.
         noise: "torch" (floating point) or "discrete".
-        declared_size: The publicly declared number of records; None if the plan used none.
-        public_share: The share of the owner's file that was made public, as the public points.
-        num_teachers: The number of teachers; 0 where no teachers answered (see ``method``).
-        teachers_id: The id of the teachers; None if there are none.
+        declared_size: Publicly declared number of records; None if the plan used none.
+        public_share: Share of the owner's file that was made public, as the public points.
+        num_teachers: Number K of teachers; 0 if no teachers answered (see ``method``).
+        teachers_id: Id of the teachers; None if there are none.
         teachers_reusable: True if the trained teachers are stored and can be queried again.
-        method: Who answered; None if nobody was asked, and a model was trained on the records themselves.
-        rounds: The number of rounds of questions.
+        method: Description of the method that answered; None if a model was trained on the records themselves.
+        rounds: Number of rounds of questions.
         reuses_labels: Whether the labels had been released before.
-        answer_files: The files that hold the answers.
-        student: What learnt from the answers; None if labels alone were released.
-        input_kind: What the student takes, a key of ``INPUT_KINDS``.
-        encoder: The frozen encoder whose features everything here was learnt from; None if points are as they are.
+        answer_files: Names of the files that hold the answers.
+        student: Kind of the student; None if only labels were released.
+        input_kind: Kind of the student's input, a key of ``INPUT_KINDS``.
+        encoder: Card of the frozen encoder that made the features; None if points are taken as they are.
         includes_encoder: Whether the files of the encoder lie in the folder.
-        assets: Everything public that the release was made with: the public points, encoders.
-        owner: What the owner of the data states.
-        provenance: Where values come from that are taken to be public: name -> source.
-        chosen_by: How the owner says that this release was chosen among several settings (``SELECTION_BASES``); None
-            if it is not stated.
-        seconds: The time of each stage that may be shown.
-        creation_date: A date for people to read.
+        assets: Public points, encoders and other public data that the release was made with.
+        owner: Statements of the owner of the data.
+        provenance: Sources of the values that are taken to be public: name -> source.
+        chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
+            not stated.
+        seconds: Time of each stage whose time may be published, in seconds.
+        creation_date: ISO date for people to read.
     """
 
     dataset: str
@@ -243,36 +247,24 @@ class ReleaseRecord(PublicFacts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("num_teachers", self.num_teachers, low=0)
-        checks.integer("rounds", self.rounds, low=0)
-        checks.integer("queries_asked", self.queries_asked, low=0)
         checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
         checks.one_of("noise", self.noise, ("torch", "discrete"))
-        checks.one_of("input_kind", self.input_kind, INPUT_KINDS)
         if self.chosen_by is not None:
             checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
-        checks.boolean("reuses_labels", self.reuses_labels)
-        checks.boolean("includes_encoder", self.includes_encoder)
-        checks.between("public_share", self.public_share, 0, 1)
 
     @property
     def audit(self) -> Mapping[str, Any]:
-        """The owner's audit if it is of this mechanism; else empty."""
+        """The owner's audit if it tested this mechanism; else empty."""
         return self.owner.audit if self.owner.audit.get("mechanism") == self.mechanism else {}
 
     @property
     def mechanism_words(self) -> str:
-        """The mechanism as in 'gaussian (sigma = 40)', to six digits; privacy.json has them all."""
-        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
-        return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in shown.items())})" if shown else "")
-
-    @property
-    def input_words(self) -> str:
-        """What the student takes, in words."""
-        return INPUT_KINDS[self.input_kind]
+        """The mechanism as in 'gaussian (sigma = 40)', with six digits; privacy.json has all digits."""
+        values = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in self.parameters.items() if v is not None}
+        return self.mechanism + (f" ({', '.join(f'{k} = {v}' for k, v in values.items())})" if values else "")
 
     def get_class_name(self, label: int) -> str:
-        """The name of a class; -1 is no answer."""
+        """The name of a class; the label -1 is no answer."""
         if label < 0:
             return "no answer"
         return self.class_names[label] if label < len(self.class_names) else str(label)
@@ -280,24 +272,23 @@ class ReleaseRecord(PublicFacts):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AccountClaim(PublicFacts):
-    """What the account paid for a release, and what may be claimed of it.
+    """What the account paid for a release, and the guarantee that may be claimed.
 
-    A claim that is not private holds no epsilon, whatever it is built from: none can be shown.
+    Every epsilon is at ``delta``. If the noise was not secret, all epsilons are None, whatever is passed.
 
     Attributes:
         private: Whether the noise behind everything in the folder was secret.
-        epsilon: The guarantee of everything in the folder, composed from what was reserved for its ``parts``. Every
-            epsilon of a claim is at ``delta``.
-        accountant: The route that gave epsilon.
-        epsilon_ex_post: What had been spent when the run stopped; it depends on the answers, and is no guarantee.
-        parts: What the folder was paid for.
-        epsilon_charged: The account's total, from what all releases reserved; None if one of them used seeded noise.
-        charged_accountant: The route that gave the total; None if there is no total.
-        epsilon_charged_ex_post: What all releases used of the total.
-        budget_epsilon: The account's cap.
-        other_releases: What else was reserved for these data.
-        epsilon_curve: The price of the first q questions, q = 1..Q; empty where questions cost unequally.
-        ledger_head: The hash of the newest entry of the ledger.
+        epsilon: Guarantee of everything in the folder, composed from what was reserved for its ``parts``.
+        accountant: Route that gave epsilon.
+        epsilon_ex_post: Epsilon that was spent when the run stopped. It depends on the answers, so it is no guarantee.
+        parts: Reservations that paid for the folder.
+        epsilon_charged: Total of the account, from what all releases reserved; None if one of them used seeded noise.
+        charged_accountant: Route that gave the total; None if there is no total.
+        epsilon_charged_ex_post: Epsilon that all releases spent of the total.
+        budget_epsilon: Cap of the account.
+        other_releases: Reservations of the account that paid for something outside the folder.
+        epsilon_curve: Price of the first q questions, q = 1..Q; empty if questions cost unequally.
+        ledger_head: Hash of the newest entry of the ledger.
     """
 
     delta: float
@@ -347,46 +338,41 @@ class AccountClaim(PublicFacts):
         """The privacy unit in words."""
         return format_one_unit(self.unit)
 
-    @property
-    def group(self) -> str:
-        """The column that makes the unit; empty unless records are protected in groups."""
-        return get_unit_column(self.unit)
-
-    @property
-    def adjacency_words(self) -> str:
-        """The adjacency in words."""
+    @functools.cached_property
+    def terms(self) -> dict[str, str]:
+        """The terms without which an epsilon means nothing: name -> value."""
         verb = "add or remove {}" if self.adjacency == "add_remove" else "replace {} by any other"
-        return f"{verb.format(self.unit_words)} ({self.adjacency})"
+        return {
+            "delta": format_delta(self.delta),
+            "neighbors": f"{verb.format(self.unit_words)} ({self.adjacency})",
+            "privacy unit": self.unit,
+            "accounting route": format_route(self.accountant),
+        }
 
     @property
     def setting(self) -> str:
-        """The terms that every epsilon of an account shares: all but the route."""
-        return f"delta = {format_delta(self.delta)}; neighbors: {self.adjacency_words}; unit: {self.unit}"
-
-    @property
-    def terms(self) -> str:
-        """The terms without which an epsilon means nothing."""
-        return f"{self.setting}; route: {format_route(self.accountant)}"
+        """The terms that all epsilons of an account share: all but the route."""
+        return f"delta = {self.terms['delta']}; neighbors: {self.terms['neighbors']}; unit: {self.unit}"
 
     def format_with_terms(self, epsilon: float) -> str:
-        """An epsilon, rounded up, with its terms."""
-        return f"epsilon = {format_epsilon(epsilon)} ({self.terms})"
+        """Format an epsilon, rounded up, with its terms."""
+        return f"epsilon = {format_epsilon(epsilon)} ({self.setting}; route: {self.terms['accounting route']})"
 
     def has_part(self, purpose: str) -> bool:
-        """Whether something was paid for this purpose."""
+        """Whether a part was paid for this purpose."""
         return any(part.purpose.startswith(purpose) for part in self.parts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation(PublicFacts):
-    """How good student and labels are, measured on public labels; None where there are none.
+    """Accuracies of student and labels, measured on public labels; None if there are none.
 
     Attributes:
-        student_size: The number of points that ``student_accuracy`` was measured on.
-        label_size: The number of released labels that ``label_accuracy`` was measured on.
-        confusion: The student's test counts [truth, predicted]; empty if they were not counted.
+        student_size: Number of points that ``student_accuracy`` was measured on.
+        label_size: Number of released labels that ``label_accuracy`` was measured on.
+        confusion: Test counts of the student [truth, predicted]; empty if they were not counted.
         examples: Some public points with the labels released for them; empty if the points are no images.
-        baselines: Accuracies of models without privacy, which are private but for a public benchmark.
+        baselines: Accuracies of models without privacy, which are published for a public benchmark alone.
     """
 
     student_accuracy: float | None
@@ -408,23 +394,23 @@ class Evaluation(PublicFacts):
 
     @property
     def student_share(self) -> Share | None:
-        """The student's accuracy on the test points; None if it may not be published, or was not measured."""
+        """The student's accuracy on the test points; None if it may not be published or was not measured."""
         return None if self.student_accuracy is None else Share(value=self.student_accuracy, size=self.student_size)
 
     @property
     def label_share(self) -> Share | None:
-        """The accuracy of the released labels; None if nobody knows the truth."""
+        """The accuracy of the released labels; None if their true labels are not known."""
         return None if self.label_accuracy is None else Share(value=self.label_accuracy, size=self.label_size)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseReport:
-    """Everything that may be published of a run.
+    """Everything about a run that may be published.
 
     Attributes:
-        record: What was asked and answered.
-        claim: What the account paid.
-        evaluation: How it was evaluated.
+        record: Questions, mechanism and released files.
+        claim: Guarantee, and the state of the account.
+        evaluation: Measured accuracies.
     """
 
     record: ReleaseRecord
@@ -449,7 +435,7 @@ class ReleaseReport:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files of the release folder: name -> what it is. Answers that are used again lie where they came out."""
+        """The files of the release folder: name -> description. Answers that are used again lie in another folder."""
         record = self.record
         answer_files = () if record.reuses_labels or record.method is None else ("release.json", *record.answer_files)
         presence = {
@@ -462,58 +448,59 @@ class ReleaseReport:
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
-        """All that were measured: the student's, the labels', those to compare with."""
+        """All accuracies: of the student, of the labels, and of the baselines."""
         rows, record, evaluation = [], self.record, self.evaluation
-        if evaluation.student_share is not None:
-            size = evaluation.student_size
-            description = f"{record.student}, on {size} test points" if size else f"{record.student}"
-            share = evaluation.student_share
+        if (share := evaluation.student_share) is not None:
+            description = f"{record.student}, on {share.size} test points" if share.size else f"{record.student}"
             rows.append(Accuracy(name="Student", share=share, description=description, is_primary=True))
-        if evaluation.label_share is not None:
+        if (share := evaluation.label_share) is not None:
             description = f"{record.queries_answered} of {record.queries_asked} questions answered"
-            rows.append(Accuracy(name="Released labels", share=evaluation.label_share, description=description))
+            rows.append(Accuracy(name="Released labels", share=share, description=description))
         return (*rows, *evaluation.baselines)
-
-    @property
-    def class_accuracies(self) -> tuple[Accuracy | None, ...]:
-        """The student's accuracy on each true class; None where the test set has none of it."""
-        return tuple(
-            Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
-            if sum(row)
-            else None
-            for true, (name, row) in enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
-        )
-
-    @property
-    def majority_warning(self) -> str | None:
-        """A sentence where the student is right less often than the commonest class of the test points; else None."""
-        confusion = self.evaluation.confusion
-        counts, hits = [sum(row) for row in confusion], sum(row[true] for true, row in enumerate(confusion))
-        max_count = max(counts, default=0)
-        if self.evaluation.student_accuracy is None or hits >= max_count:
-            return None
-        name, share = self.record.get_class_name(counts.index(max_count)), max_count / sum(counts)
-        return (
-            f"Below the majority class: always saying {name} would be right for {format_percent(share)} of the test "
-            "points."
-        )
 
     @property
     def confusion_names(self) -> list[str]:
         """The classes by row (and column) of the confusion matrix."""
         return [self.record.get_class_name(label) for label in range(len(self.evaluation.confusion))]
 
+    @functools.cached_property
+    def class_accuracies(self) -> tuple[Accuracy | None, ...]:
+        """The student's accuracy on each true class; None if no test point has the class."""
+        rows = enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
+        return tuple(
+            Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
+            if sum(row)
+            else None
+            for true, (name, row) in rows
+        )
+
+    @property
+    def majority_warning(self) -> str | None:
+        """A sentence if the student is right less often than the largest class of the test points; else None."""
+        confusion = self.evaluation.confusion
+        counts, hits = [sum(row) for row in confusion], sum(row[label] for label, row in enumerate(confusion))
+        max_count = max(counts, default=0)
+        if self.evaluation.student_accuracy is None or hits >= max_count:
+            return None
+        name, share = self.record.get_class_name(counts.index(max_count)), format_percent(max_count / sum(counts))
+        return f"Below the majority class: always saying {name} would be right for {share} of the test points."
+
 
 def format_route(accountant: str) -> str:
-    """A route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
+    """Format a route in words: gdp -> 'exact Gaussian accounting (gdp)'; an unknown name stays as it is."""
     return f"{ROUTES[accountant]} ({accountant})" if accountant in ROUTES else accountant
+
+
+def format_price(epsilon: float | None, route: str, *, missing: str) -> tuple[str, str]:
+    """Format an epsilon, rounded up, and its route; ``missing`` and nothing if there is no epsilon."""
+    return (missing, "") if epsilon is None else (format_epsilon(epsilon), route)
 
 
 _RECORDS = (Accuracy, Share, Example, ChargedRelease, MethodDescription, PublicAsset, OwnerFacts, EncoderCard)
 
 
 def _check_releasable(name: str, value: Any) -> None:
-    """Plain finite values only. TypeError for anything else: what is private is a type of its own, and stops here."""
+    """Raise TypeError for anything but plain values: private values have types of their own, and stop here."""
     if value is None or isinstance(value, str | bool | int):
         return
     if isinstance(value, float):

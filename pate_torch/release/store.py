@@ -1,9 +1,9 @@
-"""A release on disk: ``release.json`` (what was asked, of whom, at what price) beside ``labels.csv`` (the answers).
+"""A release on disk: ``labels.csv`` (the answers) and ``release.json`` (its record: questions, method, price).
 
-Everything here is releasable, and enough to train another student later at no cost. Both files are written before
-the ledger commits, each by an atomic rename: a release that is readable is charged. What is read back is held against
-the ledger, which says what was charged for it, and what it was: an edited record would report a smaller epsilon, and
-edited answers none that was ever given.
+Everything here may be published, and is enough to train another student later at no cost. The files are written before
+the ledger commits, each by an atomic rename: a release that can be read is charged. A release that is read back is
+compared with the ledger, which holds what was charged for it and the hashes of its files: an edited record would report
+a smaller epsilon, and edited answers were never released.
 """
 
 from __future__ import annotations
@@ -43,20 +43,17 @@ _ANSWER_FILES = {
     "guide_sha256": _GUIDE_FILE,
     "first_answers_sha256": FIRST_ANSWERS_FILE,
 }
-"""The files of answers, by the name under which record and ledger hold their SHA-256.
-
-They are nothing without their release.json, which is written last.
-"""
+"""The key of the SHA-256 in record and ledger -> the file of answers. Their release.json is written last."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WrittenRelease:
-    """A release that lies in its folder, bought in this session or found from an earlier one.
+    """Releasable. A release in its folder, made in this session or found from an earlier one.
 
     Attributes:
-        release: Releasable: the questions and their answers, or a model.
-        record: Releasable: ``release.json``.
-        guide: Releasable: the student of all rounds but the last, where the student that is published goes on from it.
+        release: Questions and their answers, or a model.
+        record: Content of ``release.json``.
+        guide: Student of all rounds but the last, if the student that is published goes on from it.
     """
 
     release: Release | ModelRelease
@@ -65,24 +62,21 @@ class WrittenRelease:
 
     @property
     def labels(self) -> Release:
-        """Releasable: the questions and their answers."""
+        """The questions and their answers, of a release that is no model."""
         assert isinstance(self.release, Release)
         return self.release
 
 
 def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
-    """Refuse a run's folder that holds another release: the run's claim would not cover what lies there.
+    """Raise ValueError for a run's folder with another release: two releases make the claim of either incomplete.
 
     Args:
         run: The folder.
         reused_id: The release whose labels are used again, which may lie there from a run that was interrupted.
-
-    Raises:
-        ValueError: It does.
     """
     folder, folder_release_id = run / "release", None
     marker_files = ["summary.json", "release.json", "sanitised.json"]
-    if reused_id is None:  # else a student of labels that were released before: it was free
+    if reused_id is None:  # a student of labels that were released before was free
         marker_files.append("student.safetensors")
     if not any((folder / name).exists() for name in marker_files):
         return
@@ -95,7 +89,7 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
 
 
 def discard_incomplete(run: Path) -> None:
-    """Remove the answers of a run that was killed before it wrote down what they are: no claim ever covers them."""
+    """Remove the answers of a run that was killed before it wrote their release.json: no claim covers them."""
     folder = run / "release"
     if not (folder / "release.json").exists():
         for name in _ANSWER_FILES.values():
@@ -103,21 +97,17 @@ def discard_incomplete(run: Path) -> None:
 
 
 def select_digests(record: Mapping[str, Any]) -> dict[str, str]:
-    """The SHA-256 of each file of answers, by the name under which record and ledger hold it."""
+    """Select the SHA-256 of each file of answers, by its key in record and ledger."""
     return {name: record[name] for name in _ANSWER_FILES if name in record}
 
 
 def list_answer_files(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """The files of answers of this release."""
+    """List the files of answers of this release."""
     return tuple(_ANSWER_FILES[name] for name in select_digests(record))
 
 
 def load_method_description(record: Mapping[str, Any]) -> MethodDescription:
-    """Who answered, in the words that the record holds.
-
-    Raises:
-        ValueError: It was edited.
-    """
+    """Load the description of the method from a record. Raises ValueError for a record that was edited."""
     try:
         return MethodDescription.from_dict(record["answered_by"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -132,15 +122,15 @@ def write(
     guide: Student | None = None,
     names: PointNames | None = None,
 ) -> dict[str, Any]:
-    """Write the release, and the student that guided it, into ``folder``; returns the record as ``read`` will.
+    """Write the release, and the student that guided it, into ``folder``; return the record as ``read`` does.
 
     Args:
-        folder: Where it goes.
-        release: What was asked and answered.
-        facts: What its record says beside.
+        folder: The release folder.
+        release: The questions and their answers.
+        facts: Further content of the record.
         spec: Public facts about the data.
-        guide: The student that guided it.
-        names: The public points' own names, in the last column; None: positions are all that is told.
+        guide: The student that guided the questions; None if there was none.
+        names: Names of the public points for the last column; None if points are identified by their position alone.
     """
     run_folders.create_protected_folder(folder)
     record = {
@@ -170,7 +160,7 @@ def write(
 
 
 def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, str]:
-    """Write the noisy answers of a first stage into ``folder``; returns their SHA-256 as record and ledger hold it."""
+    """Write the noisy answers of a first stage into ``folder``; return their SHA-256 for record and ledger."""
     run_folders.create_protected_folder(folder)
     content = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
     write_atomically(folder / FIRST_ANSWERS_FILE, content + "\n")
@@ -178,7 +168,7 @@ def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, 
 
 
 def _pack_scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
-    """What scores.safetensors holds: the logits of the public points, and the model behind the last round's."""
+    """Pack the content of scores.safetensors: the logits of the public points, and the model of the last round."""
     tensors = {"score_RPC": score_RPC.contiguous()}
     if model is not None:
         tensors |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
@@ -187,22 +177,18 @@ def _pack_scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tens
 
 
 def _unpack_model(tensors: Mapping[str, Tensor]) -> LinearModel | None:
-    """Inverse of ``_pack_scores``; None: the scores came without a model for other points."""
+    """Read the model of ``_pack_scores``; None if the scores came without a model for other points."""
     if "weight_DC" not in tensors:
         return None
     return LinearModel(tensors["weight_DC"], tensors["bias_C"], int(tensors["neighbors"]), float(tensors["radius"]))
 
 
 def _format_table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    extra_cells_Q: list[list[Any]] = [[] for _ in release.query_Q]
     columns: list[str] = []
+    extra_cells_Q: list[list[Any]] = [[] for _ in release.query_Q]
     if release.noisy_counts is not None:
-        columns, extra_cells_Q = (
-            [f"votes_{c}" for c in range(spec.num_classes)],
-            release.noisy_counts.counts_QC.tolist(),
-        )
+        columns = [f"votes_{c}" for c in range(spec.num_classes)]
+        extra_cells_Q = release.noisy_counts.counts_QC.tolist()
     elif release.score_QC is not None:
         columns = [f"score_{c}" for c in range(spec.num_classes)]
         extra_cells_Q = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
@@ -210,18 +196,19 @@ def _format_table(release: Release, spec: DataSpec, names: PointNames | None) ->
         columns = [*columns, names.kind]
         query_names = [escape_spreadsheet_cell(names.names[query]) for query in release.query_Q.tolist()]
         extra_cells_Q = [[*extra_cells, name] for extra_cells, name in zip(extra_cells_Q, query_names, strict=True)]
+    class_names = {NO_ANSWER: "", **dict(enumerate(map(escape_spreadsheet_cell, spec.class_names)))}
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["query", "label", "class", *columns])
     for query, label, extra_cells in zip(
         release.query_Q.tolist(), release.label_Q.tolist(), extra_cells_Q, strict=True
     ):
-        writer.writerow(
-            [query, label, "" if label == NO_ANSWER else escape_spreadsheet_cell(spec.class_names[label]), *extra_cells]
-        )
+        writer.writerow([query, label, class_names[label], *extra_cells])
     return table.getvalue()
 
 
 def _format_cells(release: Release) -> str:
-    """For each public point the question in whose cell it lies, round by round, as pool indices."""
+    """Format for each public point the question in whose cell it lies, round by round, as pool indices."""
     assert release.cell_RP is not None
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
@@ -231,7 +218,7 @@ def _format_cells(release: Release) -> str:
 
 
 def _parse_cells(text: str, query_Q: Tensor) -> Tensor:
-    """Inverse of ``_format_cells``. Raises ValueError or KeyError for points out of order, or what was not asked."""
+    """Invert ``_format_cells``. Raises ValueError or KeyError for points out of order, or for unknown questions."""
     rows = [list(map(int, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
     if [row[0] for row in rows] != list(range(len(rows))):
         raise ValueError("cells.csv: points must be in order")
@@ -242,7 +229,7 @@ def _parse_cells(text: str, query_Q: Tensor) -> Tensor:
 def _read_columns(
     rows: list[dict[str, str]], kind: str, num_classes: int, value: Callable[[str], float]
 ) -> list[list[float]] | None:
-    """The numbers of each class beside the answers, of columns such as ``votes_0``; None: there are none."""
+    """Read the numbers of each class from columns such as ``votes_0``; None if there are none."""
     if not rows or f"{kind}_0" not in rows[0]:
         return None
     return [[value(row[f"{kind}_{c}"]) for c in range(num_classes)] for row in rows]
@@ -254,10 +241,10 @@ def read(
     """Read the release called ``release_id``, for this pool.
 
     Returns:
-        The release, its record, and the student that guided it, if it was kept.
+        The release, its record, and the student that guided it; None if there was none.
 
     Raises:
-        ValueError: It is missing, damaged, foreign, or not what the ledger was charged for.
+        ValueError: It is missing, damaged, of other points, or not what the ledger was charged for.
     """
     return read_folder(run_folders.find_release(root, release_id)[0], pool, spec, ledger)
 
@@ -348,20 +335,14 @@ def _is_consistent(query_Q: Tensor, label_Q: Tensor, pool_size: int, num_classes
 
 
 def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:
-    """Hold a record against the ledger's own: the price, the terms and whether the noise was secret."""
+    """Compare a record with the ledger: the price, the terms, the hashes, and whether the noise was secret."""
     account = next((candidate for candidate in ledger.list_accounts() if candidate.name == record["dataset"]), None)
-    entries = (
-        []
-        if account is None
-        else [entry for entry in ledger.read_entries(account.name) if entry.facts.get("reservation") == release.id]
-    )
-    facts_by_kind = {entry.kind: entry.facts for entry in entries}
+    entries = () if account is None else ledger.read_entries(account.name)
+    facts_by_kind = {entry.kind: entry.facts for entry in entries if entry.facts.get("reservation") == release.id}
     if account is None or "reserve" not in facts_by_kind:
-        raise _corrupt_release_error(
-            record,
-            f"was never charged to the ledger here ({ledger.path})",
-            "Bring back the ledger that lay beside it: it remembers what was released.",
-        )
+        problem = f"was never charged to the ledger here ({ledger.path})"
+        hint = "Bring back the ledger that lay beside it: it remembers what was released."
+        raise _corrupt_release_error(record, problem, hint)
     claims = {
         "planned": (json.loads(events.to_json(release.reserved_events)), facts_by_kind["reserve"]["events"]),
         "private": (record.get("private"), not facts_by_kind["reserve"]["insecure"]),

@@ -1,15 +1,14 @@
-"""PRIVATE. Calls that were interrupted after their charge, so that the same call finishes them without a new one.
+"""PRIVATE. Notes of calls that have not ended, by which the same call finishes an interrupted run without a new charge.
 
-A call notes itself in the private store before anything is charged, and removes the note when it ends. The name of the
+A call writes its note into the private store before anything is charged, and removes it when it ends. The name of the
 note is a keyed hash of the call's public configuration and of its private records: it may find this account's own
-unfinished run, and decides nothing that is published. What is found must be as the ledger has it: answers that were
-drawn and not committed with their hash are never used, and their reservation stays spent.
+unfinished run, and decides nothing that is published. What is found must agree with the ledger: answers that were drawn
+and not committed with their hash are never used, and their reservation stays spent.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ MODEL_FILE_NAME, MODEL_DIGEST_KEY = "student.safetensors", "student_sha256"
 
 
 def save_model(student: Student, release: Path) -> dict[str, str]:
-    """Write a model whose noise was paid for into its release folder; its hash, by the name the ledger is to hold."""
+    """Write a model whose noise was paid for into its release folder; return its hash for the ledger."""
     create_protected_folder(release)
     save(student, release / MODEL_FILE_NAME)
     return {MODEL_DIGEST_KEY: compute_file_digest(release / MODEL_FILE_NAME)}
@@ -36,13 +35,13 @@ def save_model(student: Student, release: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnfinishedCall:
-    """PRIVATE. One call, by which its interrupted predecessor is found.
+    """PRIVATE. One call, which finds an earlier, interrupted call with the same choices and records.
 
     Attributes:
-        store: The private store.
-        account: The account that the call charges.
-        facts: Everything public that decides what the call releases.
-        fingerprint: Gives the keyed hash of the records, or of the votes in their place.
+        store: Private store.
+        account: Account that the call charges.
+        facts: Public values that decide what the call releases.
+        fingerprint: Function that computes the keyed hash of the records, or of votes in their place.
     """
 
     store: TeacherStore
@@ -60,54 +59,45 @@ class UnfinishedCall:
         write_atomically(self._note_path, json.dumps({"folder": str(folder.absolute())}) + "\n")
 
     def end(self) -> None:
-        """PRIVATE. Forget the call: whoever makes it again makes a new release."""
+        """PRIVATE. Forget the call: the same call makes a new release from now on."""
         self._note_path.unlink(missing_ok=True)
 
     def find(self, ledger_path: Path) -> tuple[Path, dict[str, dict[str, Any]]] | None:
-        """PRIVATE. The folder of the interrupted run, and what its release committed, by reservation.
+        """PRIVATE. Find the folder of the interrupted run, and the facts that it committed, by reservation.
 
-        None: no such call was interrupted, a process still makes it, or nothing that it drew was committed.
+        Returns:
+            None if no such call was interrupted, if a process still makes it, or if nothing was committed.
         """
         if not (self.has_any(self.store, self.account) and self._note_path.exists() and ledger_path.exists()):
             return None
         folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:
-            entries = ledger.read_entries(self.account)
-        reservations = {
-            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
-        }
-        committed_facts = {
-            entry.facts["reservation"]: entry.facts
-            for entry in entries
-            if entry.kind == "commit" and entry.facts["reservation"] in reservations
-        }
-        if not committed_facts or not (folder / "release").is_dir():
+            entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
+        facts_by_kind: dict[str, dict[str, dict[str, Any]]] = {"reserve": {}, "commit": {}}
+        for entry in entries:
+            facts_by_kind.setdefault(entry.kind, {})[entry.facts["reservation"]] = entry.facts
+        own_ids = [id_ for id_, facts in facts_by_kind["reserve"].items() if facts["run"] == folder.name]
+        committed = {id_: facts_by_kind["commit"][id_] for id_ in own_ids if id_ in facts_by_kind["commit"]}
+        if not committed or not (folder / "release").is_dir():
             return None
         with locks.try_hold(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:
             if not is_unlocked:
                 return None
-            (folder / "release" / "summary.json").unlink(missing_ok=True)  # both are written again
-            shutil.rmtree(folder / "release" / "tensorboard", ignore_errors=True)
-        return folder, committed_facts
+            (folder / "release" / "summary.json").unlink(missing_ok=True)  # it is written again
+        return folder, committed
 
     def find_model(self, ledger_path: Path) -> tuple[Path, str] | None:
-        """PRIVATE. The folder of the interrupted run, and the reservation of the model that lies there as committed."""
+        """PRIVATE. Find the folder of the interrupted run, and the reservation whose commit has the model's hash."""
         interrupted_run = self.find(ledger_path)
-        file = None if interrupted_run is None else interrupted_run[0] / "release" / MODEL_FILE_NAME
-        if interrupted_run is None or file is None or not file.is_file():
+        if interrupted_run is None or not (file := interrupted_run[0] / "release" / MODEL_FILE_NAME).is_file():
             return None
-        reservation_ids = [
-            identity
-            for identity, facts in interrupted_run[1].items()
-            if facts.get(MODEL_DIGEST_KEY) == compute_file_digest(file)
-        ]
-        return (interrupted_run[0], reservation_ids[0]) if reservation_ids else None
+        digest = compute_file_digest(file)
+        ids = [id_ for id_, facts in interrupted_run[1].items() if facts.get(MODEL_DIGEST_KEY) == digest]
+        return (interrupted_run[0], ids[0]) if ids else None
 
     @property
     def _note_path(self) -> Path:
         folder = create_private_folder(self.store.folder / _FOLDER_NAME)
         text = json.dumps(dict(self.facts), sort_keys=True, default=repr)
-        return (
-            folder
-            / f"{self.account}.{self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())}.json"
-        )
+        digest = self.store.compute_keyed_digest(text.encode(), self.fingerprint().encode())
+        return folder / f"{self.account}.{digest}.json"

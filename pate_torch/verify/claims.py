@@ -1,4 +1,4 @@
-"""What a claim about anybody's mechanism really has: a YAML file of what was stated, nothing filled in.
+"""Recomputes a claim about anybody's mechanism, from a YAML file of what was stated, with nothing filled in.
 
     source: where it was said, and when (date)
     mechanism: gaussian, laplace or sampled_gaussian (Poisson sampling)
@@ -7,7 +7,7 @@
     noise_multiplier: in place of sigma over clip           steps, sampling_rate: of the whole run
     adjacency: add_remove or replace_one
 
-Where the adjacency is not stated, the one that flatters the claim is taken, and a line says so.
+If the adjacency is not stated, the one that suits the claim best is taken, and a line says so.
 """
 
 from __future__ import annotations
@@ -28,34 +28,28 @@ NUMBER_KEYS = ("epsilon", "delta", "sigma", "sensitivity", "clip", "noise_multip
 
 
 def read_claim(file: Path) -> dict[str, Any]:
-    """The claim in the file.
-
-    Raises:
-        ValueError: It cannot be read, has an unknown key or an impossible value, or says too little.
-    """
+    """Read the claim. Raises ValueError for an unknown key, an impossible value, or a claim that says too little."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise checks.error("claim", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
-    claim = dict(checks.mapping("claim", content))
+    claim, fix = dict(checks.mapping("claim", content)), "Add it if it was stated; do not guess."
     for key in claim:
         checks.one_of("claim key", str(key), (*TEXT_KEYS, *NUMBER_KEYS))
     checks.one_of("mechanism", claim.get("mechanism"), MECHANISMS)
     if "adjacency" in claim:
         checks.one_of("adjacency", claim["adjacency"], ("add_remove", "replace_one"))
-    for key in ("sigma", "sensitivity", "clip", "noise_multiplier"):
-        if key in claim:
-            claim[key] = checks.positive(key, _parse_number(key, claim[key]))
-    fix = "Add it if it was stated; do not guess."
-    if "epsilon" not in claim:
-        raise checks.error("epsilon", None, "is what is claimed, and is missing", fix)
-    claim["epsilon"] = checks.non_negative("epsilon", _parse_number("epsilon", claim["epsilon"]))
-    checks.delta("delta", claim.get("delta") if claim.get("delta") is None else _parse_number("delta", claim["delta"]))
-    claim["delta"] = _parse_number("delta", claim["delta"])
+    for key in ("epsilon", "delta"):
+        if key not in claim:
+            raise checks.error(key, None, "is part of the claim, and is missing", fix)
+    for key in NUMBER_KEYS:
+        if key in claim and key != "steps":
+            claim[key] = _parse_number(key, claim[key])
+            (checks.non_negative if key == "epsilon" else checks.positive)(key, claim[key])
+    checks.delta("delta", claim["delta"])
     checks.integer("steps", claim.get("steps"), low=1, high=10**6, fix=fix)
     if claim["mechanism"] == "sampled_gaussian":
-        rate = checks.positive("sampling_rate", _parse_number("sampling_rate", claim.get("sampling_rate")), fix)
-        claim["sampling_rate"] = checks.between("sampling_rate", rate, 0, 1)
+        checks.between("sampling_rate", checks.positive("sampling_rate", claim.get("sampling_rate"), fix), 0, 1)
     if "noise_multiplier" not in claim and not ("sigma" in claim and claim.keys() & {"clip", "sensitivity"}):
         problem = "with clip or sensitivity, or noise_multiplier, says how much noise there is"
         raise checks.error("sigma", claim.get("sigma"), problem, fix)
@@ -63,7 +57,7 @@ def read_claim(file: Path) -> dict[str, Any]:
 
 
 def _parse_number(key: str, value: Any) -> float:
-    """YAML takes 1e-5 for a text."""
+    """Parse a number, which YAML takes for a text if it is written as 1e-5."""
     try:
         return checks.number(key, float(value))
     except (TypeError, ValueError) as error:
@@ -71,47 +65,33 @@ def _parse_number(key: str, value: Any) -> float:
 
 
 def verify_claim(file: Path) -> Iterator[Check]:
-    """What was stated against what it really has.
-
-    Raises:
-        ValueError: The claim says too little to compute anything.
-    """
+    """Check what was stated. Raises ValueError for a claim that says too little to compute anything."""
     claim = read_claim(file)
     adjacency = claim.get("adjacency", "add_remove")
     sensitivity = (2 if adjacency == "replace_one" else 1) * claim.get("clip", 0.0)
     stated_sensitivity = claim.get("sensitivity")
     remark = "" if "adjacency" in claim else " (not stated: the one under which the claim looks best)"
     terms_text = ", ".join(f"{key} = {claim[key]:g}" for key in NUMBER_KEYS if key in claim)
-    yield Check(
-        "terms", True, f"{claim['mechanism']}, {terms_text}; neighbors: {adjacency}{remark}", is_loose=bool(remark)
-    )
+    message = f"{claim['mechanism']}, {terms_text}; neighbors: {adjacency}{remark}"
+    yield Check("terms", True, message, is_loose=bool(remark))
     if sensitivity and stated_sensitivity:
         message = f"noise is calibrated to {stated_sensitivity:g}; clipping to {claim['clip']:g} bounds a unit by "
         message += f"{sensitivity:g}"
-        factor_text = (
-            f", {sensitivity / stated_sensitivity:.6g} times as much" if sensitivity > stated_sensitivity else ""
-        )
-        yield Check("sensitivity", sensitivity <= stated_sensitivity * (1 + 1e-9), message + factor_text)
+        if sensitivity > stated_sensitivity:
+            message += f", {sensitivity / stated_sensitivity:.6g} times as much"
+        yield Check("sensitivity", sensitivity <= stated_sensitivity * (1 + 1e-9), message)
         yield check_epsilon("as stated", claim["epsilon"], compute_claim_bounds(claim, stated_sensitivity))
-    yield check_epsilon(
-        "guarantee", claim["epsilon"], compute_claim_bounds(claim, sensitivity or stated_sensitivity or 1.0)
-    )
+    bounds = compute_claim_bounds(claim, sensitivity or stated_sensitivity or 1.0)
+    yield check_epsilon("guarantee", claim["epsilon"], bounds)
 
 
 def compute_claim_bounds(claim: Mapping[str, Any], sensitivity: float) -> EpsilonBounds:
-    """Bounds on epsilon where a unit moves what is noised by ``sensitivity`` at most."""
-    noise_multiplier = claim.get("noise_multiplier") or claim["sigma"] / sensitivity
-    checks.between("noise_multiplier", noise_multiplier, 1e-6, 1e6, fix="Beyond, a price says nothing more.")
-    event: Event
+    """Bound epsilon if a unit moves the noisy value by ``sensitivity`` at most."""
+    noise = claim.get("noise_multiplier") or claim["sigma"] / sensitivity
+    checks.between("noise_multiplier", noise, 1e-6, 1e6, fix="Beyond, a price says nothing more.")
+    event: Event = {"kind": "gaussian", "mu": 1 / noise, "count": claim["steps"]}
     if claim["mechanism"] == "laplace":
-        event = {"kind": "laplace", "ratio": 1 / noise_multiplier, "count": claim["steps"]}
-    elif claim["mechanism"] == "gaussian" or claim["sampling_rate"] == 1:
-        event = {"kind": "gaussian", "mu": 1 / noise_multiplier, "count": claim["steps"]}
-    else:
-        event = {
-            "kind": "sampled_gaussian",
-            "rate": claim["sampling_rate"],
-            "noise": noise_multiplier,
-            "count": claim["steps"],
-        }
+        event = {"kind": "laplace", "ratio": 1 / noise, "count": claim["steps"]}
+    elif claim["mechanism"] == "sampled_gaussian" and claim["sampling_rate"] < 1:
+        event = {"kind": "sampled_gaussian", "rate": claim["sampling_rate"], "noise": noise, "count": claim["steps"]}
     return compute_bounds([event], claim["delta"])

@@ -4,8 +4,8 @@
     pate verify outputs/runs/digits/gaussian/<run> --ledger
     pate verify --claim claim.yaml
 
-One line a check. A claim below what the events cost at the very least FAILS; one more than 1 % above what they cost at
-most is loose. Exit code 0: all hold; 1: one fails; 2: there is nothing to check.
+It prints one line for each check. A claim below the lower bound on the cost of its events FAILS; a claim more than 1 %
+above the upper bound is loose. The exit code is 0 if all checks pass, 1 if one fails, 2 if there is nothing to check.
 """
 
 from __future__ import annotations
@@ -24,21 +24,20 @@ EXIT_OK, EXIT_FAILED, EXIT_NOTHING_TO_CHECK = 0, 1, 2
 
 
 def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Check]:
-    """Every check of a release folder.
+    """Run every check of a release folder.
 
     Args:
         path: The folder of a run or of its release.
-        ledger_path: The ledger that it was charged to; None: it is not at hand.
+        ledger_path: The ledger that it was charged to; None if it is not at hand.
 
     Raises:
         ValueError: There is nothing to check.
     """
     folder = release.ReleaseFolder.load(path)
-    schema_check = release.check_schema(folder)
-    yield schema_check
-    if not schema_check.is_ok:
-        return
-    yield from release.run_checks(folder)
+    for check in release.run_checks(folder):
+        yield check
+        if check.name == "schema" and not check.is_ok:
+            return
     if ledger_path is not None:
         yield from ledger.run_checks(folder, ledger_path)
     else:

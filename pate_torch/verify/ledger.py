@@ -1,4 +1,4 @@
-"""The checks against the owner's ledger: its chain read and hashed anew, its entries held against the statement."""
+"""The checks against the owner's ledger: its chain is hashed again, its entries are compared with the statement."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from pate_torch.verify.release import ANSWER_FILES, RELATIVE_TOLERANCE, Check, R
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Every entry in order, each with its hash.
-
-    Raises:
-        ValueError: There is no ledger, or an entry does not follow the one before it.
-    """
+    """Read every entry with its hash. Raises ValueError for no ledger, or an entry that breaks the chain."""
     try:
         with sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True) as database:
             rows = database.execute("SELECT seq, hash, body FROM entries ORDER BY seq").fetchall()
@@ -36,12 +32,8 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
     previous_hash, chain = "0" * 64, []
     for number, (seq, digest, body) in enumerate(rows, 1):
         entry = json.loads(body)
-        if (
-            seq != number
-            or entry["seq"] != seq
-            or entry["prev"] != previous_hash
-            or hashlib.sha256(body.encode()).hexdigest() != digest
-        ):
+        is_next = (seq, entry["seq"], entry["prev"]) == (number, number, previous_hash)
+        if not is_next or hashlib.sha256(body.encode()).hexdigest() != digest:
             raise ValueError(f"ledger={str(path)!r}: its chain breaks at entry {number}: it was edited.")
         previous_hash = digest
         chain.append({**entry, "hash": digest})
@@ -49,7 +41,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 
 def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
-    """The statement against the account as it stood when it was written."""
+    """Compare the statement with the account as it stood when the statement was written."""
     statement, account = folder.statement, folder.statement["composition"]
     chain = read_entries(path)
     heads = [entry["seq"] for entry in chain if entry["hash"] == statement["verification"]["ledger_head"]]
@@ -63,9 +55,8 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
             terms |= entry["facts"]
         elif "reservation" in entry["facts"]:
             facts.setdefault(entry["facts"]["reservation"], {})[entry["kind"]] = entry["facts"]
-    stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")} | {
-        "budget_epsilon": account["account_cap"]
-    }
+    stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")}
+    stated_terms["budget_epsilon"] = account["account_cap"]
     is_equal = {key: terms.get(key) == value for key, value in stated_terms.items()}
     yield make_check("terms", is_equal, "the account's are others", "as the account was opened")
     part_by_id = {part["release_id"]: part for part in (*folder.parts, *statement["other_releases"])}
@@ -78,42 +69,33 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
         results[f"{name} (seeded)"] = not (statement["private"] and reserve["insecure"] and part in folder.parts)
         if folder.release is not None and folder.release.get("release_id") == name:
             results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
-            results[f"{name} (incurred)"] = not statement["private"] or commit.get("events") == folder.release.get(
-                "incurred"
-            )
+            is_equal_cost = commit.get("events") == folder.release.get("incurred")
+            results[f"{name} (incurred)"] = not statement["private"] or is_equal_cost
     yield make_check("charges", results, "not as they were charged", f"{len(part_by_id)}, as they were charged")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
     yield _check_cap(terms, spent_events)
 
 
 def _check_cap(terms: dict[str, Any], events: list[Event]) -> Check:
-    """Whether the account's filter still held when the statement was written.
+    """Check that the account's filter still held when the statement was written.
 
     Source: Smith & Thakurta 2022 (mu^2 adds up); Feldman & Zrnic 2021 (divergences of one order add up).
     """
-    smooth_events = [e for e in events if e["kind"] != "delta"]
+    smooth_events, tolerance = [e for e in events if e["kind"] != "delta"], 1 + RELATIVE_TOLERANCE
     failure_delta = math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
-    remaining_delta = terms["delta"] - terms["delta_reserve"]
-    if not smooth_events:
-        epsilon = 0.0
-    elif terms["filter"] == "gdp":
-        epsilon = compute_gaussian_epsilon(
-            math.sqrt(math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in smooth_events)), remaining_delta
-        )
-    else:
-        epsilon = convert_divergence(terms["order"], compute_divergence(smooth_events, terms["order"]), remaining_delta)
-    is_within_cap = epsilon <= terms["budget_epsilon"] * (1 + RELATIVE_TOLERANCE) and failure_delta <= terms[
-        "delta_reserve"
-    ] * (1 + RELATIVE_TOLERANCE)
-    return Check(
-        "cap",
-        is_within_cap,
-        f"epsilon {epsilon:.6g} of {terms['budget_epsilon']:.6g} is used, by the account's filter ({terms['filter']})",
-    )
+    delta, cap, epsilon = terms["delta"] - terms["delta_reserve"], terms["budget_epsilon"], 0.0
+    if smooth_events and terms["filter"] == "gdp":
+        mu2 = math.fsum(e["count"] * compute_dominating_mu(e) ** 2 for e in smooth_events)
+        epsilon = compute_gaussian_epsilon(math.sqrt(mu2), delta)
+    elif smooth_events:
+        epsilon = convert_divergence(terms["order"], compute_divergence(smooth_events, terms["order"]), delta)
+    is_within_cap = epsilon <= cap * tolerance and failure_delta <= terms["delta_reserve"] * tolerance
+    message = f"epsilon {epsilon:.6g} of {cap:.6g} is used, by the account's filter ({terms['filter']})"
+    return Check("cap", is_within_cap, message)
 
 
 def compute_dominating_mu(event: Event) -> float:
-    """The mu of the Gaussian that dominates the event. Source: Dong, Roth & Su 2022, where the two curves touch."""
+    """Compute mu of the Gaussian that dominates the event. Source: Dong, Roth & Su 2022, where the two curves touch."""
     if event["kind"] == "gaussian":
         return float(event["mu"])
     with mp.workdps(50):

@@ -1,7 +1,7 @@
-"""What events cost at least and at most: typed anew from the papers, and without a line of ``accounting``.
+"""Bounds on the cost of privacy events, written from the papers without a line of ``accounting``.
 
-An event is a mapping as ``release.json`` has it: its kind, its scale, its count. Of a mechanism about which no more is
-known than its event, "at least" means: of all mechanisms with this event some cost as much.
+An event is a mapping as in ``release.json``: kind, scale, count. Many mechanisms may have the same event; the lower
+bound is then the cost of one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.special import ndtr
 
 Event = Mapping[str, Any]
 PURE_KINDS = {"laplace": "ratio", "pure": "epsilon", "bounded_range": "eta"}
-"""Kinds whose loss is bounded, and what bounds it."""
+"""The kinds with a bounded loss -> the key of the bound."""
 _ORDERS = [1 + 10 ** (k / 50) for k in range(-100, 201)]  # Renyi orders from 1.01 to 10,001, 5 % apart in a - 1
 _GRID_STEP, _MAX_GRID_CELLS = 2.5e-4, 1 << 21
 MAX_STEPS = 10**6
@@ -26,7 +26,7 @@ LIMITS_TEXT = f"what is checked has {MAX_STEPS} steps at most, a noise multiplie
 
 @dataclass(frozen=True)
 class EpsilonBounds:
-    """Epsilon lies in [low, high]; how that is known."""
+    """Epsilon lies in [low, high], by this derivation."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class EpsilonBounds:
 
 
 def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
-    """Bounds on the smallest epsilon at which these events, fixed beforehand, are (epsilon, delta)-DP."""
+    """Bound the smallest epsilon at which these events, fixed beforehand, are (epsilon, delta)-DP."""
     rest = delta - math.fsum(e["count"] * e["delta"] for e in events if e["kind"] == "delta")
     losses = [e for e in events if e["kind"] != "delta" and e["count"]]
     kinds = {e["kind"] for e in losses}
@@ -63,12 +63,12 @@ def compute_bounds(events: Sequence[Event], delta: float) -> EpsilonBounds:
 
 
 def get_max_loss(event: Event) -> float:
-    """The largest privacy loss of an event; infinite where it has none."""
+    """The largest privacy loss of an event; infinite if it is unbounded."""
     return float(event[PURE_KINDS[event["kind"]]]) if event["kind"] in PURE_KINDS else math.inf
 
 
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
-    """Epsilon of a mu-GDP mechanism. Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13."""
+    """Compute epsilon of mu-GDP. Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13."""
     with mp.workdps(50):
         m = mpf(mu)
 
@@ -85,7 +85,7 @@ def compute_gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def compute_renyi_epsilon(events: Sequence[Event], delta: float) -> float:
-    """Epsilon by the best order, of those that every table has. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
+    """Compute epsilon by the best order that all curves have. Source: Canonne, Kamath & Steinke 2020, Prop. 12."""
     tables = [set(e["orders"]) for e in events if e["kind"] == "rdp_curve"]
     orders = sorted(set.intersection(*tables)) if tables else _ORDERS
     if delta <= 0:
@@ -95,12 +95,12 @@ def compute_renyi_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def convert_divergence(a: float, divergence: float, delta: float) -> float:
-    """Epsilon of a Renyi divergence of order a (the same proposition)."""
+    """Convert a Renyi divergence of order a to epsilon (the same proposition)."""
     return divergence + math.log1p(-1 / a) - (math.log(delta) + math.log(a)) / (a - 1)
 
 
 def compute_divergence(events: Sequence[Event], a: float) -> float:
-    """Renyi divergence of order a of the events together. Source: Mironov 2017, Proposition 1."""
+    """Compute the Renyi divergence of order a of the events together. Source: Mironov 2017, Proposition 1."""
     with mp.workdps(30):
         return float(sum(e["count"] * _DIVERGENCES[e["kind"]](e, mpf(a)) for e in events))
 
@@ -116,7 +116,7 @@ def _compute_pure_divergence(e: Event, a: mpf) -> mpf:
 
 
 def compute_sampled_divergence(e: Event, a: float) -> float:
-    """Of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
+    """Compute that of the sampled Gaussian. Source: Mironov, Talwar & Zhang 2019, section 3.3, summed over a grid."""
     q, z = e["rate"], e["noise"]
     if e["count"] > MAX_STEPS or z < 0.3:
         raise ValueError(f"{e['count']} steps at noise multiplier {z:g}: {LIMITS_TEXT}")
@@ -138,14 +138,13 @@ _DIVERGENCES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def convolve_losses(events: Sequence[Event], delta: float) -> tuple[float, float]:
-    """Bounds by convolving the laws of losses, each rounded down and up to a grid: delta rises with the loss.
+    """Bound epsilon by convolving the distributions of losses, rounded down and up to a grid (delta rises with losses).
 
     Rounded up, a bounded range is taken for a pure event; rounded down, for randomized response of half of it, and
     rho-zCDP for a Gaussian of the same rho. Source: Sommer, Meiser & Mohammadi 2019; Koskela, Jälkö & Honkela 2020.
     """
-    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"])
-                    for e in events if e["kind"] not in PURE_KINDS)  # fmt: skip
-    pure_events = [e for e in events if e["kind"] in PURE_KINDS]
+    pure_events, normal_events = ([e for e in events if (e["kind"] in PURE_KINDS) == pure] for pure in (True, False))
+    mu2 = math.fsum(e["count"] * (e["mu"] ** 2 if e["kind"] == "gaussian" else 2 * e["rho"]) for e in normal_events)
     if not pure_events:
         return (compute_gaussian_epsilon(math.sqrt(mu2), delta),) * 2
     deviation = math.sqrt(mu2 + math.fsum(e["count"] * get_max_loss(e) ** 2 for e in pure_events))
@@ -175,7 +174,7 @@ def _compute_loss_cdf(e: Event, x: np.ndarray, rounds_up: bool) -> np.ndarray:
 
 
 def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
-    """The least epsilon of a law: its delta is the most of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
+    """Compute the least epsilon: delta is the maximum of P(loss >= t) - exp(epsilon) E[exp(-loss); loss >= t]."""
     loss, mass = loss[::-1], mass[::-1]
     loss, mass = (x[(loss > 0) & (mass > 0)] for x in (loss, mass))
     tail_mass, log_weighted_tail = np.cumsum(mass), np.logaddexp.accumulate(np.log(mass) - loss)
@@ -184,7 +183,7 @@ def _compute_epsilon(loss: np.ndarray, mass: np.ndarray, delta: float) -> float:
 
 
 def compute_sampled_bounds(e: Event, delta: float) -> tuple[float, float]:
-    """Bounds of the sampled Gaussian, by dp-accounting: the run prices it by Renyi divergences, never by these."""
+    """Bound the sampled Gaussian by dp-accounting, which shares nothing with the Renyi divergences that price a run."""
     from dp_accounting.pld import privacy_loss_distribution as library
 
     step = max(1e-5, min(_GRID_STEP / 5, 0.05 / e["count"]))  # each step is rounded by half of one at most

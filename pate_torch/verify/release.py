@@ -16,13 +16,18 @@ from typing import Any
 
 from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds, compute_sampled_divergence
 
-RELATIVE_TOLERANCE = 1e-9  # relative: the same sum in another order, the same root found to another digit
+RELATIVE_TOLERANCE = 1e-9  # the same sum in another order, the same root found to another digit
 LOOSE_FACTOR = 1.01
 ACCOUNTANT_FACTOR = 1.005  # what two accountants may differ by, of a mechanism whose noise follows from its epsilon
-ANSWER_FILES = {"labels_sha256": "labels.csv", "cells_sha256": "cells.csv", "scores_sha256": "scores.safetensors",
-           "guide_sha256": "guide.safetensors", "first_answers_sha256": "first_answers.json"}  # fmt: skip
+ANSWER_FILES = {
+    "labels_sha256": "labels.csv",
+    "cells_sha256": "cells.csv",
+    "scores_sha256": "scores.safetensors",
+    "guide_sha256": "guide.safetensors",
+    "first_answers_sha256": "first_answers.json",
+}
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""What may lie in any release. A record brings its answers, a published price its file, a student its encoder."""
+"""The files of any release. A record adds its answers, a published price its file, an encoder its files."""
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
@@ -30,7 +35,12 @@ VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponenti
 
 @dataclass(frozen=True)
 class Check:
-    """One line. ``is_loose``: it holds, and claims too much; ``is_checked``: what is at hand can tell."""
+    """The result of one check, in one line.
+
+    Attributes:
+        is_loose: Whether the check passes with a claim that is larger than it needs to be.
+        is_checked: Whether the files at hand can decide it.
+    """
 
     name: str
     is_ok: bool
@@ -44,14 +54,14 @@ class Check:
 
 
 def make_check(name: str, results: Mapping[str, bool], fault: str, message: str) -> Check:
-    """A check of many things at once, which names those that do not hold."""
+    """Make one check of many results, which names those that are false."""
     failed_names = [key for key, passes in results.items() if not passes]
     return Check(name, not failed_names, f"{fault}: {', '.join(failed_names)}" if failed_names else message)
 
 
 @dataclass(frozen=True)
 class ReleaseFolder:
-    """What lies in a release folder; ``release``: None where the labels lie in another."""
+    """The JSON files of a release folder; ``release`` is None if the labels lie in another folder."""
 
     path: Path
     statement: Mapping[str, Any]
@@ -60,13 +70,9 @@ class ReleaseFolder:
 
     @classmethod
     def load(cls, folder: Path) -> ReleaseFolder:
-        """The folder of a run or of its release.
-
-        Raises:
-            ValueError: There is no statement, or one that cannot be read.
-        """
+        """Load the folder of a run or of its release. Raises ValueError if there is no statement to read."""
         path = folder / "release" if (folder / "release").is_dir() else folder
-        names = ["privacy.json", "summary.json", *(f.name for f in path.glob("release.json"))]
+        names = ["privacy.json", "summary.json", *(file.name for file in path.glob("release.json"))]
         try:
             statement, summary, *release = (dict(json.loads((path / name).read_text("utf-8"))) for name in names)
         except (OSError, TypeError, ValueError, RecursionError) as error:
@@ -75,45 +81,44 @@ class ReleaseFolder:
 
     @property
     def parts(self) -> list[Mapping[str, Any]]:
-        """What paid for this folder."""
+        """The reservations that paid for this folder."""
         return list(self.statement["composition"]["parts"])
 
-
-def check_schema(folder: ReleaseFolder) -> Check:
-    """The statement against its JSON schema; nothing else can be asked of one that does not fit."""
-    from jsonschema import Draft202012Validator
-
-    schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
-    version, (latest,) = folder.statement.get("schema_version"), schema["properties"]["schema_version"]["enum"]
-    if version != latest:
-        message = f"privacy.json is of version {version}, and this verifier reads version {latest}"
-        return Check("schema", False, message)
-    faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
-    return Check("schema", not faults, "; ".join(faults[:3]) or f"privacy.json fits version {version}")
+    def read_labels(self) -> list[dict[str, str]]:
+        """Read the rows of labels.csv; none if the labels lie in another folder."""
+        if self.release is None:
+            return []
+        return list(csv.DictReader((self.path / "labels.csv").read_text("utf-8").splitlines()))
 
 
 def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
-    """One check after the other, of a folder whose statement fits its schema."""
-    for name, check in (("words", _check_words), ("files", _check_files), ("record", _check_record),
-                        ("labels", _check_labels), ("student", _check_student), ("mechanism", _check_mechanism),
-                        ("claims", _check_claims)):  # fmt: skip
+    """Run one check after the other; a statement that breaks its JSON schema ends them."""
+    from jsonschema import Draft202012Validator
+
+    schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
+    faults = [f"{f.json_path}: {f.message[:80]}" for f in Draft202012Validator(schema).iter_errors(folder.statement)]
+    message = f"privacy.json fits version {folder.statement.get('schema_version')}"
+    yield Check("schema", not faults, "; ".join(faults[:3]) or message)
+    checks = (_check_words, _check_files, _check_record, _check_labels, _check_student, _check_mechanism, _check_claims)
+    for check in () if faults else checks:
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+            name = check.__name__.removeprefix("_check_")
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _check_words(folder: ReleaseFolder) -> Check:
-    """What people read: the headline and the inequality, here, in README.md and in report.html."""
+    """Compare the words for people with the numbers of privacy.json, and those of page and card with its words."""
     statement, guarantee, headline = folder.statement, folder.statement["guarantee"], folder.statement["headline"]
     if not statement["private"]:
         return Check("words", "NOT PRIVATE" in headline, headline)
-    page, card = (_strip_markup((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
     values = re.findall(r"epsilon = ([\d.E+-]*\d)", headline) + re.findall(r"ε = ([\d.E+-]*\d)", guarantee["symbols"])
     is_rounded = [guarantee["epsilon"] <= float(value) <= 1.02 * guarantee["epsilon"] + 1e-3 for value in values]
     texts = [guarantee["symbols"], *guarantee["plain_words"], *statement["assumptions"], *statement["not_covered"]]
     texts.append(statement["trust"]["in_words"])
+    page, card = (_strip_markup((folder.path / name).read_text("utf-8")) for name in ("report.html", "README.md"))
     results = {
         "epsilon": len(values) == 2 and all(is_rounded),
         **{key: str(guarantee[key]) in headline for key in ("adjacency", "unit", "route")},
@@ -124,17 +129,17 @@ def _check_words(folder: ReleaseFolder) -> Check:
 
 
 def _strip_markup(text: str) -> str:
-    """Without the marks by which Markdown and HTML show it as it stands."""
     return html.unescape(text).replace("\\", "").replace("\u00a0", " ")
 
 
 def _check_files(folder: ReleaseFolder) -> Check:
-    """Every file against its hash; what is no part of a release fails, whatever its hash."""
+    """Compare every file with its hash; a file that is no part of a release fails, whatever its hash."""
     sums = folder.path / "SHA256SUMS"
     claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
-    if extras := [name for name, file in file_by_name.items() if not (_belongs(folder, name) and file.is_file())]:
+    allowed = _list_allowed_files(folder)
+    if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
         return Check("files", False, f"{', '.join(map(repr, sorted(extras)[:5]))} is no part of a release")
     hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
     results = {name: hashes.get(name) == claims.get(name) for name in sorted(hashes.keys() | claims.keys())}
@@ -143,17 +148,17 @@ def _check_files(folder: ReleaseFolder) -> Check:
     return make_check("files", results, "not as they were written", f"{len(claims)} hashes")
 
 
-def _belongs(folder: ReleaseFolder, name: str) -> bool:
-    """Whether a file of this name may lie in this release."""
-    answer_files = () if folder.release is None else ("release.json", *ANSWER_FILES.values())
-    price_files = ["sanitised.json"] if any(part["what"] == "sanitised price" for part in folder.parts) else []
-    card = folder.statement.get("encoder") or {}
-    encoder_files = [f"encoder/{file}" for file in (card.get("file"), card and "tokenizer.json") if file]
-    return name in (*RELEASE_FILES, *answer_files, *price_files, *encoder_files)
+def _list_allowed_files(folder: ReleaseFolder) -> set[str]:
+    names = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
+    if any(part["what"] == "sanitised price" for part in folder.parts):
+        names.add("sanitised.json")
+    if card := folder.statement.get("encoder"):
+        names |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
+    return names
 
 
 def _check_record(folder: ReleaseFolder) -> Check:
-    """The same facts in privacy.json, summary.json and release.json."""
+    """Compare the facts that stand in privacy.json, summary.json and release.json."""
     statement, record = folder.statement, folder.release
     guarantee, run, account, utility = (statement[key] for key in ("guarantee", "mechanism", "composition", "utility"))
     common_facts = {
@@ -201,10 +206,10 @@ def _check_record(folder: ReleaseFolder) -> Check:
 
 
 def _check_labels(folder: ReleaseFolder) -> Check:
+    """Compare the number of questions and answers in labels.csv with the claim."""
     if folder.release is None:
         return Check("labels", True, "lie in another folder, or there are none")
-    text = (folder.path / "labels.csv").read_text("utf-8")
-    run, rows = folder.statement["mechanism"], list(csv.DictReader(text.splitlines()))
+    run, rows = folder.statement["mechanism"], folder.read_labels()
     num_answered, num_queries = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})
     is_consistent = len(rows) == num_queries == run["queries_asked"] and num_answered == run["queries_answered"]
     fault = "" if is_consistent else ", which is not what is claimed"
@@ -212,7 +217,7 @@ def _check_labels(folder: ReleaseFolder) -> Check:
 
 
 def _check_student(folder: ReleaseFolder) -> Check:
-    """The facts in the header of the student's file against the statement; its weights are not looked at."""
+    """Compare the facts in the header of the student's file with the statement; its weights are not looked at."""
     statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
@@ -221,10 +226,8 @@ def _check_student(folder: ReleaseFolder) -> Check:
         header = stream.read(size) if size < file.stat().st_size else b""
     facts = json.loads(json.loads(header)["__metadata__"]["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
-    class_names, labels = [row["class"] for row in statement["utility"]["classes"]], []
-    if folder.release is not None:
-        table = csv.DictReader((folder.path / "labels.csv").read_text("utf-8").splitlines())
-        labels = [(int(row["label"]), row["class"]) for row in table if int(row["label"]) >= 0]
+    class_names = [row["class"] for row in statement["utility"]["classes"]]
+    labels = [(int(row["label"]), row["class"]) for row in folder.read_labels() if int(row["label"]) >= 0]
     stated_encoder = {key: value for key, value in (statement.get("encoder") or {}).items() if value is not None}
     file_encoder = {key: value for key, value in (facts.get("encoder") or {}).items() if key != "points"}
     results = {
@@ -239,7 +242,7 @@ def _check_student(folder: ReleaseFolder) -> Check:
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
-    """What was reserved for the labels, or the model, against what its mechanism's theorem says it costs."""
+    """Compare what was reserved for the labels, or the model, with what its mechanism's theorem says it costs."""
     run, name = folder.statement["mechanism"], folder.statement["mechanism"]["name"]
     costs = list_required_events(folder)
     if not folder.statement["private"]:
@@ -251,19 +254,18 @@ def _check_mechanism(folder: ReleaseFolder) -> Check:
     if name in VOTE_MECHANISMS:
         sensitivity = run["sensitivity"] and run["sensitivity"]["l2"]
         results[f"sensitivity {sensitivity}"] = math.isclose(sensitivity or 0, SQRT2, rel_tol=RELATIVE_TOLERANCE)
-    if name in SPARSE_VECTORS:  # whose scale follows from its epsilon: the whole of it is held to that
+    if name in SPARSE_VECTORS:  # their scale follows from their epsilon, which all of their events are compared with
         events = [e for group in groups if any(e["kind"] == "delta" for e in group) for e in group]
         blocks = sum(e["count"] for e in events if e["kind"] == "pure")
         bounds, epsilon = compute_bounds(events, run["parameters"]["delta"]), run["parameters"]["epsilon"]
         is_ok = blocks == run["parameters"]["max_failures"] and bool(events)
-        is_ok = is_ok and bounds.low <= epsilon * (1 + RELATIVE_TOLERANCE)
-        is_ok = is_ok and epsilon <= bounds.high * ACCOUNTANT_FACTOR
+        is_ok &= bounds.low <= epsilon * (1 + RELATIVE_TOLERANCE) and epsilon <= bounds.high * ACCOUNTANT_FACTOR
         results[f"{blocks} blocks at epsilon {bounds.low:.6g}"] = is_ok
     return make_check("mechanism", results, "not reserved", "; ".join(map(_format_event, costs)))
 
 
 def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
-    """The events that what was answered costs by its mechanism's theorem; None: the mechanism is not known here.
+    """List the events that the answers cost by their mechanism's theorem; None if the mechanism is not known here.
 
     Source: PATE 2018, section 4.1 (gaussian) and Algorithm 1 (confident, interactive); PATE 2017 (laplace); Cesar &
     Rogers 2021 (exponential); BTT18 and LZCW21 (sparse_vector); Dwork et al. 2006 (histogram); Bassily, Smith &
@@ -305,17 +307,22 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
             sigma = parameters["early_noise_multiplier"] * parameters["sigma"] if rounds > 1 else 0
             return [make_gaussian(sensitivity, sigma, steps * (rounds - 1)), last] if sigma else [last]
         case "dpsgd":
-            steps, rate, noise = (parameters[key] for key in ("steps", "sampling_rate", "noise_multiplier"))
-            return [make_event("sampled_gaussian", steps, rate=rate, noise=noise)]
+            rate, noise = parameters["sampling_rate"], parameters["noise_multiplier"]
+            return [make_event("sampled_gaussian", parameters["steps"], rate=rate, noise=noise)]
     return None
 
 
 def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
-    """Whether these events hold as many of this one, of the same scale, as all the costs together ask for."""
+    """Whether the events hold as many of this one, of the same scale, as all the costs together ask for."""
     if cost["kind"] == "sampled_gaussian":
-        curves = [zip(e["orders"], e["rdp"], strict=True) for e in events
-                  if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]  # fmt: skip
-        return any(all(r >= compute_sampled_divergence(cost, a) * (1 - 1e-6) for a, r in curve) for curve in curves)
+        curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
+        return any(
+            all(
+                r >= compute_sampled_divergence(cost, a) * (1 - 1e-6)
+                for a, r in zip(e["orders"], e["rdp"], strict=True)
+            )
+            for e in curves
+        )
     (scale,) = cost.keys() - {"kind", "count"}
 
     def count_equal(group: list[Event]) -> int:
@@ -331,7 +338,7 @@ def _format_event(event: Event) -> str:
 
 
 def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
-    """The epsilon of the folder, of each of its parts, and of the account."""
+    """Check the epsilon of the folder, of each of its parts, and of the account."""
     statement, guarantee, account = folder.statement, folder.statement["guarantee"], folder.statement["composition"]
     if not statement["private"]:
         is_empty = guarantee["epsilon"] is None and account["account_total"] is None
@@ -340,28 +347,35 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
         return
     terms, others = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
     own_events, other_events = ([e for part in parts for e in part["events"]] for parts in (folder.parts, others))
-    costs = list_required_events(folder)
-    yield check_claim("guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms, costs=costs)
+    costs = list_required_events(folder) or []
+    yield _check_claim("guarantee", guarantee["epsilon"], guarantee["route"], own_events, *terms, costs)
     for part in (*folder.parts, *others):
         if part["epsilon"] is not None:
-            part_check = check_claim("part", part["epsilon"], part["route"], part["events"], *terms)
-            yield replace(part_check, message=f"{part['what']}: {part_check.message}")
+            check = _check_claim("part", part["epsilon"], part["route"], part["events"], *terms)
+            yield replace(check, message=f"{part['what']}: {check.message}")
     total = account["account_total"]
     if total is None:
         is_seeded = any("NOT PRIVATE" in release["what"] for release in others)
         reason = "a release used seeded noise" if is_seeded else "but why?"
         yield Check("account", is_seeded, f"no total is claimed: {reason}")
         return
-    check = check_claim("account", total, account["account_route"], own_events + other_events, *terms)
-    # Where a curve alone is known, the total has no other lower bound than this release.
+    check = _check_claim("account", total, account["account_route"], own_events + other_events, *terms)
+    # Of events that are known by their curve alone, the total has no other lower bound than this release.
     if total < guarantee["epsilon"] * (1 - RELATIVE_TOLERANCE):
         check = replace(check, is_ok=False, message=f"{check.message}; less than this release")
     yield check
 
 
-def check_claim(name: str, epsilon: float, route: str | None, events: list[Event], delta: float, cap: float | None,
-          costs: list[Event] | None = None) -> Check:  # fmt: skip
-    """One epsilon against what its events cost; costs: what they are of, where that is more than their curve."""
+def _check_claim(
+    name: str,
+    epsilon: float,
+    route: str,
+    events: list[Event],
+    delta: float,
+    cap: float,
+    costs: list[Event] | None = None,
+) -> Check:
+    """Compare an epsilon with what its events cost; a curve stands for the sampled Gaussian among the ``costs``."""
     exact = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
     bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
     if route == "cap":  # of many releases together: the filter has admitted what one alone costs
@@ -378,7 +392,7 @@ def check_claim(name: str, epsilon: float, route: str | None, events: list[Event
 
 
 def check_epsilon(name: str, epsilon: float, bounds: EpsilonBounds, fault: str = "") -> Check:
-    """Whether an epsilon may be claimed: below the lower bound it fails, 1 % above the upper one it is loose."""
+    """Compare an epsilon with its bounds: below the lower bound it fails, 1 % above the upper one it is loose."""
     cost = f"is {bounds.low:.6g}" if bounds.low == bounds.high else f"lies in {bounds.low:.6g} to {bounds.high:.6g}"
     message = f"epsilon {epsilon:.6g} claimed; it {cost} ({bounds.derivation}){fault}"
     is_ok = epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE) and not fault

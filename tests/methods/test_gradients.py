@@ -48,7 +48,7 @@ from pate_torch.privacy.sensitive import (
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
-from pate_torch.release.statement import format_title
+from pate_torch.release.statement import format_sentence
 from pate_torch.students.base import StudentTask
 from pate_torch.students.export import export
 from pate_torch.students.self_training import SelfTraining
@@ -432,7 +432,7 @@ def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
-    assert format_title(report) == "digits: a student of private gradients"
+    assert format_sentence("title", report) == "digits: a student of private gradients"
     page = (release / "report.html").read_text()
     assert "Every record gave its gradient 2 times in each of 2 rounds" in page
     assert "nearest to" not in page and "0 teachers" not in page

@@ -45,7 +45,7 @@ from pate_torch.privacy.records import (
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.queries.clusters import Medoids
 from pate_torch.release import store as release_store
-from pate_torch.release.statement import format_plain_words, format_title
+from pate_torch.release.statement import format_plain_words, format_sentence
 from pate_torch.students import label_spreading
 from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import SelfTraining
@@ -442,7 +442,10 @@ def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
     assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
-    assert report.record.rounds == 2 and format_title(report) == "digits: a student of private reverse k-NN counts"
+    assert (
+        report.record.rounds == 2
+        and format_sentence("title", report) == "digits: a student of private reverse k-NN counts"
+    )
     page = (release / "report.html").read_text()
     assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
     assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()

@@ -345,7 +345,7 @@ def full_disk(*_, **__):
         ("pate_torch.teachers.store.save_file", 0),
         ("pate_torch.teachers.training.save_file", 0),
         ("pate_torch.release.store.write_atomically", 1),
-        ("pate_torch.release.private_metrics.save_file", 1),
+        ("pate_torch.owner_metrics.save_file", 1),
         ("pate_torch.session.save_student", 1),
         ("pate_torch.session.write_release", 1),
     ],

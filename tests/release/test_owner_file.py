@@ -11,8 +11,8 @@ from pate_torch.features.fourier import FourierFeatures
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import PublicAsset
 from pate_torch.release import owner_file, statement
+from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.renderer import build_statement, render_model_card
-from pate_torch.release.report import OwnerFacts
 from pate_torch.verify.command import verify_release
 from tests.release.reporting_demo import demo
 from tests.tiny_runs import again, tiny
@@ -55,9 +55,15 @@ def test_what_is_said_of_an_account_is_its_own(tmp_path):
         ("blobs: 3", "blobs"),
     ],
 )
-def test_what_means_nothing_stops_a_run_before_it_is_charged(text, named, tmp_path):
+def test_an_entry_that_cannot_be_read_is_refused(text, named, tmp_path):
     (tmp_path / "owner.yaml").write_text(text)
     with pytest.raises(ValueError, match=named):
+        owner_file.read(tmp_path, "blobs")
+
+
+def test_an_entry_that_cannot_be_read_stops_a_run_before_it_is_charged(tmp_path):
+    (tmp_path / "owner.yaml").write_text("blobs: {contct: x}")
+    with pytest.raises(ValueError, match="contct"):
         pipeline.run(tiny(tmp_path))
     assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").list_accounts()
 
@@ -98,13 +104,12 @@ def test_what_encodes_is_named_with_the_public_points(tmp_path):
 def test_an_audit_of_another_mechanism_is_not_this_one_s():
     assert build_statement(demo())["verification"]["audit"]["proven"] == 2.39
     assert build_statement(demo(mechanism="laplace"))["verification"]["audit"] is None
-    assert "Audit" in statement.list_unstated_facts(demo(mechanism="laplace"))
+    assert "Audit" in build_statement(demo(mechanism="laplace"))["missing"]
 
 
 def test_nothing_said_is_shown_as_missing_everywhere():
     bare = demo(owner=OwnerFacts(), assets=())
     assert set(statement.list_owner_statements(bare).values()) == {statement.NOT_STATED}
-    assert list(statement.list_unstated_facts(bare)) == build_statement(bare)["missing"] != []
-    assert (
-        render_model_card(bare).count(statement.NOT_STATED) == len(statement.list_unstated_facts(bare)) + 1
-    )  # and how it was chosen
+    missing = build_statement(bare)["missing"]
+    assert missing == list(statement.list_owner_statements(bare))
+    assert render_model_card(bare).count(statement.NOT_STATED) == len(missing) + 1  # and how it was chosen

@@ -52,7 +52,7 @@ def test_replacing_moves_twice_the_clip(tmp_path, capsys):
     assert told(tmp_path, capsys, **claim, adjacency="replace_one")[0] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of convolutions")
 def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
     """The parameters of Abadi et al. 2016, section 3.2, where moments give (1.26, 1e-5)."""
     claim = {
@@ -67,7 +67,7 @@ def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
     assert told(tmp_path, capsys, epsilon=0.85, **claim)[0] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="thousands of convolutions")
 @pytest.mark.parametrize(
     "code,terms",
     [

@@ -20,10 +20,10 @@ from pate_torch.release import private_metrics
 from pate_torch.release.membership import AttackResult, MembershipResult
 from pate_torch.release.private_metrics import (
     PrivateMetrics,
+    PrivateWriter,
     compute_gap_quantiles,
     compute_vote_metrics,
 )
-from pate_torch.release.private_writer import PrivateWriter
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
 
@@ -61,20 +61,12 @@ def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
     summary = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=compute_gap_quantiles(VOTES))
     summary.write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
-    assert set(read) >= {
-        "ensemble_accuracy",
-        "teacher_accuracy_mean",
-        "epsilon_pate2018",
-        "gap_quantiles",
-    }
+    assert set(read) >= {"ensemble_accuracy", "teacher_accuracy_mean", "epsilon_pate2018", "gap_quantiles"}
+    assert list(summary.format_rows().values()) == ["98.0 %"], "an epsilon beside accuracies would look like a price"
+    assert mode(tmp_path / "summary.json") == 0o600
     for broken in ({"ensemble_accuracy": math.nan}, {"epsilon_pate2018": math.inf}, {"gap_quantiles": {"0": math.nan}}):
         with pytest.raises(ValueError, match="JSON"):
             PrivateMetrics(**broken).write(tmp_path / "summary.json")
-
-
-def test_owner_lines_show_no_price():
-    lines = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, nonprivate_accuracy=0.99).format_rows()
-    assert list(lines.values()) == ["98.0 %", "99.0 %"]
 
 
 SPEC = DataSpec(name="d", num_classes=3, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,), std=(1.0,))
@@ -147,27 +139,19 @@ def test_a_figure_that_is_no_number_is_missing(monkeypatch):
     assert len(summary.not_computed) == 1
 
 
-def said(found):
-    return list(PrivateMetrics(membership=found).format_rows().values())
+def test_owner_lines_show_an_attack_beside_its_bound(tmp_path):
+    def format_rows(**changes):
+        result = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, **changes))
+        return list(PrivateMetrics(membership=result).format_rows().values())
 
-
-def test_owner_lines_show_an_attack_beside_its_bound():
-    student, alone = said(MEMBERSHIP)
-    found = "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
-    assert student == f"{found}; any attack's advantage is at most 30.0 % by the guarantee"
-    missed = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage=-0.012))
-    assert said(missed)[0].startswith("no signal found: advantage -1.2 %")
-    assert alone == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
-    leak = dataclasses.replace(MEMBERSHIP, student=dataclasses.replace(ATTACK, advantage_interval=(0.31, 0.4)))
-    assert "ABOVE ITS BOUND" in said(leak)[0]
-    assert all(value.isascii() for value in said(leak))
-
-
-def test_an_attack_is_written_into_the_owners_summary(tmp_path):
+    student, nonprivate = format_rows()
+    assert nonprivate == "advantage 1.2 % (-3.1 to 5.4), AUC 0.507 (0.463 to 0.551)"
+    assert student == f"{nonprivate}; any attack's advantage is at most 30.0 % by the guarantee"
+    assert format_rows(advantage=-0.012)[0].startswith("no signal found: advantage -1.2 %")
+    assert "ABOVE ITS BOUND" in format_rows(advantage_interval=(0.31, 0.4))[0]
     PrivateMetrics(membership=MEMBERSHIP).write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text())["membership"]
     assert read["student"]["auc_interval"] == [0.463, 0.551] and read["bound_by_plan"] == 0.3
-    assert mode(tmp_path / "summary.json") == 0o600
 
 
 def test_the_private_board_shows_training_and_votes(tmp_path):

@@ -14,20 +14,20 @@ from pate_torch import pipeline
 from pate_torch.core.progress import Stages
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tensors import Tensors
+from pate_torch.opening import DataSplits
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.release.intervals import compute_auc_interval, compute_difference_interval
 from pate_torch.release.membership import (
-    AttackResult,
     MembershipRecords,
-    MembershipResult,
     MembershipTest,
     attack,
     compare_scores,
+    compute_auc_interval,
+    compute_difference_interval,
     compute_margins,
 )
+from pate_torch.release.report import Share
 from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
-from pate_torch.splits import DataSplits
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
@@ -85,7 +85,7 @@ def test_no_epsilon_is_too_large_for_the_bound():
 )
 def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
     """Newcombe 1998, table II, method 10."""
-    found = compute_difference_interval(first[0] / first[1], first[1], second[0] / second[1], second[1])
+    found = compute_difference_interval(*(Share(value=n / size, size=size) for n, size in (first, second)))
     assert found == pytest.approx((low, high), abs=5e-5)
 
 
@@ -295,6 +295,8 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
         <= found["bound"]
         == compute_advantage_bound(report.claim.epsilon, 1e-4)
     )
+    mu = math.sqrt(2 * 20) / 2  # the distance between two normal distributions is 2 Phi(mu / 2) - 1
+    assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9) and found["held_out"] is False
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]
@@ -304,19 +306,11 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
         assert len(repr(end)) > 12 and repr(end) not in text
 
 
-def test_the_bound_of_the_plan_is_the_distance_between_two_normal_laws(plan):
-    """mu = sqrt(2 * 20) / 2: total variation 2 Phi(mu / 2) - 1."""
-    pipeline.run(one := changed(plan, membership=MembershipTest(), baseline=False))
-    found = owners(one)["membership"]
-    assert found["nonprivate"] is None and found["held_out"] is False
-    assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2 / 2) - 1, rel=1e-9)
-
-
 def test_without_a_guarantee_there_is_no_bound(plan):
     changes = {"membership": MembershipTest(held_out=0.2), "insecure_noise_seed": 0, "baseline": False}
     pipeline.run(one := changed(plan, **changes))
     found = owners(one)["membership"]
-    assert found["bound"] is found["bound_by_plan"] is None and found["held_out"] is True
+    assert found["bound"] is found["bound_by_plan"] is found["nonprivate"] is None and found["held_out"] is True
 
 
 def test_a_student_from_old_labels_is_tested_on_the_records_behind_them_alone(plan):
@@ -346,14 +340,3 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
         logits = compute_first_logits(ensemble, data.evaluation.x)
         assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())
-
-
-def finding(low: float, bound: float | None) -> MembershipResult:
-    one = AttackResult(members=50, others=50, advantage=low + 0.1, advantage_interval=(low, low + 0.2), auc=0.5,
-                 auc_interval=(0.4, 0.6))  # fmt: skip
-    return MembershipResult(student=one, nonprivate=None, bound=bound, bound_by_plan=bound, held_out=True)
-
-
-def test_an_attack_above_its_bound_is_called_one():
-    assert finding(0.5, 0.4).is_above_bound
-    assert not finding(0.3, 0.4).is_above_bound and not finding(0.5, None).is_above_bound
