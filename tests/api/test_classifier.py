@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from pate_torch import PATE, PATEClassifier, load_student
 from pate_torch.accounting import gdp
+from pate_torch.api.inputs import encode_labels
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods import feasibility
@@ -566,15 +567,13 @@ def test_wrong_types_are_named(tmp_path):
 def test_one_odd_cell_renames_no_other(make):
     """One odd value changes the type of its column, or of all labels; the others stay what they are."""
     classes = [2**52, 2**52 + 1]
-    whole, odd = (
-        make(classes=classes)._encode_labels(pd.Series(y).to_numpy())[1] for y in (classes * 2, [*classes, None])
-    )
+    whole, odd = (encode_labels(pd.Series(y).to_numpy(), classes)[1] for y in (classes * 2, [*classes, None]))
     assert whole.tolist() == [0, 1, 0, 1] and odd.tolist() == [0, 1, -1]
     with pytest.raises(ValueError, match="must be different"):  # as floating-point numbers they are one
-        make(classes=[2**60, 2**60 + 1])._encode_labels(np.array([2**60]))
+        encode_labels(np.array([2**60]), [2**60, 2**60 + 1])
     days = [pd.Timestamp("2020-01-01"), pd.Timestamp("2020-01-02")]
     for y in (pd.Series(days).to_numpy(), np.array([*days, "never"], dtype=object)):
-        assert make(classes=days)._encode_labels(y)[1].tolist()[:2] == [0, 1]
+        assert encode_labels(y, days)[1].tolist()[:2] == [0, 1]
     rows = [[True, 1.5], [False, 2.5]]
     for X in (rows, [*rows, ["purple", 0.0]], [*rows, [pd.Timestamp(0), 0.0]]):
         read = make()._validate_points(X, reset=True)
