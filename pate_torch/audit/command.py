@@ -313,11 +313,11 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
+    adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}  # the YAML's needs a run's partition
     config = {
-        "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
+        "mechanism": OmegaConf.merge(defaults, adjacency, setting.overrides, mechanism_overrides),
         "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
         "privacy": {"delta": delta},
-        "partition": {"_target_": "pate_torch.privacy.partition.AddRemove"},
         "noise": noise,
     }
     root = OmegaConf.create(config)
