@@ -87,7 +87,7 @@ def test_a_missing_and_an_unknown_module_are_errors(tmp_path):
 
 
 def test_the_package_has_no_module_outside_the_lists_no_duck_attribute_and_no_circle():
-    """A new module must not leave the kernel unnoticed; what a component may leave out is a member of its base class."""
+    """A new module must not leave the kernel unnoticed; an optional attribute is a member of the base class."""
     modules = read_modules(ROOT / "pate_torch")
     assert assign_modules(modules)[1] == []
     attributes = find_duck_attributes(modules)
