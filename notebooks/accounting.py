@@ -39,7 +39,6 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import private_price
 from pate_torch.accounting.data_dependent.theorems import compute_rdp
 from pate_torch.audit.command import audit
-from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.teachers.training import TeacherRecipe, train
@@ -204,7 +203,7 @@ found = {}
 for sigma in (2, 4, 8):
     for kind in (GNMax, Slipped):
         mechanism = kind(sigma=sigma)
-        result = audit(mechanism, make_worst_pairs(mechanism, 2), runs=50_000, delta=DELTA, independent=True)
+        result = audit(mechanism, mechanism.worst_case_neighbors(2), runs=50_000, delta=DELTA)
         found[sigma, kind.__name__] = (result.claimed, result.proven, "sound" if result.is_sound else "REFUTED")
 audited = pd.DataFrame(found, index=["claimed", "proven", "verdict"]).T.rename_axis(["sigma", "mechanism"])
 audited.convert_dtypes().round(2)

@@ -46,43 +46,6 @@ def btt18_lemma_4_2(mistakes: float, share: float) -> float:
     return mistakes / share
 
 
-def btt18_theorem_4_3(
-    m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
-) -> float:
-    """Private records n in the realizable case, for m >= 4 ln(1/(alpha beta))/alpha^2 as in Theorem 4.4.
-
-    C (d ln(1/alpha) + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha).
-    """
-    T = btt18_corollary_4_1(m, alpha=alpha, gamma=0.0, beta=beta)
-    size = d * math.log(1 / alpha) + math.log(m / beta)
-    return constant * size * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha
-
-
-def btt18_theorem_4_4(
-    m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, gamma: float, constant: float = 1.0
-) -> float:
-    """Private records n in the agnostic case.
-
-    C (d + ln(m/beta)) ln(mT/min(delta, beta)) sqrt(T ln(1/delta)) / (epsilon alpha^2).
-    """
-    T = btt18_corollary_4_1(m, alpha=alpha, gamma=gamma, beta=beta)
-    return constant * (d + math.log(m / beta)) * _btt18_ensemble(m, T, epsilon, delta, beta) / alpha**2
-
-
-def _btt18_ensemble(m: int, T: float, epsilon: float, delta: float, beta: float) -> float:
-    return math.log(m * T / min(delta, beta)) * math.sqrt(T * math.log(1 / delta)) / epsilon
-
-
-def btt18_claim_4_5(*, alpha: float, gamma: float) -> float:
-    """Error of the private classifier: 3 gamma + 7 alpha, for m >= 4 ln(1/(alpha beta))/alpha^2 and beta <= alpha."""
-    return 3 * gamma + 7 * alpha
-
-
-def btt18_theorem_4_7(*, alpha: float, gamma: float) -> float:
-    """Error of a student of m = O((d + ln(1/beta))/alpha^2) released labels: 7 gamma + 15 alpha (4.6: gamma = 0)."""
-    return 7 * gamma + 15 * alpha
-
-
 def btt18_theorem_5_6(m: int, T: float, *, epsilon: float, delta: float, beta: float) -> float:
     """The distance at which a soft query's histogram is answered.
 
@@ -153,16 +116,6 @@ def lzcw21_lemma_4(mistakes: float) -> float:
     return 3 * mistakes
 
 
-def lzcw21_remark_12(d: int, n: int, *, epsilon: float, tau: float) -> float:
-    """The m beyond which more public points do not help: (d^{4-5 tau} (n epsilon)^{2 tau})^{1/(4-2 tau)}."""
-    return (d ** (4 - 5 * tau) * (n * epsilon) ** (2 * tau)) ** (1 / (4 - 2 * tau))
-
-
-def lzcw21_lemma_13(d: int, n: int, K: int, *, gamma: float, tau: float, constant: float = 1.0) -> float:
-    """Bound on every teacher's disagreement with h*: C ((d K ln(n/d) + ln(K/gamma))/n)^{tau/(2-tau)}."""
-    return constant * ((d * K * math.log(n / d) + math.log(K / gamma)) / n) ** (tau / (2 - tau))
-
-
 def lzcw21_proposition_18(
     m: int, *, nu: float, xi: float, epsilon: float, delta: float, gamma: float
 ) -> tuple[int, int]:
@@ -180,11 +133,6 @@ def lzcw21_proposition_18(
     needed = 1 + threshold + scale * (math.log(3 * T / gamma) + 2 * L)
     root = (math.sqrt(L / 2) + math.sqrt(L / 2 + 4 * xi * needed)) / (2 * xi)
     return T, math.ceil(root**2)
-
-
-def lzcw21_theorem_19(m: int, T: float, d: int, *, approximation: float, constant: float = 1.0) -> float:
-    """Excess over the infinite ensemble: min_h Dis(h, ensemble) + 2T/m + C sqrt(d/m)."""
-    return approximation + 2 * T / m + constant * math.sqrt(d / m)
 
 
 def lzcw21_vote_dimension(d: int, K: int) -> int:
@@ -208,26 +156,6 @@ def lzcw21_vote_dimension(d: int, K: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if log_votes(middle) >= middle * math.log(2) else (low, middle)
     return low
-
-
-def lzcw21_theorem_20(m: int, T: float, d: int, K: int, *, gamma: float) -> float:
-    """The bound of Theorem 19 for a student that is itself a vote of K hypotheses: 4T/m + 5 (V + ln(4/gamma))/m.
-
-    V is the votes' VC dimension (``lzcw21_vote_dimension``), for which the paper puts K d.
-    """
-    return 4 * T / m + 5 * (lzcw21_vote_dimension(d, K) + math.log(4 / gamma)) / m
-
-
-def lzcw21_theorem_22(
-    d: int, *, epsilon: float, delta: float, n: int, alpha: float, gamma: float, theta: float, constant: float = 1.0
-) -> tuple[float, float]:
-    """(Queries, K) of PATE with active queries; theta is the disagreement coefficient.
-
-    C theta (1 + ln(1/alpha)) (d ln theta + ln(2 ln(1/alpha)/gamma)), and the K of Theorem 28 for so many queries.
-    """
-    slack = d * math.log(theta) + math.log(2 * math.log(1 / alpha) / gamma)
-    queries = constant * theta * (1 + math.log(1 / alpha)) * slack
-    return queries, lzcw21_theorem_28(queries, n, epsilon=epsilon, delta=delta)
 
 
 def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> float:
@@ -260,11 +188,6 @@ def nb20_theorem_4_1(
     return m0, nb20_theorem_3_3(m0, d, epsilon=epsilon, delta=delta, alpha=alpha, beta=beta, constant=constant)
 
 
-def df20_theorem_1(d: int, *, gamma: float, alpha: float, beta: float, constant: float = 1.0) -> float:
-    """Private records n of the stable predictor: C (d ln(d/alpha)/(gamma alpha) + (d + ln(1/beta))/alpha^2)."""
-    return constant * (d * math.log(d / alpha) / (gamma * alpha) + (d + math.log(1 / beta)) / alpha**2)
-
-
 def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalty: float = 0.0) -> float:
     """Expected excess risk of the exponential mechanism: 9 (ln K + (rho + 2) ln n)/(n epsilon) + 2 epsilon + penalty.
 
@@ -279,11 +202,6 @@ def wlf16_theorem_17(n: int, *, epsilon: float, rho: float, log_K: float, penalt
             at 0.
     """
     return 9 * (log_K + (rho + 2) * math.log(n)) / (n * epsilon) + 2 * epsilon + penalty
-
-
-def wlf16_theorem_18(failure: float) -> int:
-    """Number a = ceil(ln(3/failure)) of folds for candidates; one more chooses among them."""
-    return math.ceil(math.log(3 / failure))
 
 
 def wlf16_example_3(num_hypotheses: int) -> tuple[float, float]:
@@ -315,75 +233,3 @@ def log_unit_ball(dimension: int, p: float = 2.0) -> float:
     if math.isinf(p):
         return dimension * math.log(2)
     return dimension * (math.log(2) + math.lgamma(1 + 1 / p)) - math.lgamma(1 + dimension / p)
-
-
-def wlf16_example_5(n: int, dimension: int, sparsity: int, *, epsilon: float, lipschitz: float) -> float:
-    """Expected excess risk of best subset selection: s of D coordinates chosen, then their values in the unit ball.
-
-    Half of epsilon for the choice among C(D, s) supports, by the least error that each allows, half for the values
-    (Example 4 in s dimensions, on the unit ball, which holds 2^-s of any small ball around a point of it); the
-    stability of both together is e^epsilon - 1.
-
-    Args:
-        n: Private records.
-        dimension: Number D of coordinates.
-        sparsity: Most that are not 0.
-        epsilon: Of both stages.
-        lipschitz: L of the loss in the values, in the 2-norm.
-    """
-    supports = math.log(math.comb(dimension, sparsity))
-    rho, log_K = wlf16_example_4(
-        sparsity, lipschitz=lipschitz, log_volume=log_unit_ball(sparsity), regular=_rim(sparsity)
-    )
-    rate = 2 * 9 / (n * epsilon)
-    return rate * (supports + 2 * math.log(n) + log_K + (rho + 2) * math.log(n)) + math.expm1(epsilon)
-
-
-def _rim(dimension: int) -> float:
-    """Share of a ball, of radius up to 1/2 around a point of the unit ball's rim, that surely lies in the unit ball.
-
-    It holds the ball of half the radius, moved inwards.
-    """
-    return 0.5**dimension
-
-
-def lzcw21_theorem_5(
-    m: int, d: int, n: int, *, epsilon: float, delta: float, best: float = 0.0, constant: float = 1.0
-) -> float:
-    """Error of PATE-PSQ; realizable for best = 0.
-
-    Realizable: C (d^2 m ln(1/delta)/(n epsilon)^2 + sqrt(d/m)). Agnostic:
-    13 best + C (m^{1/3} (d/(n epsilon))^{2/3} + sqrt(d/m)).
-    """
-    if best == 0:
-        return constant * (d**2 * m * math.log(1 / delta) / (n * epsilon) ** 2 + math.sqrt(d / m))
-    return 13 * best + constant * (m ** (1 / 3) * (d / (n * epsilon)) ** (2 / 3) + math.sqrt(d / m))
-
-
-def lzcw21_theorem_10(
-    m: int, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0
-) -> tuple[float, float]:
-    """(T, excess error) under Tsybakov noise tau.
-
-    C (m^{2-tau} (d/(n epsilon))^tau)^{2/(4-3 tau)}, and C (d/m + (m d^2/(n epsilon)^2)^{tau/(4-3 tau)}).
-    """
-    T = constant * (m ** (2 - tau) * (d / (n * epsilon)) ** tau) ** (2 / (4 - 3 * tau))
-    return T, constant * (d / m + (m * (d / (n * epsilon)) ** 2) ** (tau / (4 - 3 * tau)))
-
-
-def lzcw21_theorem_22_error(
-    m: float, d: int, n: int, *, epsilon: float, delta: float, theta: float, tau: float, constant: float = 1.0
-) -> float:
-    """Excess error with active queries: C max((d^{3/2} sqrt(theta ln(1/delta))/(n epsilon))^{tau/(2-tau)}, d/m)."""
-    private = d**1.5 * math.sqrt(theta * math.log(1 / delta)) / (n * epsilon)
-    return constant * max(private ** (tau / (2 - tau)), d / m)
-
-
-def lzcw21_theorem_28_error(m: float, d: int, n: int, *, epsilon: float, tau: float, constant: float = 1.0) -> float:
-    """Excess error of Gaussian PATE under Tsybakov noise tau: C (d/m + (d sqrt(m)/(n epsilon))^{tau/(2-tau)})."""
-    return constant * (d / m + (d * math.sqrt(m) / (n * epsilon)) ** (tau / (2 - tau)))
-
-
-def df20_theorem_4(d: int, *, gamma: float, alpha: float) -> float:
-    """Smallest n, (d - 1)/(8 gamma alpha), of a gamma-stable learner with expected error alpha <= 1/4."""
-    return (d - 1) / (8 * gamma * alpha)

@@ -28,11 +28,6 @@ def df20_lemma_5(epsilon: float, share: float) -> float:
     return 2 * epsilon * share
 
 
-def wlf16_lemma_22(n: int) -> float:
-    """Delta 1/sqrt(n) of *any* algorithm on floor(sqrt(n)) random records of n: it is (0, delta)-DP."""
-    return 1 / math.sqrt(checks.integer("n", n, low=1))
-
-
 def wlf16_lemma_24(epsilon: float, delta: float, share: float) -> tuple[float, float]:
     """(ln(1 + share e^eps (e^eps - 1)), share e^eps delta) on a random sub-sample."""
     _check(epsilon, delta, share)
@@ -43,25 +38,6 @@ def wlf16_lemma_27(epsilon: float, share: float) -> float:
     """Epsilon 2 share (e^eps - e^-eps) on a random sub-sample."""
     _check(epsilon, 0.0, share)
     return 4 * share * math.sinh(epsilon)
-
-
-def wlf16_lemma_8(epsilon: float) -> float:
-    """How far one replaced record moves the expected loss, in [0, 1], of an epsilon-DP learner: e^eps - 1."""
-    return wlf16_lemma_23(epsilon, 0.0)
-
-
-def wlf16_lemma_23(epsilon: float, delta: float) -> float:
-    """The same of an (epsilon, delta)-DP learner: e^eps - 1 + delta."""
-    _check(epsilon, delta, 1.0)
-    return math.expm1(epsilon) + delta
-
-
-def wlf16_corollary_9(excess: float, epsilon: float, delta: float = 0.0) -> float:
-    """Expected excess *risk* of a private learner of this expected excess *empirical* risk: excess + e^eps - 1 + delta.
-
-    Its stability is how far its empirical risk may lie below its risk (Theorem 28).
-    """
-    return checks.non_negative("excess", excess) + wlf16_lemma_23(epsilon, delta)
 
 
 def _check(epsilon: float, delta: float, share: float) -> None:

@@ -1,7 +1,7 @@
-"""Journal of the answers a PrivateLabeler has released, one JSON object a line: public points, labels and their cost.
+"""Journal of the answers that a PrivateLabeler has released: points, labels and their cost, one JSON object a line.
 
-Releasable, all of it: questions are public and answers are out. A line is on disk before its answers are returned. A
-torn last line is cut off: its answers reached nobody, and the ledger has charged them.
+Everything in it is releasable: questions are public, and answers are out. A line is on disk before its answers are
+returned. A torn last line is cut off: its answers reached nobody, and the ledger has charged them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,7 @@ def decode(fields: dict[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One entry.
-
-    Attributes:
-        kind: block, answers, close, student or hypothesis.
-        facts: JSON.
-    """
+    """One entry: its kind (block, answers, close, student or hypothesis), and what it says, as JSON."""
 
     kind: str
     facts: dict[str, Any]
@@ -60,40 +55,39 @@ class Journal:
     """The journal file, held by one process at a time.
 
     Args:
-        path: Made if there is none.
+        path: The file, which is created if it does not exist.
         account: Account that its answers were charged to.
-        spec: Says what its points are.
+        spec: Public facts about its points.
+
+    Attributes:
+        lines: The entries.
 
     Raises:
-        ValueError: It is damaged, held by another process, or belongs to another account or data.
+        ValueError: The file is damaged, is held by another process, or belongs to another account or data set.
     """
 
     def __init__(self, path: Path | str, *, account: str, spec: DataSpec) -> None:
         self.path = Path(path)
-        header = {
-            "format": JOURNAL_FORMAT,
-            "account": account,
-            "shape": list(spec.input_shape),
-            "classes": spec.num_classes,
-        }
+        shape, classes = list(spec.input_shape), spec.num_classes
+        header = {"format": JOURNAL_FORMAT, "account": account, "shape": shape, "classes": classes}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._content = hashlib.sha256()
-        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (held for life: it is the lock)
+        self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (open as long as the labeler: it is the lock)
         try:
             if not locks.try_lock_file(self._file.fileno(), self.path, "journal"):
-                raise self._journal_error("is held by another labeler", "Close that one first.")
+                raise self.make_error("is held by another labeler", "Close that one first.")
             self.lines = list(self._read_lines(header))
         except ValueError:
             self._file.close()
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
-        """Write one entry, on disk when this returns."""
+        """Write one entry, which is on disk when this returns."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 
     @property
-    def compute_digest(self) -> str:
+    def digest(self) -> str:
         """SHA-256 of everything written so far."""
         return self._content.hexdigest()
 
@@ -101,12 +95,16 @@ class Journal:
         """Close the file."""
         self._file.close()
 
+    def make_error(self, problem: str, fix: str) -> ValueError:
+        """An error about this file, for the caller to raise."""
+        return checks.error("journal", str(self.path), problem, fix)
+
     def _read_lines(self, header: dict[str, Any]) -> Iterator[JournalEntry]:
         self._file.seek(0)
         content = self._file.read()
         magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
         if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of somebody else's file
-            raise self._journal_error("is not a journal of this version", "Name another file.")
+            raise self.make_error("is not a journal of this version", "Name another file.")
         complete_length = content.rfind(b"\n") + 1
         if complete_length < len(content):
             self._file.truncate(complete_length)
@@ -119,12 +117,10 @@ class Journal:
             stored_header, *entries = [json.loads(text) for text in texts]
             lines = [JournalEntry(entry.pop("kind"), entry) for entry in entries]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise self._journal_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
+            raise self.make_error(f"is damaged ({error})", "Restore a backup, or begin another journal.") from error
         for name, value in header.items():
             if stored_header.get(name) != value:
-                raise self._journal_error(
-                    f"has {name} {stored_header.get(name)!r}, not {value!r}", "Name another file."
-                )
+                raise self.make_error(f"has {name} {stored_header.get(name)!r}, not {value!r}", "Name another file.")
         yield from lines
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -138,6 +134,3 @@ class Journal:
         except BaseException:
             self._file.truncate(size)  # or the next entry would be glued to half of this one
             raise
-
-    def _journal_error(self, problem: str, fix: str) -> ValueError:
-        return checks.error("journal", str(self.path), problem, fix)

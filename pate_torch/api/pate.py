@@ -1,24 +1,23 @@
-"""PATE in a notebook: the stages of a run on one's own tensors, with the same ledger, folders and refusals.
+"""PATE in a notebook: the stages of a run on tensors or arrays, with the same ledger, folders and refusals.
 
     pate = PATE("hospital", classes=2, num_teachers=50, mechanism=GNMax(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
-    pate.fit_teachers(x, y)                       # private; whose record is whose: unit_id=
+    pate.fit_teachers(x, y)                       # private; unit_id= names the privacy unit of each record
     pate.label(pool_x, num_queries=100)           # charged, then drawn
     student = pate.fit_student("fixmatch")        # free, as often as you like
     student.predict(x_new)
     pate.epsilon, pate.report(test_x, test_y)
 
-All releases of one name are charged to one account, whatever object made them.
+All releases under one name are charged to one account, whatever object made them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
 from pate_torch.data import locations, tensors
-from pate_torch.data.base import DatasetSource, compute_normalization
+from pate_torch.data.base import Constants, DatasetSource, compute_normalization
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
@@ -54,7 +53,6 @@ from pate_torch.privacy.records import (
     DataSpec,
     EncoderCard,
     Evaluation,
-    PrivateRecords,
     PublicPool,
     Release,
 )
@@ -65,7 +63,7 @@ from pate_torch.queries.random import Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
 from pate_torch.release.private_metrics import attack_student
 from pate_torch.release.report import ReleaseReport
-from pate_torch.session import ReleaseSession, WrittenRelease
+from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.label_spreading import LabelSpreading
@@ -84,14 +82,14 @@ STUDENTS: dict[str, type[GradientStudent]] = {
 }
 
 GUIDE_STEPS = 200
-"""Of the student that guides rounds of questions."""
+"""Number of steps of the student that guides rounds of questions."""
 
-TeacherKind = TeacherRecipe | PrivateMethod | Callable[[], nn.Module] | Any
+Array = Tensor | np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class InMemoryDataset(DatasetSource):
-    """A data set that is already here."""
+    """A data set that is in memory already."""
 
     data: Dataset
 
@@ -103,198 +101,165 @@ class InMemoryDataset(DatasetSource):
         return self.data
 
 
-@dataclass(frozen=True, eq=False)
-class _LabelResult:
-    """A release with what is needed to learn from it and to report it; ``reservation_ids``: those of this call."""
-
-    config: RunConfig
-    data: Dataset
-    written: WrittenRelease
-    reservation_ids: tuple[str, ...]
-
-
+@dataclass(eq=False, repr=False)
 class PATE:
     """One private data set, its teachers and what is released from them.
 
-    Recipes' teachers are kept under ``home`` and found again; the others live as long as this object.
+    Teachers of a recipe are stored under ``home`` and found again; other teachers live as long as this object.
 
     Args:
-        name: Whose account is charged; all releases from the same records belong under one name.
-        classes: All of them, by name or by number: declared, never read off the private labels.
-        num_teachers: K; None where ``teacher`` is a ``PrivateMethod``.
-        mechanism: Any of ``pate_torch.mechanisms`` that opens votes, its sigma in votes; None where ``teacher`` is a
-            ``PrivateMethod``, which has its own.
-        delta: The account's, fixed when it opens.
-        budget_epsilon: The account's cap, fixed when it opens; None: 10, or the cap it has.
-        home: Where teachers, ledger and runs lie; None: PATE_HOME, or the store of this user for teachers and ledger
-            and ``outputs`` of the working directory for runs.
-        teacher: A TeacherRecipe; any scikit-learn classifier, cloned for every shard; a function that makes a
-            torch.nn.Module from normalized points to logits, trained as ``recipe`` says; or any ``PrivateMethod``, such
-            as ReverseKnn(mechanism=Histogram(...)) or GradientMethod(size=..., mechanism=GradientDescent(...)), where
-            the records answer for themselves. None: a small network for the data.
-        recipe: How modules of ``teacher``'s making are trained.
-        partition: AddRemove() or ReplaceOne(): what a neighbor is.
-        unit: "record" or "group:<what>" (then give unit_id).
-        mean: Public constants per channel or feature to normalize by; None: those of the public points.
-        std: Public standard deviations, likewise.
-        schema: How tables become the rows given here; students carry it. None: rows come from no table.
-        encoder: Which frozen encoder made the rows given here (``Encoder.card``), each of its own point alone; students
-            and the privacy statement name it. None: none did.
-        allow_duplicate_account: Whether these records may be charged to an account of another name, too.
-        first_charge_only: Whether to refuse a charge where the account has any reservation.
+        name: The account, as ``account`` of ``PATEClassifier``.
+        classes: All classes in order, or their number: declared, never read off the private labels.
+        num_teachers: Number K of teachers. None if ``teacher`` is a ``PrivateMethod``.
+        mechanism: A mechanism of ``pate_torch.mechanisms`` that opens votes; its sigma is in votes. None if ``teacher``
+            is a ``PrivateMethod``, which has a mechanism of its own.
+        delta: Delta of the account, fixed when the account opens.
+        budget_epsilon: Cap of the account, fixed when the account opens. The present cap, or 10 at first, if None.
+        teacher: A TeacherRecipe; a scikit-learn classifier, which is cloned for every shard; a function that makes a
+            torch.nn.Module from normalized points to logits, which is trained by ``recipe``; or a ``PrivateMethod``
+            without teachers, such as GradientMethod(size=..., mechanism=GradientDescent(...)). A small network if None.
+        recipe: How modules that ``teacher`` makes are trained.
+        partition: Neighboring relation, ``AddRemove()`` or ``ReplaceOne()``.
+        unit: Privacy unit, "record" or "group:<what>", which needs ``unit_id``.
+        mean: Public constants per channel or feature to normalize by. Those of the public points if None.
+        std: Public standard deviations, given together with ``mean``.
+        schema: How tables become the rows given here; the student carries it.
+        encoder: The frozen encoder that made the rows given here (``Encoder.make_card``), each of its own point alone;
+            the student and the privacy statement name it.
         allow_uninformative_labels: Whether questions may be asked whose labels would be no better than chance even if
             all teachers agreed.
-        chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
-            "private scores"; None: not stated.
-        provenance: Where the classes and constants come from, for the statement (``types.SOURCES``, by name); None: as
-            they are given here.
-        seed: Seeds everything but the noise.
+        first_charge_only: Whether to refuse a charge if the account has any reservation.
+        provenance: Source of the classes and constants, for the statement (``privacy.records``).
         insecure_noise_seed: Makes noise repeatable, and what is released not private.
-        device: Where networks are trained.
-        quiet: Show no progress.
+        seed: As ``random_state`` of ``PATEClassifier``.
+        quiet: Whether to show no progress.
+        home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
 
     Raises:
         ValueError: A choice cannot work; nothing has been charged.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        classes: Sequence[str] | int,
-        num_teachers: int | None = None,
-        mechanism: VoteMechanism | None = None,
-        delta: float,
-        budget_epsilon: float | None = None,
-        home: Path | str | None = None,
-        teacher: TeacherKind = None,
-        recipe: TeacherRecipe | None = None,
-        partition: Partition | None = None,
-        unit: str = "record",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        schema: TableSchema | None = None,
-        encoder: EncoderCard | None = None,
-        allow_duplicate_account: bool = False,
-        first_charge_only: bool = False,
-        allow_uninformative_labels: bool = False,
-        chosen_by: str | None = None,
-        provenance: Mapping[str, str] | None = None,
-        seed: int = 0,
-        insecure_noise_seed: int | None = None,
-        device: torch.device | str = "cpu",
-        quiet: bool = True,
-    ) -> None:
-        locations.check_name(name)
-        if (mean is None) != (std is None):
-            raise checks.error("std", std, "must be given together with mean")
-        if isinstance(teacher, nn.Module):
-            raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network",
-                              f"Pass the class, or lambda: {type(teacher).__name__}(...).")  # fmt: skip
-        if isinstance(teacher, PrivateMethod):
-            if mechanism is not None or num_teachers is not None:
-                key = "num_teachers" if mechanism is None else "mechanism"
-                problem = "goes with teachers that are trained here; this method has a mechanism of its own"
-                raise checks.error(key, num_teachers if mechanism is None else mechanism, problem, "Omit it.")
-            self.mechanism_name, num_teachers = teacher.mechanism_name, teacher.ensemble_size
-        elif not isinstance(mechanism, VoteMechanism):
-            problem = "must be a mechanism that opens votes, an object of pate_torch.mechanisms"
-            raise checks.error("mechanism", mechanism, problem, "Such as mechanism=GNMax(sigma=8.0), in votes.")
-        else:
-            self.mechanism_name = mechanism.name
-            checks.integer("num_teachers", num_teachers, low=1)
-        self.name, self.mechanism, self.unit = name, mechanism, unit
-        names = range(checks.integer("classes", classes, low=2)) if isinstance(classes, int) else classes
+    name: str
+    _: KW_ONLY
+    classes: Sequence[str] | int
+    delta: float
+    num_teachers: int | None = None
+    mechanism: VoteMechanism | None = None
+    budget_epsilon: float | None = None
+    home: Path | str | None = None
+    teacher: Any = None
+    recipe: TeacherRecipe | None = None
+    partition: Partition = field(default_factory=AddRemove)
+    unit: str = "record"
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
+    schema: TableSchema | None = None
+    encoder: EncoderCard | None = None
+    allow_duplicate_account: bool = False
+    first_charge_only: bool = False
+    allow_uninformative_labels: bool = False
+    chosen_by: str | None = None
+    provenance: Mapping[str, str] | None = None
+    seed: int = 0
+    insecure_noise_seed: int | None = None
+    device: torch.device | str = "cpu"
+    quiet: bool = True
+
+    def __post_init__(self) -> None:
+        locations.check_name(self.name)
+        self._check_teacher()
+        names = range(checks.integer("classes", self.classes, low=2)) if isinstance(self.classes, int) else self.classes
         self.class_names = tuple(map(str, names))
-        self.home = run_folders.check_root(run_folders.get_home_folder(home))
-        self.teacher, self.recipe = teacher, recipe
-        self.partition: Partition = AddRemove() if partition is None else partition
-        self.num_teachers = num_teachers
-        self.delta, self.budget_epsilon = checks.delta("delta", delta), budget_epsilon
-        self.allow_duplicate_account = checks.boolean("allow_duplicate_account", allow_duplicate_account)
-        self.first_charge_only = checks.boolean("first_charge_only", first_charge_only)
-        self.allow_uninformative_labels = checks.boolean("allow_uninformative_labels", allow_uninformative_labels)
-        self.chosen_by = chosen_by
-        default_provenance = {
-            CLASSES: FROM_OWNER,
-            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if mean is None else FROM_OWNER,
-        }
-        self.provenance = default_provenance if provenance is None else dict(provenance)
-        self.seed, self.insecure_noise_seed = seed, insecure_noise_seed
-        self.device, self.quiet = torch.device(device), quiet
-        self.schema, self.encoder = schema, encoder
-        self._constants = None if mean is None or std is None else (tuple(map(float, mean)), tuple(map(float, std)))
-        self._private: PrivateRecords | None = None
-        self._num_dropped_by_reason: dict[str, int] = {}
-        self._spec: DataSpec | None = None
+        if (self.mean is None) != (self.std is None):
+            raise checks.error("std", self.std, "must be given together with mean")
+        self._constants: Constants | None = None
+        if self.mean is not None and self.std is not None:
+            self._constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
+        if self.provenance is None:
+            constants_origin = FROM_PUBLIC_POINTS if self.mean is None else FROM_OWNER
+            self.provenance = {CLASSES: FROM_OWNER, NORMALIZATION_CONSTANTS: constants_origin}
+        checks.boolean("allow_uninformative_labels", self.allow_uninformative_labels)
+        self._privacy = PrivacyConfig(
+            delta=checks.delta("delta", self.delta),
+            insecure_noise_seed=self.insecure_noise_seed,
+            budget_epsilon=self.budget_epsilon,
+            allow_duplicate_account=self.allow_duplicate_account,
+            first_charge_only=self.first_charge_only,
+            chosen_by=self.chosen_by,
+        )
+        self._root = self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
+        self._data: Dataset | None = None
         self._stored_teachers: StoredEnsemble | None = None
         self._panel: Panel | None = None
-        self._label_result: _LabelResult | None = None
-        self._student: tuple[str, Student] | None = None
         self._session: ReleaseSession | None = None
+        self._written: WrittenRelease | None = None
+        self._student: NamedStudent | None = None
         self._clock = StageTimer()
 
+    def _check_teacher(self) -> None:
+        """Refuse a teacher, a mechanism and a number of teachers that do not go together."""
+        teacher = self.teacher
+        if isinstance(teacher, nn.Module):
+            fix = f"Pass the class, or lambda: {type(teacher).__name__}(...)."
+            raise checks.error("teacher", type(teacher).__name__, "must be a function that makes a fresh network", fix)
+        if isinstance(teacher, PrivateMethod):
+            for key, value in {"mechanism": self.mechanism, "num_teachers": self.num_teachers}.items():
+                if value is not None:
+                    problem = "goes with teachers that are trained here; this method has a mechanism of its own"
+                    raise checks.error(key, value, problem, "Omit it.")
+            self.num_teachers = teacher.ensemble_size
+        elif not isinstance(self.mechanism, VoteMechanism):
+            problem = "must be a mechanism that opens votes, an object of pate_torch.mechanisms"
+            raise checks.error("mechanism", self.mechanism, problem, "Such as mechanism=GNMax(sigma=8.0), in votes.")
+        else:
+            checks.integer("num_teachers", self.num_teachers, low=1)
+
     def __repr__(self) -> str:
-        return f"PATE({self.name!r}, num_teachers={self.num_teachers}, mechanism={self.mechanism_name!r})"
+        name = self.teacher.mechanism_name if self.mechanism is None else self.mechanism.name
+        return f"PATE({self.name!r}, num_teachers={self.num_teachers}, mechanism={name!r})"
 
     # ---- the stages ---------------------------------------------------------------------------------------------
 
-    def fit_teachers(
-        self,
-        x: Tensor | np.ndarray,
-        y: Tensor | np.ndarray,
-        *,
-        unit_id: Any = None,
-        public_x: Tensor | np.ndarray | None = None,
-    ) -> PATE:
-        """Train one teacher per shard, or find those trained before in the same way on the same records.
+    def fit_teachers(self, x: Array, y: Array, *, unit_id: Any = None, public_x: Array | None = None) -> PATE:
+        """Train one teacher for each shard, or find those trained before in the same way on the same records.
 
-        Where the records answer for themselves, this takes them in and trains nothing.
+        If ``teacher`` is a ``PrivateMethod``, this takes the records in and trains nothing.
 
         Args:
-            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A row that is not finite, like a label that is no
-                class, cannot be used: the record is left out or, under replace_one, filled in.
+            x: PRIVATE. uint8 images [N, Ch, H, W] or rows [N, D]. A record with a row that is not finite, or a label
+                that is no class, cannot be used: it is left out or, under replace_one, filled in.
             y: PRIVATE. Integers [N].
-            unit_id: Stable ids [N] of the units, texts, integers, booleans or dates.
-                None: a hash of the record, so equal records are one unit.
-            public_x: Public points whose statistics normalize the private ones, where no constants were given; None:
-                images by 1/2 and 1/4, rows as they are.
+            unit_id: Stable ids [N] of the units: texts, integers, booleans or dates. A hash of the record if None, so
+                that equal records are one unit.
+            public_x: Public points whose statistics normalize the private ones if ``mean`` is None. If both are None,
+                images are normalized by 1/2 and 1/4, and rows are not normalized.
         """
-        private, self._num_dropped_by_reason = tensors.build_private_data(
-            x, y, unit_id, self.unit, len(self.class_names)
-        )
+        private, num_dropped = tensors.build_private_data(x, y, unit_id, self.unit, len(self.class_names))
         public = private.x[:0] if public_x is None else tensors.parse_points("public_x", public_x)
-        spec = self._make_spec(private.x, public)
         data = Dataset(
-            spec,
+            self.make_spec(private.x, public),
             private,
             PublicPool(public),
-            empty_evaluation(spec, private.x),
-            num_dropped_by_reason=self._num_dropped_by_reason,
+            _empty_evaluation(private.x),
+            num_dropped_by_reason=num_dropped,
+            provenance=dict(self.provenance or {}),
         )
-        data = drop_unusable(data, self.partition.adjacency)
-        private = data.private
-        self._private, self._spec, self._stored_teachers, self._panel, self._label_result = (
-            private,
-            spec,
-            None,
-            None,
-            None,
-        )
+        self._data = data = drop_unusable(data, self.partition.adjacency)
+        self._stored_teachers = self._panel = self._written = self._student = None
         if isinstance(self.teacher, PrivateMethod):
             return self
         if self.teacher is None or isinstance(self.teacher, TeacherRecipe):
-            self._get_recipe(spec).check(spec)
-            teachers = self._make_teacher_votes(spec, 1, Random())
-            with ReleaseSession.open_uncharged(self._make_config(data, teachers), data, self._clock) as session:
-                self._stored_teachers, _ = teachers.load_or_train(session.make_inputs())
+            self._get_recipe(data.spec).check(data.spec)
+            method = self._make_teacher_votes(data.spec, num_queries=1)
+            with ReleaseSession.open_uncharged(self.make_config(data, method), data, self._clock) as session:
+                self._stored_teachers, _ = method.load_or_train(session.make_inputs())
         else:
-            self._panel = self._fit_panel(private, spec)
+            self._panel = self._fit_panel(data)
         return self
 
     def label(
         self,
-        pool_x: Tensor | np.ndarray,
+        pool_x: Array,
         num_queries: int = 100,
         *,
         strategy: QueryStrategy | None = None,
@@ -310,59 +275,42 @@ class PATE:
         Args:
             pool_x: The public points, of the form of the private ones.
             num_queries: Largest number of questions.
-            strategy: Any of ``pate_torch.queries``; None: at random.
-            guide_student: Of a strategy of several rounds, trained anew before each but the first: a name of
-                ``STUDENTS`` or any StudentAlgorithm; None: supervised, a small network.
-            method: "teachers_transductive", or a mapping of its options (``neighbors``, ``alpha``, ``balance``): a
-                recipe's teachers answer for all public points together; None: for each by itself.
+            strategy: Any of ``pate_torch.queries``. At random if None.
+            guide_student: Student of a strategy of several rounds, trained anew before each but the first: a name of
+                ``STUDENTS`` or any StudentAlgorithm. A small supervised network if None.
+            method: "teachers_transductive", or a mapping of its options (``neighbors``, ``alpha``, ``balance``): the
+                teachers of a recipe answer for all public points together. For each point by itself if None.
             features: How features of the public points are learnt, in which questions are chosen and records are
-                assigned to cells; None: the points as they are.
-            finish: Whether the call ends with the labels. False: it ends with ``finish``, and whoever is interrupted
-                before that goes on with these labels.
+                assigned to cells. The points themselves if None.
+            finish: Whether the call ends with the labels. If False, it ends with ``finish``, and the same call goes on
+                with these labels if it is interrupted before that.
 
         Raises:
             BudgetExceeded: The cap would be passed; nothing has been drawn.
             ValueError: A choice cannot work; nothing has been charged.
         """
-        private, spec = self._require_teachers()
         self._clock = StageTimer()  # an earlier call's stages are no part of this one
-        pool = PublicPool(tensors.parse_points("pool_x", pool_x))
-        if pool.x.shape[1:] != private.x.shape[1:] or pool.x.dtype != private.x.dtype:
-            raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(private.x.shape[1:])}")
-        mean, std = self._constants or compute_normalization(pool.x)
-        spec = replace(spec, mean=mean, std=std)  # the student's; teachers keep the constants they learnt with
-        evaluation = empty_evaluation(spec, private.x)
-        data = Dataset(
-            spec,
-            private,
-            pool,
-            evaluation,
-            num_dropped_by_reason=self._num_dropped_by_reason,
-            provenance=self.provenance,
-        )
-        guide_options = {"network": _select_guide_network(spec), "steps": GUIDE_STEPS}
+        data = self.make_data(pool_x)
+        guide_options = {"network": _select_guide_network(data.spec), "steps": GUIDE_STEPS}
         labeling = self._build_method(
             method,
-            spec,
+            data.spec,
             num_queries=num_queries,
             query=Random() if strategy is None else strategy,
             features=features,
             guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
-        config = self._make_config(data, labeling)
         with (
-            annotate_disk_error(self.home, self.name),
-            ReleaseSession.open(config, self._clock, _format_alternative) as session,
+            annotate_disk_error(self._root, self.name),
+            ReleaseSession.open(self.make_config(data, labeling), self._clock, _format_alternative) as session,
         ):
             if session.forecast is not None:
                 warnings.warn(session.forecast, feasibility.LowSignalWarning, stacklevel=3)
             session.stages.print_message(f"Charging account {self.name!r} in {session.ledger.path.absolute()}.")
             written = session.run()
-        self._session = session
+        self._session, self._written, self._student = session, written, None
         if finish:
             self.finish()
-        self._label_result = _LabelResult(session.config, data, written, tuple(session.reservation_ids))
-        self._student = None
         return written.labels
 
     def finish(self) -> None:
@@ -371,7 +319,7 @@ class PATE:
             self._session.finish()
 
     def fit_student(self, algorithm: str | StudentAlgorithm = "fixmatch", **options: Any) -> Student:
-        """Train a student on the labels and the public pool, which costs nothing; saved in the release folder.
+        """Train a student on the labels and the public points, which costs nothing, and save it with the release.
 
         Args:
             algorithm: A name of ``STUDENTS``, or any StudentAlgorithm.
@@ -380,125 +328,107 @@ class PATE:
         Raises:
             ValueError: No question was answered.
         """
-        result = self._require_labels()
+        session, written = self._require_labels()
         if options and not isinstance(algorithm, str):
-            raise checks.error(
-                "options", sorted(options), "go with an algorithm's name only", "Set them on the object."
-            )
-        student = _make_student(
-            "algorithm", algorithm, {"network": _select_student_network(result.data.spec), **options}
-        )
-        config = replace(result.config, student=student)
-        with ReleaseSession.open_uncharged(config, result.data, self._clock) as session:
-            config.check_students(session.facts)
-            self._student = session.fit(result.written)
+            problem = "go with an algorithm's name only"
+            raise checks.error("options", sorted(options), problem, "Set them on the object.")
+        network = _select_student_network(session.facts.spec)
+        config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
+        with ReleaseSession.open_uncharged(config, session.data, self._clock) as training:
+            config.check_students(training.facts)
+            self._student = training.fit(written)
         assert self._student is not None
         return self._student[1]
 
     def report(
-        self,
-        test_x: Tensor | np.ndarray | None = None,
-        test_y: Tensor | np.ndarray | None = None,
-        *,
-        pool_y: Tensor | np.ndarray | None = None,
+        self, test_x: Array | None = None, test_y: Array | None = None, *, pool_y: Array | None = None
     ) -> ReleaseReport:
-        """Everything releasable about the last release and its student, written into its folder too.
+        """Report everything releasable about the last release and its student, also into the release folder.
 
         The labels given here are used for nothing but measurement.
 
         Args:
             test_x: Public points to measure the student on.
             test_y: Their labels.
-            pool_y: The pool's true labels, to measure the released ones.
+            pool_y: True labels of the public points, to measure the released ones.
         """
-        result = self._require_labels()
-        spec, pool = result.data.spec, result.data.pool
-        evaluation = empty_evaluation(spec, pool.x)
+        session, written = self._require_labels()
+        spec, pool = session.facts.spec, session.facts.pool
+        evaluation = _empty_evaluation(pool.x)
         if (test_x is None) != (test_y is None):
             raise checks.error("test_y", None, "must be given together with test_x")
-        if test_x is not None and test_y is not None:
-            eval_x = tensors.parse_points("test_x", test_x)
-            eval_y = tensors.parse_labels("test_y", torch.as_tensor(test_y), len(eval_x), spec.num_classes)
-            evaluation = Evaluation(eval_x, eval_y)
+        if test_x is not None:
+            evaluation = _parse_evaluation("test", test_x, test_y, spec)
         if pool_y is not None:
-            truth = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
-            evaluation = replace(evaluation, pool_y=truth)
-        data = replace(result.data, evaluation=evaluation)
-        with ReleaseSession.open_uncharged(result.config, data, self._clock) as session:
-            session.reservation_ids = list(result.reservation_ids)
-            return session.write_report(result.written, self._student)
+            pool_label_P = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
+            evaluation = replace(evaluation, pool_y=pool_label_P)
+        data = replace(session.data, evaluation=evaluation)
+        with ReleaseSession.open_uncharged(session.config, data, self._clock) as reporting:
+            reporting.reservation_ids = list(session.reservation_ids)
+            return reporting.write_report(written, self._student)
 
-    def membership(
-        self, other_x: Tensor | np.ndarray, other_y: Tensor | np.ndarray, *, records: int = 2000
-    ) -> MembershipResult:
-        """PRIVATE. How well an attack on the student tells its records from others, beside the bound on any attack.
+    def membership(self, other_x: Array, other_y: Array, *, records: int = 2000) -> MembershipResult:
+        """PRIVATE. Attack the student: how well its records can be told from others, beside the bound on any attack.
 
-        It is for the owner's eyes, and a choice made by it is a release that nobody charged; see
+        The result is for the owner alone. A choice made by it is a release that nobody charged; see
         ``release.membership``.
 
         Args:
             other_x: Records of the same kind that no teacher has seen.
             other_y: Their labels.
-            records: Largest number of records of each side.
+            records: Largest number of records on each side.
         """
-        result, (private, spec) = self._require_labels(), self._require_teachers()
+        session, written = self._require_labels()
         if self._student is None:
             raise ValueError("student: there is none yet. Call fit_student() first.")
-        eval_x = tensors.parse_points("other_x", other_x)
-        eval_y = tensors.parse_labels("other_y", torch.as_tensor(other_y), len(eval_x), spec.num_classes)
-        shards = assign_shards(self.partition, private, self.num_teachers or 1, self.seed)
-        test = MembershipTest(records=records)
-        sides = test.select_records(
-            replace(result.data, evaluation=Evaluation(eval_x, eval_y)), shards, None, self.seed
-        )
+        data = replace(session.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
+        shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
+        sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
         if sides is None:
-            raise checks.error("other_x", len(eval_x), f"must be at least {MIN_RECORDS} records that are no members")
+            problem = f"must be at least {MIN_RECORDS} records that are no members"
+            raise checks.error("other_x", len(data.evaluation.x), problem)
         return attack_student(
             sides,
             student=self._student[1],
             nonprivate=None,
-            events=result.written.labels.reserved_events,
+            events=written.labels.reserved_events,
             delta=self.delta,
             seed=self.seed,
-            secret=result.written.record["private"],
+            secret=written.record["private"],
             held_out=False,
         )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
-        """These teachers behind a PrivateLabeler: any question, one or many at a time. Close it after use.
+        """Put these teachers behind a PrivateLabeler, which answers any question. Close it after use.
 
-        Its journal of released answers lies under home, and survives a restart.
+        Its journal of released answers lies under ``home``, and survives a restart.
 
         Args:
-            num_queries: Largest number of questions.
-            calls: Largest number of calls; None: one for each question.
+            num_queries: As for ``PrivateLabeler``, like ``calls``.
+            calls: See there.
         """
-        private, spec = self._require_teachers()
+        data = self._require_records()
         if isinstance(self.teacher, PrivateMethod):
-            fix = "Use teachers, or label()."
-            raise checks.error(
-                "teacher", type(self.teacher).__name__, "is asked all its questions at once, not as they come", fix
-            )
-        rounds = num_queries if calls is None else calls
-        data = Dataset(spec, private, PublicPool(private.x[:0]), empty_evaluation(spec, private.x))
-        checks.integer("num_queries", num_queries, low=1)
-        config = self._make_config(data, self._make_teacher_votes(spec, num_queries, Random()))
+            problem = "is asked all its questions at once, not as they come"
+            raise checks.error("teacher", type(self.teacher).__name__, problem, "Use teachers, or label().")
         assert self.mechanism is not None
-        planned_events = self.mechanism.privacy_events(num_queries, rounds)
-        budget = ReleaseSession.open_account(config, data, planned_events)
+        data = replace(data, pool=PublicPool(data.private.x[:0]))
+        config = self.make_config(data, self._make_teacher_votes(data.spec, num_queries=num_queries))
+        events = self.mechanism.privacy_events(num_queries, num_queries if calls is None else calls)
+        budget = ReleaseSession.open_account(config, data, events)
         if self._stored_teachers is not None:
-            TeacherStore(self.home).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
-        teachers = self._stored_teachers.ensemble if self._stored_teachers is not None else self._panel
+            TeacherStore(self._root).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
+        teachers = self._panel if self._stored_teachers is None else self._stored_teachers.ensemble
         assert teachers is not None
         return PrivateLabeler(
             teachers.count_votes,
             mechanism=self.mechanism,
             budget=replace(budget, run=f"labeler {self.name}"),
-            journal=self.home / "answers" / f"{self.name}.jsonl",
+            journal=self._root / "answers" / f"{self.name}.jsonl",
+            spec=data.spec,
             num_queries=num_queries,
-            calls=rounds,
+            calls=calls,
             allow_uninformative_labels=self.allow_uninformative_labels,
-            spec=spec,
             owns_ledger=True,
         )
 
@@ -506,9 +436,9 @@ class PATE:
 
     @property
     def epsilon(self) -> float:
-        """The guarantee of everything released so far, at the account's delta; 0 before the first release.
+        """Epsilon of everything released so far, at the account's delta; 0 before the first release.
 
-        It is what was reserved, composed, or the cap where that is less; infinite once noise was seeded.
+        It is what was reserved, composed, or the cap if that is less; infinite once noise was seeded.
         """
         account = self.account
         if account is None:
@@ -518,18 +448,33 @@ class PATE:
     @property
     def account(self) -> Account | None:
         """The account as it stands; None before the first release."""
-        return find_account(self.home, self.name)
+        return find_account(self._root, self.name)
 
     @property
     def folder(self) -> Path:
         """The release folder of the last release: everything in it may be published."""
-        return self._require_labels().config.folder / "release"
+        return self._require_labels()[0].release_dir
 
     # ---- parts --------------------------------------------------------------------------------------------------
 
-    def _make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
-        constants = self._constants or (compute_normalization(public) if len(public) else _make_default_constants(x))
-        mean, std = constants
+    def make_config(self, data: Dataset, method: PrivateMethod) -> RunConfig:
+        """The configuration of a run of ``method`` on ``data``, in a new folder."""
+        folder = run_folders.get_run_folder(str(self._root), self.name, method.mechanism_name)
+        return RunConfig(
+            dataset=InMemoryDataset(data),
+            partition=self.partition,
+            method=method,
+            privacy=self._privacy,
+            root=self._root,
+            folder=Path(folder) / make_unique_run_id(),
+            seed=self.seed,
+            device=torch.device(self.device),
+            quiet=self.quiet,
+        )
+
+    def make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
+        """Public facts about points of the form of ``x``, normalized by ``mean`` and ``std`` or as ``public`` are."""
+        mean, std = self._constants or (compute_normalization(public) if len(public) else _make_default_constants(x))
         return DataSpec(
             name=self.name,
             num_classes=len(self.class_names),
@@ -541,69 +486,43 @@ class PATE:
             encoder=self.encoder,
         )
 
-    def _make_config(self, data: Dataset, method: PrivateMethod) -> RunConfig:
-        folder = run_folders.get_run_folder(str(self.home), self.name, method.mechanism_name)
-        return RunConfig(
-            dataset=InMemoryDataset(data),
-            partition=self.partition,
-            method=method,
-            privacy=PrivacyConfig(
-                delta=self.delta,
-                insecure_noise_seed=self.insecure_noise_seed,
-                budget_epsilon=self.budget_epsilon,
-                allow_duplicate_account=self.allow_duplicate_account,
-                first_charge_only=self.first_charge_only,
-                chosen_by=self.chosen_by,
-            ),
-            root=self.home,
-            folder=Path(folder) / make_unique_run_id(),
-            seed=self.seed,
-            device=self.device,
-            quiet=self.quiet,
-        )
+    def make_data(self, pool_x: Array) -> Dataset:
+        """PRIVATE. The records beside these public points, with the student's normalization constants."""
+        data = self._require_records()
+        x, pool = data.private.x, PublicPool(tensors.parse_points("pool_x", pool_x))
+        if pool.x.shape[1:] != x.shape[1:] or pool.x.dtype != x.dtype:
+            raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(x.shape[1:])}")
+        mean, std = self._constants or compute_normalization(pool.x)  # teachers keep the constants they learnt with
+        return replace(data, pool=pool, spec=replace(data.spec, mean=mean, std=std))
 
-    def _make_teacher_votes(self, spec: DataSpec, num_queries: int, query: QueryStrategy) -> TeacherVotes:
-        """A recipe's teachers, each of which votes on every public point by itself."""
+    def _make_teacher_votes(
+        self, spec: DataSpec, teacher_class: type[TeacherVotes] = TeacherVotes, **options: Any
+    ) -> TeacherVotes:
         assert isinstance(self.mechanism, VoteMechanism) and self.num_teachers is not None
-        return TeacherVotes(
+        return teacher_class(
             num_teachers=self.num_teachers,
             teacher=self._get_recipe(spec),
             mechanism=self.mechanism,
-            query=query,
-            num_queries=num_queries,
             allow_uninformative_labels=self.allow_uninformative_labels,
+            **options,
         )
 
     def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
-        """Of the teachers that are kept; None was given: a small network for the data."""
-        return (
-            self.teacher
-            if isinstance(self.teacher, TeacherRecipe)
-            else TeacherRecipe(network=_select_guide_network(spec))
-        )
+        """The recipe of stored teachers; that of a small network if ``teacher`` is no recipe."""
+        is_recipe = isinstance(self.teacher, TeacherRecipe)
+        return self.teacher if is_recipe else TeacherRecipe(network=_select_guide_network(spec))
 
-    def _build_method(
-        self, method: str | Mapping[str, Any] | None, spec: DataSpec, *, num_queries: int, **choices: Any
-    ) -> PrivateMethod:
-        """Who answers: the user's own, those that were trained, or those of a kind that is not kept."""
-        choices = {"num_queries": num_queries, **choices}
-        options = {"method": method} if isinstance(method, str) else dict(method or {})
-        if options:
-            checks.one_of("method", options.pop("method", "teachers_transductive"), ("teachers_transductive",))
+    def _build_method(self, method: str | Mapping[str, Any] | None, spec: DataSpec, **choices: Any) -> PrivateMethod:
+        """The method of one call of ``label``: stored teachers, the user's own method, or a panel."""
         if self._stored_teachers is not None:
-            teachers = replace(
-                self._make_teacher_votes(spec, num_queries, choices["query"]),
-                teachers_id=self._stored_teachers.id,
-                alias=TeacherStore(self.home).create_alias(
-                    self._stored_teachers.identity.fingerprint, self._stored_teachers.id
-                ),
-                features=choices["features"],
-                guide_student=choices["guide_student"],
-            )
+            stored = self._stored_teachers
+            alias = TeacherStore(self._root).create_alias(stored.identity.fingerprint, stored.id)
+            choices |= {"teachers_id": stored.id, "alias": alias}
             if method is None:
-                return teachers
-            values = {f.name: getattr(teachers, f.name) for f in dataclasses.fields(teachers) if f.name != "name"}
-            return TransductiveTeacherVotes(**values, **options)
+                return self._make_teacher_votes(spec, **choices)
+            options = {"method": method} if isinstance(method, str) else dict(method)
+            checks.one_of("method", options.pop("method", "teachers_transductive"), ("teachers_transductive",))
+            return self._make_teacher_votes(spec, TransductiveTeacherVotes, **choices, **options)
         if method is not None:
             fix = "Leave out method, or give PATE(teacher=TeacherRecipe(...))."
             raise checks.error("method", method, "needs the probabilities of a recipe's teachers", fix)
@@ -617,40 +536,33 @@ class PATE:
         assert self._panel is not None and isinstance(self.mechanism, VoteMechanism)
         teacher_class = type(self.teacher)
         parameters = self.teacher.get_params() if hasattr(self.teacher, "get_params") else self.teacher
-        return PanelMethod(
-            panel=self._panel,
-            teacher_repr=f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}",
-            mechanism=self.mechanism,
-            **choices,
-        )
+        teacher_repr = f"{teacher_class.__module__}.{teacher_class.__qualname__} {parameters!r}"
+        return PanelMethod(panel=self._panel, teacher_repr=teacher_repr, mechanism=self.mechanism, **choices)
 
-    def _fit_panel(self, private: PrivateRecords, spec: DataSpec) -> Panel:
+    def _fit_panel(self, data: Dataset) -> Panel:
         assert self.num_teachers is not None
-        shards = assign_shards(self.partition, private, self.num_teachers, self.seed)
+        private, spec, seed = data.private, data.spec, self.seed
+        shards = assign_shards(self.partition, private, self.num_teachers, seed)
         with Stages(quiet=self.quiet) as stages, self._clock("teachers"):
             progress = stages(f"Training {self.num_teachers} teachers")
             if hasattr(self.teacher, "get_params"):
-                return fit_estimators(self.teacher, private, spec, shards, seed=self.seed, progress=progress)
+                return fit_estimators(self.teacher, private, spec, shards, seed=seed, progress=progress)
             if not callable(self.teacher):
                 problem = "must be a TeacherRecipe, a scikit-learn classifier or a function that makes a network"
                 raise checks.error("teacher", type(self.teacher).__name__, problem)
-            recipe = self.recipe or TeacherRecipe()
-            return fit_modules(
-                self.teacher, private, spec, shards, recipe, seed=self.seed, device=self.device, progress=progress
-            )
+            recipe, device = self.recipe or TeacherRecipe(), torch.device(self.device)
+            return fit_modules(self.teacher, private, spec, shards, recipe, seed=seed, device=device, progress=progress)
 
-    def _require_teachers(self) -> tuple[PrivateRecords, DataSpec]:
-        has_teachers = (
-            isinstance(self.teacher, PrivateMethod) or self._stored_teachers is not None or self._panel is not None
-        )
-        if self._private is None or self._spec is None or not has_teachers:
+    def _require_records(self) -> Dataset:
+        has_teachers = isinstance(self.teacher, PrivateMethod) or self._stored_teachers or self._panel
+        if self._data is None or not has_teachers:
             raise ValueError("teachers: there are none yet. Call fit_teachers(x, y) first.")
-        return self._private, self._spec
+        return self._data
 
-    def _require_labels(self) -> _LabelResult:
-        if self._label_result is None:
+    def _require_labels(self) -> tuple[ReleaseSession, WrittenRelease]:
+        if self._session is None or self._written is None:
             raise ValueError("labels: there are none yet. Call label(pool_x, num_queries) first.")
-        return self._label_result
+        return self._session, self._written
 
 
 def find_account(home: Path, name: str) -> Account | None:
@@ -670,20 +582,15 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise
-        opened_account = find_account(home, account)
-        charge_status = (
-            "is charged, and stays charged"
-            if opened_account is not None and opened_account.is_charged
-            else "was not charged"
-        )
+        opened = find_account(home, account)
+        status = "is charged, and stays charged" if opened is not None and opened.is_charged else "was not charged"
         fix = f"Free some space, or make the folder writable (home={str(home)!r}, or PATE_HOME)"
-        raise OSError(
-            error.errno, f"{error.strerror}. Account {account!r} {charge_status}. {fix}", error.filename
-        ) from error
+        message = f"{error.strerror}. Account {account!r} {status}. {fix}"
+        raise OSError(error.errno, message, error.filename) from error
 
 
 def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
-    """How these records are asked without teachers, where noise outweighs their votes."""
+    """Advice, as a call of PATE, to ask these records without teachers, whose votes the noise outweighs."""
     descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
     if descent is None or not facts.has_records:
         return feasibility.NOISE_ADVICE
@@ -697,19 +604,25 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
     return suggest_gradients(descent, call)
 
 
-def empty_evaluation(spec: DataSpec, points: Tensor) -> Evaluation:
-    """Nothing to measure on."""
+def _empty_evaluation(points: Tensor) -> Evaluation:
+    """An evaluation side without points."""
     return Evaluation(points[:0], torch.zeros(0, dtype=torch.int64))
 
 
-def _make_default_constants(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation:
+    """Labeled points to measure on, from the arguments <side>_x and <side>_y."""
+    points = tensors.parse_points(f"{side}_x", x)
+    return Evaluation(points, tensors.parse_labels(f"{side}_y", torch.as_tensor(y), len(points), spec.num_classes))
+
+
+def _make_default_constants(x: Tensor) -> Constants:
     """Constants that come from no data at all."""
     width = x.shape[1]
     return ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
 
 
 def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
-    """A student algorithm, made from its name with these options where it is named."""
+    """A student algorithm, made with these options if it is named."""
     if isinstance(algorithm, str):
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
@@ -719,12 +632,12 @@ def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[
 
 
 def _select_guide_network(spec: DataSpec) -> str:
-    """A network that trains in a second: of teachers, and of students that only guide."""
+    """A network that trains in a second."""
     return "lean_cnn" if spec.is_image else "mlp"
 
 
 def _select_student_network(spec: DataSpec) -> str:
-    """A published student's network for data of this shape."""
+    """The network of a published student."""
     if not spec.is_image:
         return "mlp"
     return "small_cnn" if min(spec.input_shape[1:]) < 16 else "cnn"

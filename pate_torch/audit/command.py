@@ -2,9 +2,9 @@
 
     pate audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
-Runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*, beside the
-one claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <= claimed (exit code 0) shows
-that these votes and so many runs found none. Exit code 2: a wrong argument.
+The command runs the mechanism many times on neighboring votes and prints the largest epsilon that the outcomes *prove*,
+beside the epsilon that is claimed. A proof is one-sided: proven > claimed shows a fault (exit code 1); proven <=
+claimed (exit code 0) shows that these votes and so many runs found none. Exit code 2: a wrong argument.
 
 Half of the runs choose the outcome sets, the other half test them: for each set E tried and each direction, P(E) <=
 e^epsilon Q(E) + delta, so epsilon >= ln((p_low - delta) / q_high) with Clopper-Pearson bounds that hold jointly over
@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -34,12 +34,13 @@ from scipy import stats
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.audit.pairs import AuditSetting, NeighborPair, make_worst_pairs
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
-from pate_torch.mechanisms.base import Mechanism
+from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, SensitiveValue
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import Answers, MechanismContext
+from pate_torch.privacy.sensitive import SoftVotes, Votes
 
 Outcomes = NDArray[np.int64]
 STOPPED_OUTCOME = -2
@@ -53,14 +54,11 @@ NUM_TESTED_SETS = 8
 class Evidence:
     """The strongest proof found: epsilon >= ``epsilon``, from an outcome set seen ``p`` and ``q`` of the time."""
 
-    epsilon: float
-    direction: str
-    p: float
-    q: float
+    epsilon: float = 0.0
+    direction: str = "left"
+    p: float = 0.0
+    q: float = 0.0
     pair: str = ""
-
-
-_NO_EVIDENCE = Evidence(epsilon=0.0, direction="left", p=0.0, q=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ def audit_outcomes(
             hits = [len(side) - np.searchsorted(side, cuts) for side in (p, q)]
             bounds = _compute_epsilon_bound(hits[0], len(p), hits[1], len(q), delta, level)
             candidates += [(float(e), a, float(t), score_index) for e, t in zip(bounds, cuts, strict=True)]
-    best = _NO_EVIDENCE
+    best = Evidence()
     for _, a, cut, score_index in sorted(candidates, reverse=True)[:NUM_TESTED_SETS]:
         p_R, q_R = ((1 - 2 * a) * scores[score_index](test_half[side]) >= cut for side in (a, 1 - a))
         epsilon = float(_compute_epsilon_bound(p_R.sum(), len(p_R), q_R.sum(), len(q_R), delta, level))
@@ -198,7 +196,6 @@ def audit(
     runs: int,
     delta: float = 1e-5,
     confidence: float = 0.95,
-    independent: bool = False,
 ) -> AuditResult:
     """Run the mechanism on every pair and compare what the outcomes prove with what ``privacy_events`` claims.
 
@@ -208,20 +205,18 @@ def audit(
         runs: Number of runs on each side of each pair.
         delta: The delta at which both epsilons are stated.
         confidence: Confidence level of the proof, over all pairs.
-        independent: Whether the answers to different queries are independent given the votes, so that all runs can be
-            drawn as rows of one call.
     """
     checks.integer("runs", runs, low=100)
     queries = pairs[0].num_queries
     assert all(pair.num_queries == queries for pair in pairs), "pairs of one audit must ask equally many queries"
     charged_events = mechanism.privacy_events(queries, 1)
     max_curve = rdp.compute_curve(charged_events) * (1 + 1e-9)
-    evidences, faults, is_constant = [_NO_EVIDENCE], dict[str, None](), True
+    evidences, faults, is_constant = [Evidence()], dict[str, None](), True
     for pair in pairs:
         sides = []
-        for side in ("left", "right"):
-            outcomes, event_sets = _draw_outcomes(mechanism, pair, side, runs, independent)
-            first, second = (_draw_outcomes(mechanism, pair, side, min(runs, 256), independent)[0] for _ in range(2))
+        for side in (pair.left, pair.right):
+            outcomes, event_sets = _draw_outcomes(mechanism, pair, side, runs)
+            first, second = (_draw_outcomes(mechanism, pair, side, min(runs, 256))[0] for _ in range(2))
             if np.array_equal(first, second) and not _can_repeat_by_chance(outcomes, len(first)):
                 faults["two fresh noise sources gave the same answers: the noise is seeded"] = None
             if any((rdp.compute_curve(events) > max_curve).any() for events in event_sets):
@@ -248,39 +243,42 @@ def audit(
 
 
 def _draw_outcomes(
-    mechanism: Mechanism, pair: NeighborPair, side: str, runs: int, independent: bool
+    mechanism: Mechanism, pair: NeighborPair, side: SensitiveValue, runs: int
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
-    """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred."""
-    noise, votes, student_QC = DryRunNoise(mechanism.noise), pair.make_votes(side), pair.student_QC
-    is_add_remove, queries = pair.adjacency == "add_remove", pair.num_queries
-    context = MechanismContext(num_queries=queries, student_QC=student_QC)
-    if independent:
-        repeated_student_QC = None if student_QC is None else student_QC.repeat(runs, 1)
-        repeated_context = MechanismContext(num_queries=queries, student_QC=repeated_student_QC)
-        answers = mechanism.release(votes.select(torch.arange(queries).repeat(runs)), noise, repeated_context)
-        event_sets = {mechanism.release(votes, noise, context).events for _ in range(32)}
-        return _encode(answers, runs * queries, is_add_remove).reshape(runs, queries), event_sets
+    """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred.
+
+    Where the answers to different queries are independent given the votes, all runs are rows of one call.
+    """
+    noise, queries = DryRunNoise(mechanism.noise), pair.num_queries
+    context = MechanismContext(num_queries=queries, student_QC=pair.student_QC)
+    is_count_added = isinstance(mechanism, RecordMechanism) and mechanism.adjacency == "add_remove"
+    if mechanism.has_independent_queries:
+        student_QC = None if pair.student_QC is None else pair.student_QC.repeat(runs, 1)
+        repeated_context = MechanismContext(num_queries=queries, student_QC=student_QC)
+        answers = mechanism.release(side.select(torch.arange(queries).repeat(runs)), noise, repeated_context)
+        event_sets = {mechanism.release(side, noise, context).events for _ in range(32)}
+        return _encode(answers, runs * queries, is_count_added).reshape(runs, queries), event_sets
     rows, event_sets = [], set()
     for _ in range(runs):
-        answers = mechanism.release(votes, noise, context)
-        rows.append(_encode(answers, queries, is_add_remove))
+        answers = mechanism.release(side, noise, context)
+        rows.append(_encode(answers, queries, is_count_added))
         event_sets.add(answers.events)
     return np.stack(rows), event_sets
 
 
-def _encode(answers: Answers, queries: int, is_add_remove: bool = False) -> Outcomes:
-    """All that a release shows, as one integer per query; ``is_add_remove``: a count was added, and it alone tells."""
+def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
+    """All that a release shows, as one integer per query; where a count was added to one class, that class's alone."""
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
         label_Q = label_Q + _hash_rows(np.round(np.nan_to_num(score_QC, nan=-1) * 1e9).astype(np.int64))
     if answers.noisy_counts is not None:  # a moved vote goes from the first class to the second: their difference tells
         counts_QC = answers.noisy_counts.counts_QC.cpu().numpy()
-        difference_Q = counts_QC[:, 0] - (0 if is_add_remove else counts_QC[:, 1])
+        difference_Q = counts_QC[:, 0] - (0 if is_count_added else counts_QC[:, 1])
         label_Q = label_Q + 10 * np.floor(difference_Q / (answers.noisy_counts.sigma / 2)).astype(int)
     if answers.score_PC is not None:  # logits whose noise is 1; the record is of one of the first two classes
         score_QC = answers.score_PC.cpu().double().numpy()
-        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not is_add_remove))).astype(int)
+        label_Q = np.floor(2 * (score_QC[:, 0] - score_QC[:, 1] * (not is_count_added))).astype(int)
     if answers.from_student_Q is not None:
         label_Q = label_Q + 100 * answers.from_student_Q.cpu().numpy()
     return np.pad(label_Q, (0, queries - len(label_Q)), constant_values=STOPPED_OUTCOME)
@@ -291,6 +289,34 @@ def _can_repeat_by_chance(outcomes: Outcomes, runs: int) -> bool:
     _, counts = np.unique(outcomes, axis=0, return_counts=True)
     collision = float(((counts / len(outcomes)) ** 2).sum())
     return runs * math.log(collision) > math.log(1e-9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditSetting:
+    """How one mechanism is audited.
+
+    Attributes:
+        queries: Number of queries in a run.
+        runs: Number of runs on each side.
+        overrides: Values in place of the YAML's, with which the mechanism answers and its noise shows.
+    """
+
+    queries: int = 2
+    runs: int = 500_000
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+# One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the threshold
+# and the failing test both to the ends of their noise; over many failures it would be lost in noise.
+_SPARSE = {"epsilon": 2.0, "max_failures": 1}
+SETTINGS = {
+    "sparse_vector": AuditSetting(queries=8, runs=20_000, overrides=_SPARSE),
+    "soft_sparse_vector": AuditSetting(queries=8, runs=20_000, overrides={**_SPARSE, "bins": 4}),
+    "single_stable": AuditSetting(overrides={"epsilon": 1.0, "delta": 1e-7}),
+    # Later steps start where noise has led, and there a gradient is shorter.
+    "gradient_descent": AuditSetting(queries=1, runs=20_000, overrides={"steps": 1}),
+}
+"""Settings of the mechanisms whose audit is not the default one, by name."""
 
 
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
@@ -308,21 +334,28 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
     defaults = OmegaConf.load(folder / f"{name}.yaml")
     if "defaults" in defaults:  # another name of a mechanism
         return load_mechanism(defaults.defaults[0], overrides, delta)
-    setting = AuditSetting.from_name(name)
+    setting = SETTINGS.get(name, AuditSetting())
     mechanism_overrides = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
+    adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}  # the YAML's needs a run's partition
     config = {
-        "mechanism": OmegaConf.merge(defaults, setting.overrides, mechanism_overrides),
+        "mechanism": OmegaConf.merge(defaults, adjacency, setting.overrides, mechanism_overrides),
         "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
         "privacy": {"delta": delta},
-        "partition": {"_target_": "pate_torch.privacy.partition.AddRemove"},
         "noise": noise,
     }
     root = OmegaConf.create(config)
     values = cast(dict[str, Any], OmegaConf.to_container(root.mechanism, resolve=True))
     return get_class(values.pop("_target_"))(**values), setting  # hydra's instantiate would wrap the ValueError
+
+
+def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
+    """Raise ValueError where a mechanism for votes refuses so many queries, teachers and classes."""
+    if isinstance(mechanism, VoteMechanism) and isinstance(pair.left, Votes | SoftVotes):
+        num_teachers, num_classes = pair.left.num_teachers, pair.left.num_classes
+        mechanism.check(num_queries=pair.num_queries, num_teachers=num_teachers, num_classes=num_classes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -343,17 +376,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError("give mechanism=<name> once, then key=value settings")
         mechanism, setting = load_mechanism(names[0], other_settings, checks.delta("delta", args.delta))
         queries = checks.integer("queries", args.queries or setting.queries, low=1)
-        pairs = make_worst_pairs(mechanism, queries)
+        pairs = mechanism.worst_case_neighbors(queries)
         for pair in pairs:
-            pair.check(mechanism)
-        result = audit(
-            mechanism,
-            pairs,
-            runs=args.runs or setting.runs,
-            delta=args.delta,
-            confidence=args.confidence,
-            independent=mechanism.has_independent_queries,
-        )
+            check_plan(mechanism, pair)
+        runs = args.runs or setting.runs
+        result = audit(mechanism, pairs, runs=runs, delta=args.delta, confidence=args.confidence)
         if args.output is not None:
             write_atomically(args.output, json.dumps(describe(result, mechanism)) + "\n")
     except (ValueError, OSError) as error:

@@ -13,6 +13,8 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
+from pate_torch.mechanisms import neighbors
+from pate_torch.mechanisms.neighbors import NeighborPair
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import ADJACENCIES, NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, CellHistogram, Sensitivity, Votes, check_sensitivity
@@ -75,6 +77,17 @@ class Mechanism(ABC):
     def count_noise_scale(self) -> float | None:
         """Scale of the noise on each count, in votes, for audits. None if the noise has another form."""
         return None
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        """Neighboring values on which the noise shows most, for audits; votes by ``count_noise_scale``.
+
+        Raises:
+            ValueError: The mechanism has neither a ``count_noise_scale`` nor pairs of its own.
+        """
+        if self.count_noise_scale is None:
+            fix = "Give it a count_noise_scale, or audit it on pairs of your own."
+            raise checks.error("mechanism", self.name, "has no votes on which its noise is known to show", fix)
+        return neighbors.make_gap_pairs(self.count_noise_scale, num_queries)
 
     @property
     @abstractmethod

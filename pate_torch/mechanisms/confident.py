@@ -12,6 +12,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gaussian import make_answer_event
+from pate_torch.mechanisms.neighbors import NeighborPair, make_screened_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -87,6 +88,9 @@ class ConfidentGNMax(VoteMechanism):
     @property
     def has_independent_queries(self) -> bool:
         return self.max_answers is None
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of a check for each question and of the largest possible number of answers."""

@@ -11,6 +11,7 @@ from pate_torch.accounting import events
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
 from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance, compute_min_teachers
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
@@ -60,6 +61,9 @@ class DistanceToInstability(VoteMechanism):
                 f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that",
                 "Take more teachers, a larger epsilon or delta, or mechanism=gaussian.",
             )
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        return make_distance_pairs(self.threshold, 1 / self.epsilon, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of all questions, answered or not."""

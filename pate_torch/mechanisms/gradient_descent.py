@@ -11,6 +11,7 @@ import torch
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, make_gradient_pair
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import (
@@ -77,6 +78,10 @@ class GradientDescent(RecordMechanism):
     @property
     def has_independent_queries(self) -> bool:
         return False
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        """One record more, or another, whatever the number of queries; the noise of the logits is 1 after one step."""
+        return [make_gradient_pair(1 / (self.first_step_size * self.sigma), self.adjacency)]
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of ``steps`` sums for each round, for any number of questions."""

@@ -9,6 +9,7 @@ import torch
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, make_histogram_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity
@@ -41,6 +42,9 @@ class Histogram(RecordMechanism):
     def max_sensitivity(self) -> Sensitivity:
         """Sensitivity of the whole table, which counts each unit once."""
         return COUNT_SENSITIVITY[self.adjacency]
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        return make_histogram_pairs(self.sigma, self.adjacency, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of one table for each round, for any number of questions."""

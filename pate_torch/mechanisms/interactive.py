@@ -13,6 +13,7 @@ from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.confident import make_screen_event
 from pate_torch.mechanisms.gaussian import make_answer_event
+from pate_torch.mechanisms.neighbors import NeighborPair, make_screened_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -60,6 +61,10 @@ class InteractiveGNMax(VoteMechanism):
             make_screen_event(self.screen_sigma, num_asked, self.discrete),
             make_answer_event(self.sigma, num_answered, self.discrete),
         )
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        """A student who is sure of the second class expects none of the first, whose count is then the excess."""
+        return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries, student=(0.0, 1.0))
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of a check and an answer for each question."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
+from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
 from pate_torch.mechanisms.sparse_vector_base import (
     NoisyThresholds,
     SparseVectorMechanism,
@@ -52,6 +53,12 @@ class SoftSparseVector(SparseVectorMechanism):
     def count_tests(self, num_queries: int, num_classes: int) -> int:
         """Return the largest number of tests: at most ``max_failures`` scores are tested twice."""
         return num_queries * _count_scores_per_query(num_classes) + self.max_failures
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        """Votes, and probabilities of three classes, of which each query asks three scores."""
+        scales = self.compute_scales(num_queries, 3)
+        soft_pairs = make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries, soft=True)
+        return super().worst_case_neighbors(num_queries) + soft_pairs
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer questions until the T-th failure."""

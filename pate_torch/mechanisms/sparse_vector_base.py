@@ -25,6 +25,7 @@ from pate_torch.accounting import calibration, events
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import MechanismContext
 
@@ -172,6 +173,10 @@ class SparseVectorMechanism(VoteMechanism):
     @property
     def has_independent_queries(self) -> bool:
         return False
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        scales = self.compute_scales(num_queries)
+        return make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of the largest number of blocks and of one delta."""

@@ -1,10 +1,12 @@
 """The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
 
+import functools
 import json
 import math
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.stats import norm
@@ -27,27 +29,28 @@ from tests.worlds import clouds
 
 DELTA = 1e-4
 RECIPE = TeacherRecipe(network="logistic", steps=25, batch_size=8, learning_rate=0.05, backend="vectorized")
-
-
+MODULE_RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
 X, Y = clouds(200, 0)
 POOL, POOL_Y = clouds(80, 1)
 TEST, TEST_Y = clouds(100, 2)
 
 
+def make_pate(place, name="clouds", **changes):
+    settings = {"classes": ["a", "b", "c"], "num_teachers": 16, "mechanism": GNMax(sigma=2.5), "delta": DELTA}
+    settings |= {"home": place, "budget_epsilon": 40.0, "teacher": RECIPE}
+    return PATE(name, **(settings | changes))
+
+
 @pytest.fixture
 def make(tmp_path):
-    def pate(**changes):
-        settings = {
-            "classes": ["a", "b", "c"],
-            "home": tmp_path,
-            "num_teachers": 16,
-            "mechanism": GNMax(sigma=2.5),
-            "delta": DELTA,
-            "budget_epsilon": 40.0,
-            "teacher": RECIPE,
-        } | changes
-        return PATE(settings.pop("name", "clouds"), **settings)
+    return functools.partial(make_pate, tmp_path)
 
+
+@pytest.fixture
+def finished(make):
+    """One release of 20 answers by scikit-learn's teachers."""
+    pate = make(teacher=LogisticRegression()).fit_teachers(X, Y)
+    pate.label(POOL, num_queries=20)
     return pate
 
 
@@ -70,17 +73,19 @@ class Network(nn.Module):
     ids=["recipe", "sklearn", "tree", "module"],
 )
 def test_from_tensors_to_a_reported_student(make, teacher):
-    quiet = {"mechanism": GNMax(sigma=1.5), "budget_epsilon": 60.0}  # trees disagree: more noise outvotes them
-    pate = make(teacher=teacher, **quiet, recipe=TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05))
+    # Trees disagree: more noise would outvote them.
+    pate = make(teacher=teacher, mechanism=GNMax(sigma=1.5), budget_epsilon=60.0, recipe=MODULE_RECIPE)
     assert pate.epsilon == 0
     release = pate.fit_teachers(X, Y).label(POOL, num_queries=40)
     assert pate.epsilon == price(40, 1.5)
     assert float((release.label_Q == POOL_Y[release.query_Q]).float().mean()) > 0.8
+    assert pate.report().record.student is None and not (pate.folder / "student.safetensors").exists()
     student = pate.fit_student("supervised", steps=60)
-    assert float((student.predict(TEST) == TEST_Y).float().mean()) > 0.8
+    accuracy = float((student.predict(TEST) == TEST_Y).float().mean())
+    assert accuracy > 0.8 and pate.report().evaluation.student_accuracy is None
     report = pate.report(TEST, TEST_Y, pool_y=POOL_Y)
     assert report.claim.epsilon == report.claim.epsilon_charged == price(40, 1.5)
-    assert report.evaluation.student_accuracy == pytest.approx(float((student.predict(TEST) == TEST_Y).float().mean()))
+    assert report.evaluation.student_accuracy == pytest.approx(accuracy)
     assert report.evaluation.label_accuracy > 0.8 and report.record.student == "supervised"
     assert {f.name for f in pate.folder.iterdir()} == {
         *("labels.csv", "release.json", "summary.json", "privacy.json", "README.md", "report.html", "SHA256SUMS"),
@@ -102,37 +107,32 @@ class Counting(LogisticRegression):
 
 
 @pytest.mark.fresh_process
-@pytest.mark.parametrize("teacher", [RECIPE, Counting()], ids=["recipe", "estimator"])
-def test_a_teacher_that_comes_out_different_alone_is_refused_before_anything_is_charged(make, teacher, monkeypatch):
+@pytest.mark.parametrize("teacher,calls", [(RECIPE, 2), (Counting(), 1)], ids=["recipe", "estimator"])
+def test_a_teacher_that_comes_out_different_alone_is_refused_before_anything_is_charged(
+    make, teacher, calls, monkeypatch
+):
     plain = engine._compute_losses
-    monkeypatch.setattr(engine, "_compute_losses", lambda *given: plain(*given) * (1 + 0.1 * plain(*given).mean()))
+    monkeypatch.setattr(engine, "_compute_losses", lambda *args: plain(*args) * (1 + 0.1 * plain(*args).mean()))
     pate = make(teacher=teacher)
-    for _ in range(2):  # a second call does not get by either
+    for _ in range(calls):  # a second call does not get by either
         with pytest.raises(ValueError, match=r"1 of 16 teachers.*came out different"):
             pate.fit_teachers(X, Y).label(POOL, num_queries=10)
     assert pate.epsilon == 0 and not list(pate.home.glob("teachers/*/manifest.json"))
 
 
-@pytest.mark.parametrize("teacher", [{}, {"teacher": LogisticRegression()}], ids=["recipe", "estimator"])
-def test_teachers_are_trained_once_and_the_same_questions_are_charged_again(make, teacher):
-    first = make(**teacher).fit_teachers(X, Y)
+@pytest.mark.parametrize("teacher,num_stored", [(RECIPE, 1), (LogisticRegression(), 0)], ids=["recipe", "estimator"])
+def test_every_call_is_charged_in_one_account_and_shows_an_id_of_its_own(make, teacher, num_stored):
+    first = make(teacher=teacher).fit_teachers(X, Y)
     releases = [first.label(POOL, num_queries=20), first.label(POOL, num_queries=20)]
-    again = make(**teacher).fit_teachers(X, Y)  # another process
+    again = make(teacher=teacher).fit_teachers(X, Y)  # another process
     releases.append(again.label(POOL, num_queries=20))
-    assert len({release.id for release in releases}) == 3 and again.epsilon == price(60)
-    records = [json.loads(file.read_text()) for file in first.home.glob("runs/*/*/*/release/release.json")]
-    assert len({record["teachers_id"] for record in records}) == 3
-    stored = [f for f in (first.home / "teachers").iterdir() if (f / "manifest.json").exists()]
-    assert len(stored) == (0 if teacher else 1)
-
-
-def test_other_questions_compose_in_one_account(make):
-    pate = make().fit_teachers(X, Y)
-    pate.label(POOL, num_queries=20)
-    pate.label(TEST, num_queries=10)
+    again.label(TEST, num_queries=10)
     other = make(num_teachers=10, teacher=LogisticRegression()).fit_teachers(X, Y)
     other.label(POOL, num_queries=5)
-    assert pate.epsilon == other.epsilon == price(35)
+    assert len({release.id for release in releases}) == 3 and again.epsilon == other.epsilon == price(75)
+    records = [json.loads(file.read_text()) for file in first.home.glob("runs/*/*/*/release/release.json")]
+    assert len({record["teachers_id"] for record in records}) == 5
+    assert len(list((first.home / "teachers").glob("*/manifest.json"))) == num_stored
 
 
 def test_the_charge_stands_before_the_noise(make, monkeypatch):
@@ -151,70 +151,93 @@ def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
         pate.label(POOL, num_queries=40)
     assert pate.epsilon == price(10)
     with pytest.raises(ValueError, match="budget_epsilon"):
-        make(name="others", budget_epsilon=0.5).fit_teachers(X, Y).label(POOL, num_queries=40)
-    assert make(name="others").account is None
+        make("others", budget_epsilon=0.5).fit_teachers(X, Y).label(POOL, num_queries=40)
+    assert make("others").account is None
 
 
-def test_the_order_of_stages_and_bad_arguments(make):
+# ---- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"classes": 1}, "classes"),
+        ({"num_teachers": 0}, "num_teachers"),
+        ({"mechanism": "gaussian"}, "mechanism='gaussian': must be a mechanism"),
+        ({"delta": 2.0}, "delta"),
+        ({"budget_epsilon": -1.0}, "budget_epsilon"),
+        ({"chosen_by": "luck"}, "chosen_by"),
+        ({"allow_duplicate_account": "yes"}, "allow_duplicate_account"),
+        ({"allow_uninformative_labels": "yes"}, "allow_uninformative_labels"),
+        ({"std": [1.0, 1.0]}, r"std.*together with mean"),
+        ({"teacher": Network()}, "fresh network"),
+    ],
+    ids=str,
+)
+def test_a_bad_parameter_is_named(make, changes, message):
+    with pytest.raises(ValueError, match=message):
+        make(**changes)
+
+
+def test_the_stages_have_an_order_and_bad_arguments_are_named(make):
     pate = make()
     for early in (lambda: pate.label(POOL), pate.labeler):
         with pytest.raises(ValueError, match="fit_teachers"):
             early()
-    for early in (pate.fit_student, pate.report, lambda: pate.folder):
+    for early in (pate.fit_student, pate.report, lambda: pate.membership(TEST, TEST_Y), lambda: pate.folder):
         with pytest.raises(ValueError, match="label"):
             early()
-    with pytest.raises(ValueError, match="classes"):
-        make(classes=1)
-    with pytest.raises(ValueError, match="fresh network"):
-        make(teacher=Network())
     with pytest.raises(ValueError, match="teacher="):
         make(teacher=3).fit_teachers(X, Y)
     with pytest.raises(ValueError, match=r"0\.\.1"):
         make(classes=2).fit_teachers(X, Y + 2)
+    with pytest.raises(ValueError, match="x='DataFrame': must be an array"):
+        pate.fit_teachers(pd.DataFrame(X.numpy()), Y)
     pate.fit_teachers(X.numpy(), Y.numpy())
+    for arguments, name in (
+        ({"num_queries": 81}, "num_queries"),
+        ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
+        ({"guide_student": "mlp"}, "guide_student"),
+        ({"method": "votes"}, "method"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            pate.label(**({"pool_x": POOL, "num_queries": 5} | arguments))
     with pytest.raises(ValueError, match="num_queries"):
-        pate.label(POOL, num_queries=81)
-    with pytest.raises(ValueError, match="pool_x"):
-        pate.label(torch.zeros(5, 3))
-    assert pate.epsilon == 0
-    pate.label(POOL, num_queries=5)
-    with pytest.raises(ValueError, match="algorithm"):
-        pate.fit_student("fixmach")
+        pate.labeler(0)
+    assert pate.epsilon == 0 and "200" not in repr(pate)
+
+
+def test_bad_students_and_measurements_are_named(finished):
+    for algorithm in ("fixmach", LogisticRegression(), nn.Linear(2, 3)):
+        with pytest.raises(ValueError, match=r"algorithm=.*must be one of"):
+            finished.fit_student(algorithm)
     with pytest.raises(ValueError, match="options"):
-        pate.fit_student(Supervised(network="mlp"), steps=3)
+        finished.fit_student(Supervised(network="mlp"), steps=3)
     with pytest.raises(ValueError, match="test_x"):
-        pate.report(TEST)
-    assert "200" not in repr(pate)
+        finished.report(TEST)
+    with pytest.raises(ValueError, match=r"method=.*recipe's teachers"):
+        finished.label(POOL, method="teachers_transductive")
 
 
-def test_a_report_of_labels_alone_and_one_without_measurements(make):
-    pate = make().fit_teachers(X, Y)
-    pate.label(POOL, num_queries=10)
-    assert pate.report().record.student is None
-    assert not (pate.folder / "student.safetensors").exists()
-    pate.fit_student("supervised", steps=5)
-    report = pate.report()
-    assert report.evaluation.student_accuracy is None and report.record.student == "supervised"
+# ---- choices -------------------------------------------------------------------------------------------------------
 
 
 def test_units_adjacency_and_constants_reach_the_account(make):
-    groups = np.arange(200) // 4
-    pate = make(unit="group:ward").fit_teachers(X, Y, unit_id=groups, public_x=POOL)
+    pate = make(unit="group:ward").fit_teachers(X, Y, unit_id=np.arange(200) // 4, public_x=POOL)
     pate.label(POOL, num_queries=5)
     assert (pate.account.unit, pate.account.adjacency) == ("group:ward", "add_remove")
-    other = make(
-        name="fixed", partition=ReplaceOne(), mean=[0.0, 0.0], std=[2.0, 2.0], allow_duplicate_account=True
-    ).fit_teachers(X, Y)
+    assert pate.fit_student("supervised", steps=2).spec.std == pytest.approx(POOL.std(0, correction=0).tolist())
+    constants = {"mean": [0.0, 0.0], "std": [2.0, 2.0]}
+    other = make("fixed", partition=ReplaceOne(), allow_duplicate_account=True, **constants).fit_teachers(X, Y)
     other.label(POOL, num_queries=5)
     assert other.account.adjacency == "replace_one"
     assert other.fit_student("supervised", steps=2).spec.std == (2.0, 2.0)
-    assert pate.fit_student("supervised", steps=2).spec.std == pytest.approx(POOL.std(0, correction=0).tolist())
 
 
 def test_seeded_noise_claims_nothing(make):
     pate = make(insecure_noise_seed=0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)
-    assert not pate.report().claim.private and not pate.account.is_private
+    assert not pate.report().claim.private and not pate.account.is_private and pate.epsilon == math.inf
 
 
 def test_images_with_fixmatch(make):
@@ -223,53 +246,43 @@ def test_images_with_fixmatch(make):
     x = torch.randint(60, (120, 1, 8, 8), generator=draw)
     x[:, :, :4] += (y * 150)[:, None, None, None]
     x = x.to(torch.uint8)
-    pate = make(classes=2, teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8)).fit_teachers(
-        x[:80], y[:80]
-    )
+    teacher = TeacherRecipe(network="logistic", steps=20, batch_size=8)
+    pate = make(classes=2, teacher=teacher).fit_teachers(x[:80], y[:80])
     pate.label(x[80:], num_queries=20)
     student = pate.fit_student("fixmatch", steps=25, batch_size=8, unlabeled_batch=16)
     assert float((student.predict(x[80:]) == y[80:]).float().mean()) > 0.8
 
 
 def test_the_student_that_guides_rounds_is_small_and_can_be_chosen(make, monkeypatch):
-    built = []
-    fit = Supervised.fit
-    monkeypatch.setattr(Supervised, "fit", lambda self, *a, **k: (built.append(self), fit(self, *a, **k))[1])
+    guides, fit = [], Supervised.fit
+    monkeypatch.setattr(Supervised, "fit", lambda self, *a, **k: (guides.append(self), fit(self, *a, **k))[1])
     pate = make().fit_teachers(X, Y)
-    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3))
-    assert [(guide.network, guide.steps) for guide in built] == [("mlp", 200)] * 2
+    pate.label(POOL, num_queries=6, strategy=Margin(rounds=2))
+    assert [(guide.network, guide.steps) for guide in guides] == [("mlp", 200)]
     pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student=Supervised(network="logistic", steps=4))
-    assert [(guide.network, guide.steps) for guide in built[2:]] == [("logistic", 4)] * 2
-    assert pate.epsilon == price(18)  # another guide asks other questions
-    pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student="vat")
-    with pytest.raises(ValueError, match="guide_student"):
-        pate.label(POOL, num_queries=9, strategy=Margin(rounds=3), guide_student="mlp")
-    assert pate.epsilon == price(27)
+    assert [(guide.network, guide.steps) for guide in guides[1:]] == [("logistic", 4)] * 2
+    assert pate.epsilon == price(15)  # another guide asks other questions
 
 
-def test_the_owner_may_attack_the_student(make):
-    pate = make(teacher=LogisticRegression()).fit_teachers(X, Y)
-    pate.label(POOL, num_queries=20)
+def test_the_owner_may_attack_the_student(finished):
     with pytest.raises(ValueError, match="fit_student"):
-        pate.membership(TEST, TEST_Y)
-    pate.fit_student("supervised", steps=20)
-    found = pate.membership(TEST, TEST_Y)
-    assert (found.student.members, found.student.others) == (200, 100)
-    assert found.bound_by_plan == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2.5 / 2) - 1)
-    assert found.student.auc_interval[0] < 0.6  # five deviations above chance
+        finished.membership(TEST, TEST_Y)
+    finished.fit_student("supervised", steps=20)
+    result = finished.membership(TEST, TEST_Y)
+    assert (result.student.members, result.student.others) == (200, 100)
+    assert result.bound_by_plan == pytest.approx(2 * norm.cdf(math.sqrt(40) / 2.5 / 2) - 1)
+    assert result.student.auc_interval[0] < 0.6  # five deviations above chance
     with pytest.raises(ValueError, match="no members"):
-        pate.membership(X, Y)
-    end = repr(found.student.auc_interval[0]).encode()
-    assert not [f for f in pate.folder.rglob("*") if f.is_file() and end in f.read_bytes()]
+        finished.membership(X, Y)
+    end = repr(result.student.auc_interval[0]).encode()
+    assert not [f for f in finished.folder.rglob("*") if f.is_file() and end in f.read_bytes()]
 
 
-def test_a_labeler_of_these_teachers(make):
-    for teacher in (RECIPE, LogisticRegression()):
-        pate = make(teacher=teacher, name=type(teacher).__name__, allow_duplicate_account=True).fit_teachers(X, Y)
+@pytest.mark.parametrize("teacher", [RECIPE, LogisticRegression()], ids=["recipe", "estimator"])
+def test_a_labeler_of_these_teachers(make, teacher):
+    pate, answers = make(teacher=teacher).fit_teachers(X, Y), []
+    for _ in range(2):  # the second time for free, from the journal
         with pate.labeler(num_queries=10) as labeler:
-            answers = labeler.answer(TEST[:6])
-            assert float((answers == TEST_Y[:6]).float().mean()) >= 0.5
+            answers.append(labeler.answer(TEST[:6]).tolist())
         assert pate.epsilon == price(10) and pate.account.ex_post_guarantee.epsilon == price(6)
-        with pate.labeler(num_queries=10) as labeler:
-            assert labeler.answer(TEST[:6]).tolist() == answers.tolist()
-        assert pate.epsilon == price(10) and pate.account.ex_post_guarantee.epsilon == price(6)
+    assert answers[0] == answers[1] and np.mean(answers[0] == TEST_Y[:6].numpy()) >= 0.5

@@ -19,6 +19,9 @@ from tests.benchmarks.split_worlds import ASKED, plan_of, write_signs
 QUICK = ("majority class", "no privacy: PSQ", "PSQ", "sparse vector, T = 1", "SSPP", "DP logistic regression")
 
 
+REPLICATION = pytest.mark.slow(reason="replication of five papers: every row trains a model")
+
+
 @pytest.fixture
 def source(tmp_path):
     return write_signs(tmp_path, 800)
@@ -41,6 +44,7 @@ def ran(study, plan):
     return read_cells(plan.root / "studies" / "five_papers.jsonl"), printed.getvalue()
 
 
+@REPLICATION
 def test_cells_are_charged_shown_and_not_measured_twice(source, plan, monkeypatch):
     one = study(source)
     assert isinstance(one, Study)
@@ -70,7 +74,7 @@ def test_cells_are_charged_shown_and_not_measured_twice(source, plan, monkeypatc
     assert {(c.split, c.method) for c in again} == {(c.split, c.method) for c in cells}
 
 
-@pytest.mark.slow
+@REPLICATION
 def test_every_row_gives_a_model_or_says_why(source, plan):
     cells, _ = ran(study(source, rows=None, repeats=1, epsilons=(4.0,)), plan)
     assert {c.method for c in cells} == set(ROWS)

@@ -1,8 +1,7 @@
-"""The promised sizes: closed forms, rates, and the mechanism that runs, which does what its theorem says.
+"""The promised sizes: at each of them the executed mechanism does what the theorem says.
 
-Where a bound is tight within two (``TIGHT``), half of it is shown to be too little. Not here: sizes beyond 100,000,
-rates whose constant the papers leave open (functions that take ``constant``), and Proposition 18, which has its own
-simulation below.
+Where a bound is tight within two (``TIGHT``), half of it is shown to be too little. Proposition 18 has a simulation of
+its own.
 """
 
 import math
@@ -137,7 +136,10 @@ def successes(size: float, run) -> tuple[int, int]:
     return sum(bool(run(size, draw)) for _ in range(runs)), runs
 
 
-@pytest.mark.parametrize("name", CASES)
+SOFT_SPARSE = pytest.mark.slow(reason="statistical: 40 runs of the soft sparse vector with 100,000 teachers")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=SOFT_SPARSE) if n == "btt18_theorem_5_6" else n for n in CASES])
 def test_at_the_promised_size_the_mechanism_does_what_is_promised(name):
     size, run = CASES[name]
     assert size < 1e5
@@ -213,46 +215,6 @@ def test_sublevel_sets_of_a_lipschitz_loss_are_as_large_as_example_4_says(p, reg
     assert sizes.wlf16_example_3(50) == (0.0, math.log(50))
 
 
-def test_best_subset_selection_keeps_its_excess():
-    """One of eight coordinates, then its value on [-1, 1], by the exponential mechanism twice; 200 data sets."""
-    n, D, epsilon, grid = 3000, 8, 0.3, np.linspace(-1, 1, 801)
-    generator, excess = np.random.default_rng(0), []
-    for _ in range(200):
-        z = generator.integers(0, 2, (n, D)).astype(float)
-        target = 0.7 * z[:, 3] + generator.normal(0, 0.1, n)
-        mean, square, cross = z.mean(0), np.mean(target**2), (z * target[:, None]).mean(0)
-        # |target - v z| clipped would be the loss; its square, halved, is 2-Lipschitz here and has closed means.
-        loss_DG = np.clip((square - 2 * grid * cross[:, None] + grid**2 * mean[:, None]) / 8, 0, 1)
-        rate = epsilon / 2 * n / 2
-        support = int(np.argmax(-rate * loss_DG.min(1) + generator.gumbel(size=D)))
-        value = int(np.argmax(-rate * loss_DG[support] + generator.gumbel(size=len(grid))))
-        excess.append(loss_DG[support, value] - loss_DG.min())
-    bound = sizes.wlf16_example_5(n, D, 1, epsilon=epsilon, lipschitz=1.0)
-    assert 0 < np.mean(excess) <= bound
-    assert sizes.wlf16_example_5(100 * n, D, 1, epsilon=epsilon / 10, lipschitz=1.0) < bound / 2
-
-
-# ---- closed forms and rates ------------------------------------------------------------------------------------------
-
-
-def test_btt18_and_lzcw21_teachers_by_hand():
-    by_hand = 136 * math.log(4 * 1000 * 20 / 1e-5) * math.sqrt(20 * math.log(2e5))
-    assert sizes.btt18_theorem_3_11(1000, 20, **ASKED, beta=0.1) == pytest.approx(by_hand)
-    assert sizes.lzcw21_lemma_3(1000, 20, **ASKED, beta=0.1) == pytest.approx(by_hand)
-    assert sizes.btt18_corollary_4_1(400, alpha=0.05, gamma=0.1, beta=0.1) == pytest.approx(
-        3 * (60 + math.sqrt(200 * math.log(4000)))
-    )
-
-
-def test_lemma_4_2_counts_by_brute_force():
-    """xi = 1/3: never more than 3B queries are got wrong by over a third of the teachers; the bound can be met."""
-    generator = np.random.default_rng(3)
-    for _ in range(200):
-        wrong = generator.random((9, 30)) < generator.random()
-        B = wrong.sum(1).max()
-        assert (wrong.sum(0) > 3).sum() <= sizes.btt18_lemma_4_2(B, 1 / 3) == pytest.approx(sizes.lzcw21_lemma_4(B))
-
-
 def test_theorem_28_clears_the_noise_it_was_derived_from():
     m, n = 500, 20_000
     K = sizes.lzcw21_theorem_28(m, n, **ASKED)
@@ -287,71 +249,6 @@ def test_proposition_18_holds_in_simulation_with_the_fewest_teachers_its_proof_a
     printed = 3 * scale * (math.log(4 * m / 1e-5) + L) / xi
     printed_w = 3 * scale * math.log(2 * (m + T) / 1e-5)
     assert (2 * printed * xi - math.sqrt(2 * printed * L)) / 2 - 1 < printed_w + 3 * scale * L
-
-
-def test_rates_have_the_exponents_they_are_known_for():
-    def slope(f, a, b):
-        return math.log(f(b) / f(a)) / math.log(b / a)
-
-    n_rate = lambda n: sizes.lzcw21_theorem_10(10**9, 2, int(n), epsilon=1.0, tau=1.0)[1]  # noqa: E731
-    assert slope(n_rate, 1e3, 1e4) == pytest.approx(-2, abs=0.01)
-    assert slope(lambda m: sizes.lzcw21_remark_12(1, int(m), epsilon=1.0, tau=1.0), 1e4, 1e6) == pytest.approx(1)
-    # With m as good as it can be, Gaussian PATE has the rate of Remark 29, (n epsilon)^{-2 tau/(4 - tau)}.
-    best = lambda n: min(  # noqa: E731
-        sizes.lzcw21_theorem_28_error(m, 1, int(n), epsilon=1.0, tau=0.5) for m in np.geomspace(1, n, 4000)
-    )
-    assert slope(best, 1e6, 1e8) == pytest.approx(-2 * 0.5 / 3.5, abs=0.005)
-    active = lambda n: sizes.lzcw21_theorem_22_error(10**12, 4, int(n), **ASKED, theta=3.0, tau=1.0)  # noqa: E731
-    assert slope(active, 1e4, 1e5) == pytest.approx(-1)
-    half = lambda a: sizes.df20_theorem_1(1, gamma=0.9, alpha=a, beta=0.1)  # noqa: E731
-    assert slope(half, 1e-4, 1e-5) == pytest.approx(-2, abs=0.05)
-    agnostic = lambda m: sizes.nb20_theorem_3_3(int(m), 1, **ASKED, alpha=0.01, beta=0.1)  # noqa: E731
-    assert slope(agnostic, 1e9, 1e11) == pytest.approx(0.5, abs=0.1)
-    assert sizes.df20_theorem_4(9, gamma=0.1, alpha=0.1) == pytest.approx(100)
-    assert sizes.wlf16_theorem_18(0.05) == 5
-
-
-def test_the_rest_by_hand():
-    assert sizes.btt18_claim_4_5(alpha=0.01, gamma=0.1) == pytest.approx(0.37)
-    assert sizes.btt18_theorem_4_7(alpha=0.01, gamma=0.1) == pytest.approx(0.85)
-    assert sizes.btt18_lemma_5_8(50, alpha=0.01) == pytest.approx(0.4)
-    assert sizes.btt18_theorem_5_6(100, 5, **ASKED, beta=0.1) == pytest.approx(
-        32 * math.log(4000 / 1e-5) * math.sqrt(20 * math.log(2e5))
-    )
-    assert sizes.btt18_lemma_5_13(10.0, 300.0, beta=0.1) == math.ceil(60 * math.sqrt(5) * math.log(20) + 1806)
-    assert sizes.btt18_lemma_5_13(0.1, 3.0, beta=0.1) == math.ceil(72 * math.log(20))
-    K, width, error = sizes.btt18_theorem_5_14(100, 5, **ASKED, beta=0.1, n_shard=50, alpha=0.01, nu=0.1)
-    assert width == pytest.approx(1.7) and error == pytest.approx(0.85)
-    assert math.isclose(K, 136 * math.log(4000 / 1e-5) * math.sqrt(10 * math.log(2e5)))
-    assert sizes.btt18_corollary_3_9(100, 5, **ASKED, beta=0.1) == pytest.approx(
-        32 * math.log(2000 / 1e-5) * math.sqrt(10 * math.log(2e5))
-    )
-    T = sizes.btt18_corollary_4_1(100, alpha=0.1, gamma=0.0, beta=0.1)
-    ensemble = math.log(100 * T / 1e-5) * math.sqrt(T * math.log(1e5))
-    asked = {**ASKED, "alpha": 0.1, "beta": 0.1}
-    assert sizes.btt18_theorem_4_3(100, 2, **asked) == pytest.approx(
-        (2 * math.log(10) + math.log(1000)) * ensemble / 0.1
-    )
-    assert sizes.btt18_theorem_4_4(100, 2, **asked, gamma=0.0) == pytest.approx((2 + math.log(1000)) * ensemble / 0.01)
-    assert sizes.lzcw21_theorem_5(100, 2, 1000, **ASKED) == pytest.approx(4e-4 * math.log(1e5) + math.sqrt(0.02))
-    assert sizes.lzcw21_theorem_5(1000, 8, 1000, **ASKED, best=0.1) == pytest.approx(1.3 + 10 * 0.04 + math.sqrt(0.008))
-    assert sizes.lzcw21_lemma_13(1, 1000, 10, gamma=0.1, tau=1.0) == pytest.approx(
-        (10 * math.log(1000) + math.log(100)) / 1000
-    )
-    assert sizes.lzcw21_theorem_19(100, 5, 1, approximation=0.1) == pytest.approx(0.3)
-    voters = sizes.lzcw21_vote_dimension(2, 10)
-    assert sizes.lzcw21_theorem_20(1000, 5, 2, 10, gamma=0.1) == pytest.approx(0.02 + (voters + math.log(40)) / 200)
-    queries, K = sizes.lzcw21_theorem_22(2, **ASKED, n=1000, alpha=0.1, gamma=0.1, theta=3.0)
-    assert math.isclose(K, sizes.lzcw21_theorem_28(queries, 1000, **ASKED))
-    assert queries == pytest.approx(3 * (1 + math.log(10)) * (2 * math.log(3) + math.log(20 * math.log(10))))
-    assert sizes.lzcw21_theorem_22_error(100, 4, 1000, **ASKED, theta=3.0, tau=1.0) == pytest.approx(
-        max(8 * math.sqrt(3 * math.log(1e5)) / 1000, 0.04)
-    )
-    m0, n = sizes.nb20_theorem_4_1(1, **asked)
-    assert m0 == math.ceil(640 * math.log(10)) and n == sizes.nb20_theorem_3_3(m0, 1, **asked)
-    assert sizes.wlf16_theorem_17(1000, epsilon=0.1, rho=0, log_K=math.log(50)) == pytest.approx(
-        9 * (math.log(50) + 2 * math.log(1000)) / 100 + 0.2
-    )
 
 
 def test_the_noise_of_algorithm_1_against_the_exact_one():

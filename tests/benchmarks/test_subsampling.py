@@ -69,50 +69,6 @@ def test_every_neighbor_of_a_small_domain_keeps_the_lemmas():
     assert worst > sharp / 2
 
 
-def test_any_algorithm_on_root_n_records_is_private_by_delta_alone():
-    """It publishes the sub-sample itself: two of four records."""
-    n, size = 4, 2
-    seen = [frozenset(part) for part in itertools.combinations("abcde", size)]
-
-    def law(part):
-        return np.array([float(frozenset(part) == s) for s in seen])
-
-    p, q = sampled(law, tuple("abcd"), size), sampled(law, tuple("ebcd"), size)
-    assert divergence(p, q, 0.0) == pytest.approx(subsampling.wlf16_lemma_22(n))  # met: 2 of 4 is 1/sqrt(4)
-
-
-def test_privacy_is_stability_and_generalization():
-    """Exponential mechanism, 2 records, every neighbor and every loss in [0, 1] that matters; then its excess risk."""
-    epsilon, kinds, points = 1.0, list(itertools.product((0, 1), (0, 1))), (0, 1, 2)
-    loss = np.array([[float((x >= t) != y) for x, y in kinds] for t in points])  # [hypotheses, kinds]
-
-    def law(records):
-        return np.exp(compute_log_probabilities(-sum(loss[:, kinds.index(z)] for z in records), epsilon / 2))
-
-    laws = {records: law(records) for records in itertools.product(kinds, repeat=2)}
-    moved = max(np.abs((laws[r] - laws[o]) @ loss).max() for r in laws for o in neighbors(r, kinds))
-    assert moved <= subsampling.wlf16_lemma_8(epsilon)
-    assert subsampling.wlf16_lemma_23(epsilon, 0.1) == pytest.approx(subsampling.wlf16_lemma_8(epsilon) + 0.1)
-    # Corollary 9 over every data set, for a distribution that is no hypothesis's own.
-    kind_P = np.array([0.4, 0.1, 0.2, 0.3])
-    risk_M = loss @ kind_P
-    excess = empirical = gap = 0.0
-    for records, p in laws.items():
-        weight = math.prod(kind_P[kinds.index(z)] for z in records)
-        error_M = sum(loss[:, kinds.index(z)] for z in records) / 2
-        empirical += weight * float(p @ error_M - error_M.min())
-        excess += weight * float(p @ risk_M - risk_M.min())
-        gap += weight * float(p @ (risk_M - error_M))
-    assert 0 < gap <= subsampling.wlf16_lemma_8(epsilon)  # it fits its records better than others
-    assert excess <= subsampling.wlf16_corollary_9(empirical, epsilon)
-
-
-def test_a_learner_that_memorizes_meets_the_stability_of_its_delta():
-    """With probability delta all is told: the loss moves by delta, and by nothing without it."""
-    there, gone = worst_pair(0.0, 0.3)
-    assert np.abs(there - gone).sum() / 2 == pytest.approx(subsampling.wlf16_lemma_23(0.0, 0.3))
-
-
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_share_is_between_0_and_1(share):
     with pytest.raises(ValueError, match="share"):

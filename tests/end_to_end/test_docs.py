@@ -33,7 +33,6 @@ from benchmarks.gpu import check as gpu_check
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.audit import command as audit
-from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.cli import ledger as ledger_command
 from pate_torch.cli import main as cli
 from pate_torch.cli import train as command
@@ -463,9 +462,7 @@ def test_the_recipe_passes_the_audit_and_its_broken_twin_does_not(recipe, monkey
 
     for kind, sound in ((lead.Lead, True), (Thin, False)):
         mechanism = kind(sigma=4.0, lead=5.0)
-        result = audit.audit(
-            mechanism, make_worst_pairs(mechanism, 1), runs=60_000, independent=True, confidence=CERTAIN
-        )
+        result = audit.audit(mechanism, mechanism.worst_case_neighbors(1), runs=60_000, confidence=CERTAIN)
         assert result.is_sound is sound and not result.faults and result.proven > 0
 
 

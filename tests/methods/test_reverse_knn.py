@@ -17,7 +17,6 @@ from pate_torch import PATE, networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
-from pate_torch.audit.pairs import NeighborPair
 from pate_torch.cli import train as command
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.progress import do_nothing
@@ -26,6 +25,7 @@ from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.histogram import Histogram
+from pate_torch.mechanisms.neighbors import make_count_pair
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
 from pate_torch.methods.teacher_votes import TeacherVotes
@@ -156,10 +156,10 @@ def test_pairs_of_histograms_must_be_neighbors():
         ("replace_one", [[1, 0], [1, 0]], False),
     ):
         if fits:
-            NeighborPair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+            make_count_pair("one", left, left + torch.tensor(change), adjacency)
         else:
             with pytest.raises(ValueError, match="neighbors"):
-                NeighborPair(name="one", left_QC=left, right_QC=left + torch.tensor(change), adjacency=adjacency)
+                make_count_pair("one", left, left + torch.tensor(change), adjacency)
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------

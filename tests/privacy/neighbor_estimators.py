@@ -87,7 +87,7 @@ def of_the_same() -> nn.Module:
     return nn.Sequential(backbone(), nn.Linear(8, 2))
 
 
-VOTERS: dict[str, Any] = {
+TEACHERS_BY_METHOD: dict[str, Any] = {
     "gradients": None,
     "teachers": None,
     "dpsgd": None,
@@ -149,30 +149,29 @@ ODD_VALUES = [None, float("nan"), 3e38, float("inf"), "purple", 2**60 + 9, datet
 def records(case: dict[str, str], count: int = RECORDS, first: int = 0, seed: int = 0) -> list[Record]:
     """Two clouds; units of one to three records."""
     draw, name, values = np.random.default_rng(seed), IDS[case["ids"]][0], COLUMNS[case["column"]]
-    made = []
+    rows = []
     for i in range(count):
         unit, label = first + i // 2 if i % 5 else first + i // 3, i % 2
         x = tuple(map(float, draw.normal(3 * label - 1.5, 1.0, 2).round(3)))
-        made.append(Record(x, values[i % len(values)] if values else None, CLASSES[label], unit, name and name(unit)))
-    return made
+        rows.append(Record(x, values[i % len(values)] if values else None, CLASSES[label], unit, name and name(unit)))
+    return rows
 
 
 def frame(case: dict[str, str], rows: Sequence[Record]) -> Any:
     """The points of these records, as a user holds them."""
     if case["column"] == "texts":
         return [" ".join(f"{v:.1f}" for v in row.x) for row in rows]
-    numbers = np.array([row.x for row in rows])
-    column = [row.column for row in rows]
+    numbers, column = np.array([row.x for row in rows]), [row.column for row in rows]
     if case["door"] == "PATE":  # takes numbers: what is none is missing
         third = pd.to_numeric(pd.Series(column, dtype=object), errors="coerce").astype(float)
         return np.column_stack([numbers, third]).astype(np.float32)
-    held = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
-    return pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1], "c": held})
+    series = pd.Series(pd.Categorical(column)) if case["column"] == "categories" else pd.Series(column)
+    return pd.DataFrame({"a": numbers[:, 0], "b": numbers[:, 1], "c": series})
 
 
 def ids(case: dict[str, str], rows: Sequence[Record]) -> Any:
-    name, hold = IDS[case["ids"]]
-    return None if name is None else hold([row.name for row in rows])
+    name, to_column = IDS[case["ids"]]
+    return None if name is None else to_column([row.name for row in rows])
 
 
 def neighbors(case: dict[str, str], rows: list[Record]) -> Iterator[tuple[str, list[Record]]]:
@@ -213,71 +212,89 @@ class Calls:
     root: Path
 
     def __call__(self) -> None:
-        """Call, and write what was said and warned of to where the harness compares."""
+        """Call, and write what was printed and warned of to where the harness compares."""
         second = self.case["releases"]
-        told = [self._call(self.rows, first=True)]
+        messages = [self._call(self.rows, first=True)]
         if second != "one":
             rows = [row for row in self.rows if row.unit != GONE] if second == "one and fewer" else self.rows
-            told.append(self._call(rows, first=False))
+            messages.append(self._call(rows, first=False))
         folder = self.root / "release"
         folder.mkdir()
-        (folder / "said.txt").write_text("\n".join(told).replace(str(self.root), "HOME"))
+        (folder / "said.txt").write_text("\n".join(messages).replace(str(self.root), "HOME"))
 
     def _call(self, rows: list[Record], first: bool) -> str:
-        """Everything said. ValueError of a first call alone: a second is refused by what the first charged."""
-        said, refused = io.StringIO(), ""
-        with warnings.catch_warnings(record=True) as warned, contextlib.redirect_stdout(said), \
-             contextlib.redirect_stderr(io.StringIO()):  # fmt: skip
+        """Everything printed. ValueError of a first call alone: a second is refused by what the first charged."""
+        output, refusal = io.StringIO(), ""
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("always")
             try:
                 self._classifier(rows, first) if self.case["door"] == "PATEClassifier" else self._pate(rows)
             except ValueError as error:
                 if first:
                     raise
-                refused = str(error)
-        return "\n".join([said.getvalue(), *(str(warning.message) for warning in warned), refused])
+                refusal = str(error)
+        return "\n".join([output.getvalue(), *(str(warning.message) for warning in warned), refusal])
 
     def _public(self) -> Any:
         return frame(self.case, records(self.case, POINTS, 50, seed=1))
 
     def _classifier(self, rows: list[Record], first: bool) -> None:
-        voters, more = self.case["method"], {}
-        method = voters if VOTERS[voters] is None else "teachers"
+        teacher, options = TEACHERS_BY_METHOD[self.case["method"]], {}
+        method = self.case["method"] if teacher is None else "teachers"
         if method == "teachers":
-            more = {"num_teachers": TEACHERS, "num_queries": QUERIES}
+            options = {"num_teachers": TEACHERS, "num_queries": QUERIES}
         if self.case["column"] == "texts":
-            more["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
-        PATEClassifier(
-            3.0, account="toy", classes=CLASSES, num_records_about=RECORDS, method=method, teacher=VOTERS[voters],
-            adjacency=self.case["adjacency"], spend_anyway=True, home=self.root, allow_refit=not first, **more,
-        ).fit(frame(self.case, rows), [row.label for row in rows], public=self._public(),
-              groups=ids(self.case, rows))  # fmt: skip
+            options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
+        classifier = PATEClassifier(
+            3.0,
+            account="toy",
+            classes=CLASSES,
+            num_records_about=RECORDS,
+            method=method,
+            teacher=teacher,
+            adjacency=self.case["adjacency"],
+            spend_anyway=True,
+            home=self.root,
+            allow_refit=not first,
+            **options,
+        )
+        y, groups = [row.label for row in rows], ids(self.case, rows)
+        classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
     def _pate(self, rows: list[Record]) -> None:
-        voters, kind = self.case["method"], VOTERS[self.case["method"]]
         if self.case["column"] == "texts":
-            raise ValueError("PATE has no such thing")
-        names = ids(self.case, rows)
-        code = {name: number for number, name in enumerate(CLASSES)}
-        replaced = self.case["adjacency"] == "replace_one"
-        descent = GradientDescent(sigma=2.0, steps=2, adjacency=self.case["adjacency"])
-        of_records = {
+            raise ValueError("PATE takes no texts")
+        unit_ids = ids(self.case, rows)
+        partition = ReplaceOne() if self.case["adjacency"] == "replace_one" else AddRemove()
+        descent = GradientDescent(sigma=2.0, steps=2, adjacency=partition.adjacency)
+        teacher = TEACHERS_BY_METHOD[self.case["method"]]
+        trained = {"teacher": teacher, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
+        options = {
             "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
             "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
-        }
-        teachers = {"teacher": kind, "num_teachers": TEACHERS, "mechanism": GNMax(sigma=2.0)}
-        answers = of_records.get(voters, teachers)
-        made = PATE(
-            "toy", classes=CLASSES, delta=1e-4, budget_epsilon=1e4, **answers,
+        }.get(self.case["method"], trained)
+        pate = PATE(
+            "toy",
+            classes=CLASSES,
+            delta=1e-4,
+            budget_epsilon=1e4,
             recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
-            partition=ReplaceOne() if replaced else AddRemove(), mean=[0.0] * 3, std=[1.0] * 3,
-            unit="record" if names is None else "group:person", home=self.root, quiet=False,
+            partition=partition,
+            mean=[0.0] * 3,
+            std=[1.0] * 3,
+            unit="record" if unit_ids is None else "group:person",
+            home=self.root,
+            quiet=False,
             allow_uninformative_labels=True,
-        )  # fmt: skip
-        y = np.array([code.get(row.label, -1) for row in rows])
+            **options,
+        )
+        y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
         public = np.nan_to_num(self._public())
-        made.fit_teachers(frame(self.case, rows), y, unit_id=names, public_x=public)
-        made.label(public, QUERIES)
+        pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public).label(public, QUERIES)
 
 
 # ---- cases ---------------------------------------------------------------------------------------------------------
@@ -286,7 +303,7 @@ PLAIN = {"door": "PATEClassifier", "method": "estimator", "ids": "none", "column
          "releases": "one"}  # fmt: skip
 SPACE: dict[str, Sequence[str]] = {
     "door": ["PATEClassifier", "PATE"],
-    "method": list(VOTERS),
+    "method": list(TEACHERS_BY_METHOD),
     "ids": list(IDS)[:-2],
     "column": list(COLUMNS),
     "adjacency": ["add_remove", "replace_one"],
@@ -294,11 +311,13 @@ SPACE: dict[str, Sequence[str]] = {
 }
 
 
-def attempt(case: dict[str, str], tally: Tally, *, most: int | None = None, seed: int = 0) -> bool:
+def attempt(
+    case: dict[str, str], tally: Tally, *, most: int | None = None, seed: int = 0, stops_at_fault: bool = False
+) -> bool:
     """Run a case on its records and on neighbors of them (``most``; None: all). Whether it was accepted."""
     tally.composed += 1
-    with tempfile.TemporaryDirectory(prefix="neighbors-") as made:
-        home, rows = Path(made), records(case)
+    with tempfile.TemporaryDirectory(prefix="neighbors-") as folder:
+        home, rows = Path(folder), records(case)
         first = harness.run(Calls(case, rows, home / "first"), harness.Watch(), Calls.__call__)
         if first.refused:
             tally.refused += 1
@@ -310,11 +329,14 @@ def attempt(case: dict[str, str], tally: Tally, *, most: int | None = None, seed
         beside, faults = list(neighbors(case, rows)), []
         for place in np.random.default_rng(seed).permutation(len(beside))[:most]:
             how, other = beside[place]
-            found = harness.compare(first, Calls(case, other, home / f"n{place}"), Calls.__call__)
-            if len(found) == 1 and "refused" in found[0] and any(words in found[0] for words in IDS_REFUSED):
+            differences = harness.compare(first, Calls(case, other, home / f"n{place}"), Calls.__call__)
+            is_refused = len(differences) == 1 and "refused" in differences[0]
+            if is_refused and any(words in differences[0] for words in IDS_REFUSED):
                 continue
             tally.neighbors += 1
-            faults += [f"{how}: {fault}" for fault in found]
+            faults += [f"{how}: {difference}" for difference in differences]
+            if faults and stops_at_fault:
+                break
         if faults:
             tally.faults[" ".join(f"{name}={value!r}" for name, value in case.items())] = faults
     return True

@@ -12,7 +12,6 @@ from scipy import stats
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.audit.command import audit
-from pate_torch.audit.pairs import make_worst_pairs
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
@@ -80,8 +79,8 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
             return dataclasses.replace(hidden, noisy_counts=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
 
     mechanism = GNMax(sigma=3.0, noise=kind)
-    pairs = make_worst_pairs(mechanism, 2)
-    sure = {"delta": 1e-5, "independent": True, "confidence": CERTAIN}
+    pairs = mechanism.worst_case_neighbors(2)
+    sure = {"delta": 1e-5, "confidence": CERTAIN}
     for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
         found = audit(honest, pairs, runs=100_000, **sure)
         assert found.is_sound and found.proven > found.claimed / 4

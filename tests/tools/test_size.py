@@ -80,24 +80,16 @@ def test_table_leaves_out_what_was_not_measured():
     assert format_table({"yaml_files": 3}).splitlines()[2:] == ["| YAML files in conf/ | 3 |"]
 
 
-def test_every_module_of_the_package_is_in_one_list():
-    """A module that was moved or is new must not leave the kernel unnoticed."""
-    assert assign_modules(read_modules(ROOT / "pate_torch"))[1] == []
-
-
 def test_a_missing_and_an_unknown_module_are_errors(tmp_path):
-    modules = read_modules(write_package(tmp_path))
-    faults = assign_modules(modules)[1]
+    faults = assign_modules(read_modules(write_package(tmp_path)))[1]
     assert "first.py is a module that no list names" in faults
     assert "session.py is listed, and no module fits it" in faults
 
 
-def test_the_package_reads_no_attribute_that_a_component_may_lack():
-    """What a component may leave out is a member of its base class, with a default that is documented there."""
-    found = find_duck_attributes(read_modules(ROOT / "pate_torch"))
-    assert {name: places for name, places in found.items() if name not in FOREIGN_ATTRIBUTES} == {}
-
-
-def test_no_modules_of_the_package_import_each_other_in_a_circle():
+def test_the_package_has_no_module_outside_the_lists_no_duck_attribute_and_no_circle():
+    """A new module must not leave the kernel unnoticed; an optional attribute is a member of the base class."""
     modules = read_modules(ROOT / "pate_torch")
+    assert assign_modules(modules)[1] == []
+    attributes = find_duck_attributes(modules)
+    assert {name: places for name, places in attributes.items() if name not in FOREIGN_ATTRIBUTES} == {}
     assert find_circles(modules, find_imports(modules)) == []

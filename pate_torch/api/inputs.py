@@ -1,0 +1,157 @@
+"""How PATEClassifier reads tables, arrays, images and classes.
+
+Private values are read row by row: no value changes how another row is read. Everything that a transform knows comes
+from public points and from what the user declared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.multiclass import check_classification_targets
+from torch import Tensor
+
+from pate_torch.core import checks
+from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, format_value
+
+
+def is_table(x: Any) -> bool:
+    """Whether ``x`` is a DataFrame, of any library."""
+    return hasattr(x, "columns") and hasattr(x, "__getitem__")
+
+
+def is_images(x: Any) -> bool:
+    """Whether ``x`` is an array or a tensor of images [N, Ch, H, W]."""
+    return getattr(x, "ndim", 0) == 4
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PointTransform:
+    """How points become numbers, which depends on public points alone.
+
+    Attributes:
+        schema: Schema of a table; None for arrays and images.
+        mean: Public means [D] of the features; None for images.
+        std: Public standard deviations [D]; None for images.
+    """
+
+    schema: TableSchema | None = None
+    mean: np.ndarray | None = None
+    std: np.ndarray | None = None
+
+    @classmethod
+    def from_public(
+        cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, is_encoded: bool
+    ) -> tuple[PointTransform, Tensor]:
+        """The transform for points of the form of ``public``, and the public points as numbers.
+
+        Args:
+            public: Public points.
+            categories: Declared values of columns.
+            is_encoded: Whether points are features of an encoder, which share one scale so that they keep their shape.
+        """
+        if is_images(public):
+            return cls(), torch.as_tensor(np.asarray(public))
+        if is_table(public):
+            schema = TableSchema.from_public(public, categories=categories, max_categories=MAX_CATEGORIES)
+            schema = schema.with_fill_values(public)
+            x_PD = schema.encode(public, unknown="zeros")
+            is_numeric_D = np.isin(np.arange(x_PD.shape[1]), list(schema.numeric_indices))
+        else:
+            schema, x_PD = None, np.asarray(public)
+            is_numeric_D = np.ones(x_PD.shape[1], bool)
+        is_numeric_D &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
+        mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
+        if is_encoded:
+            std[:] = np.sqrt(np.mean(std**2))
+        mean, std = np.where(is_numeric_D, mean, 0.0), np.where(is_numeric_D & (std > 0), std, 1.0)
+        return cls(schema, mean, std), _fill_missing(x_PD, mean)
+
+    def __call__(self, x: Any, *, warns: bool = False) -> Tensor:
+        """Points as numbers; a number that is missing or not finite becomes the public mean.
+
+        Args:
+            x: The points.
+            warns: Whether one warning names the columns with values outside the categories. No private point may cause
+                one.
+        """
+        if self.mean is None:
+            return torch.as_tensor(np.asarray(x))
+        if self.schema is not None:
+            x = self.schema.encode(x, unknown="warn" if warns else "zeros", missing="nan")
+        return _fill_missing(np.asarray(x), self.mean)
+
+    def normalize(self, x: Tensor) -> np.ndarray:
+        """Rows at public scale, as scikit-learn's classifiers take them; of images, their pixels in [0, 1]."""
+        if self.mean is None or self.std is None:
+            return x.flatten(1).numpy() / 255.0
+        return (x.numpy() - self.mean) / self.std
+
+
+def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
+    with np.errstate(over="ignore"):  # infinite as float32, which is not finite
+        is_finite_ND = np.isfinite(x_ND.astype(np.float32))
+    return torch.from_numpy(np.where(is_finite_ND, x_ND, mean_D).astype(np.float32))
+
+
+def parse_cells(x: np.ndarray) -> np.ndarray:
+    """An array as float64, cell by cell; NaN for a cell that is no number."""
+    return x.astype(np.float64) if x.dtype.kind in "biuf" else np.vectorize(_parse_number, otypes=[float])(x)
+
+
+def _parse_number(value: Any) -> float:
+    try:
+        return float(value) if format_value(value) else math.nan
+    except ValueError:
+        return math.nan
+    except TypeError:
+        if isinstance(value, Mapping | Sequence):  # no cell at all
+            raise
+        return math.nan
+
+
+def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
+    """The classes, and the number of each label's class, int64 [N]; -1 for a label that is no declared class.
+
+    Args:
+        y: PRIVATE. The labels [N].
+        classes: All classes. The distinct labels if None, which the owner has then declared to be public.
+
+    Raises:
+        ValueError: Fewer than two classes, equal ones, or no label of any of them.
+    """
+    if classes is None:
+        check_classification_targets(y)
+        class_C, label_N = np.unique(y, return_inverse=True)
+    else:
+        class_C = np.asarray(classes)
+        number_by_key = {_to_class_key(value): number for number, value in enumerate(classes)}
+        if len(number_by_key) < len(class_C):
+            raise checks.error("classes", classes, "must be different")
+        values, index_N = (y, slice(None)) if y.dtype == object else np.unique(y, return_inverse=True)
+        label_N = np.array([number_by_key.get(_to_class_key(value), -1) for value in values], dtype=np.int64)[index_N]
+        if (label_N < 0).all():
+            raise checks.error("classes", classes, "holds no value of y", "List the classes as y writes them.")
+    if len(class_C) < 2:
+        raise ValueError(f"y: PATEClassifier needs at least 2 classes, and there is one class only: {class_C[0]!r}")
+    return class_C, label_N.astype(np.int64)
+
+
+def _to_class_key(value: Any) -> float | str:
+    """What tells a class from others, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
+    return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
+
+
+def predict_all_classes(learner: Any, x: np.ndarray, num_classes: int) -> np.ndarray:
+    """Probabilities [N, C] of a scikit-learn classifier, which may know only some of the classes."""
+    probability_NC = np.zeros((len(x), num_classes))
+    if hasattr(learner, "predict_proba"):
+        probability_NC[:, np.asarray(learner.classes_, dtype=int)] = learner.predict_proba(x)
+    else:
+        probability_NC[np.arange(len(x)), np.asarray(learner.predict(x), dtype=int)] = 1.0
+    return probability_NC

@@ -1,0 +1,86 @@
+"""The method that PATEClassifier takes follows from public facts alone, and its noise costs what is asked."""
+
+from dataclasses import replace
+
+import pytest
+
+from pate_torch.accounting import gdp
+from pate_torch.methods import feasibility
+from pate_torch.planning.autoconfig import PublicFacts, choose_delta, choose_method
+
+ROWS = PublicFacts(
+    epsilon=1.0,
+    delta=1e-5,
+    adjacency="add_remove",
+    has_groups=False,
+    num_records=30_000,
+    num_public=3000,
+    num_classes=2,
+    is_image=False,
+)
+IMAGES, ENCODED, UNKNOWN = replace(ROWS, is_image=True), replace(ROWS, is_encoded=True), replace(ROWS, num_records=None)
+
+
+@pytest.mark.parametrize(
+    "facts,name,features",
+    [
+        (ROWS, "gradients", "fourier"),
+        (IMAGES, "gradients", "contrastive"),
+        (ENCODED, "gradients", None),
+        (UNKNOWN, "teachers", None),
+        (replace(IMAGES, num_records=None), "teachers", None),
+    ],
+    ids=["rows", "images", "encoded", "unknown", "unknown images"],
+)
+def test_the_rule_goes_by_public_facts(facts, name, features):
+    config = choose_method(facts)
+    assert config.name == name and (config.features and config.features.name) == features
+
+
+def test_the_rule_weighs_epsilon_and_says_why():
+    assert "the number of public points" in choose_method(UNKNOWN).reason
+    assert [choose_method(replace(ENCODED, epsilon=e)).self_training for e in (0.05, 2.0)] == [True, False]
+    assert not choose_method(replace(ROWS, epsilon=0.05)).self_training
+    fewer, more = choose_method(replace(ROWS, epsilon=0.1)), choose_method(ROWS)
+    assert 1 < fewer.effective_dim < more.effective_dim == pytest.approx(30_000 / more.mechanism.sigma / 8)
+    assert choose_method(ROWS, "dpsgd").name == "dpsgd"
+    for hopeless in (replace(ROWS, num_records=40, epsilon=0.1), replace(UNKNOWN, num_public=50, epsilon=0.1)):
+        assert "Nothing here is expected" in choose_method(hopeless).expectation
+
+
+def test_teachers_of_rows_are_linear_and_small_unless_something_else_is_asked():
+    small = choose_method(ROWS, "teachers")
+    assert small.num_teachers == 3000 and small.teacher.network == "logistic" and small.query.name == "medoids"
+    assert small.self_training and choose_method(replace(ROWS, num_records=1_000_000), "teachers").num_teachers == 4000
+    letters = choose_method(replace(ROWS, num_classes=26), "teachers")
+    assert letters.num_teachers == 30_000 // 33  # 1.25 records of a class
+    for facts in ({"is_image": True}, {"has_groups": True}, {"has_own_teacher": True}):
+        large = choose_method(replace(ROWS, **facts), "teachers")
+        assert (large.num_teachers, large.teacher, large.query, large.self_training) == (300, None, None, False)
+    unknown = choose_method(UNKNOWN)  # 3,000 public points tell little of how many records there are
+    assert unknown.num_teachers == 30 and unknown.teacher == small.teacher and unknown.self_training
+    chosen = choose_method(ROWS, num_teachers=50)
+    assert chosen.num_teachers == 50 and chosen.teacher is None
+
+
+def test_questions_leave_the_lead_that_a_right_label_needs_within_a_quarter_of_the_votes():
+    few, many = (choose_method(replace(ROWS, epsilon=epsilon), "teachers") for epsilon in (0.1, 0.5))
+    assert 20 < few.num_queries < many.num_queries == 1000
+    noisier = replace(few.mechanism, sigma=1.5 * few.mechanism.sigma)
+    leads = [feasibility.compute_break_even_lead(mechanism, 2) for mechanism in (few.mechanism, noisier)]
+    assert leads[0] <= 3000 / 4 < leads[1]
+
+
+@pytest.mark.parametrize("method", ["teachers", "gradients"])
+@pytest.mark.parametrize("epsilon", [0.3, 5.0])
+def test_the_noise_costs_what_is_asked(method, epsilon):
+    config = choose_method(replace(ROWS, epsilon=epsilon), method)
+    (event,) = config.mechanism.privacy_events(config.num_queries)
+    assert gdp.compute_epsilon(event.mu * event.count**0.5, 1e-5) == pytest.approx(epsilon, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "records,delta", [(None, 1e-5), (400, 1e-5), (99_999, 1e-5), (100_000, 1e-6), (10_000_000, 1e-8)]
+)
+def test_delta_lies_below_one_record_in_all(records, delta):
+    assert choose_delta(records) == pytest.approx(delta, rel=1e-9)
