@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import HypothesisClass
-from pate_torch.pac.sample import Floats, check_points
+from pate_torch.hypotheses.classes import HypothesisClass
+from pate_torch.hypotheses.sample import Floats, check_points
 
 
 def disagreement_coefficient(hypotheses: HypothesisClass, center: Any, x: Floats, *, radius: float) -> float:

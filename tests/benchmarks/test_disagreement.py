@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.theory.disagreement import disagreement_coefficient
-from pate_torch.pac.classes import Intervals, Stumps, Thresholds
+from pate_torch.hypotheses.classes import Intervals, Stumps, Thresholds
 
 
 def by_definition(hypotheses, center, x, radius):
