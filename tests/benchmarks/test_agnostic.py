@@ -296,19 +296,11 @@ def test_agprivcl_is_right_where_plain_voting_fails():
         budget=DryRunNoise(insecure_seed=1),
     )
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
-    errors = []
-    for seed in range(3):
-        answers = run_ag_priv_cl(
-            VOTING_FAILS,
-            sample,
-            CORNERS,
-            **asked,
-            budget=DryRunNoise(insecure_seed=seed),
-            constants="sharp",
-        )
-        assert answers.events == plan.events and plan.total_price == pytest.approx((1.0, 1e-2), rel=1e-3)
-        errors.append(int((answers.label_Q != 1).sum()))
-    assert errors == [2, 2, 2]  # error 1/2, the best of the class
+    answers = run_ag_priv_cl(
+        VOTING_FAILS, sample, CORNERS, **asked, budget=DryRunNoise(insecure_seed=0), constants="sharp"
+    )
+    assert answers.events == plan.events and plan.total_price == pytest.approx((1.0, 1e-2), rel=1e-3)
+    assert int((answers.label_Q != 1).sum()) == 2  # error 1/2, the best of the class
 
 
 @quiet

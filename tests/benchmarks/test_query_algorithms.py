@@ -1,5 +1,6 @@
 """Algorithms beside those of ``pate learn``: their laws and prices, exactly on small worlds."""
 
+import functools
 import itertools
 import math
 
@@ -134,21 +135,24 @@ def test_no_rounding_puts_the_price_above_what_was_asked():
         assert 0 < plan.total_price[0] <= epsilon and 0 < plan.total_price[1] <= delta
 
 
+@functools.cache
+def law_of_part(part, teachers, sigma):
+    """P(answer = 1) on x = 1, given the sub-sample: over all relabelings, and the noise."""
+    x, y = np.array([[float(a)] for a, _ in part]), np.array([bool(b) for _, b in part])
+    candidates = Thresholds().enumerate_representatives(x)
+    wrong = np.array([(Thresholds().predict(h, x) != y).sum() for h in candidates])
+    ones = []
+    for h in candidates:
+        label = Thresholds().predict(h, x)
+        best = [fit_erm(Thresholds(), x[block], label[block]) for block in split_folds(len(part), teachers)]
+        votes = sum(bool(Thresholds().predict(b, np.array([[1.0]]))[0]) for b in best)
+        ones.append(norm.cdf((2 * votes - teachers) / (math.sqrt(2) * sigma)))
+    return float(np.exp(compute_log_probabilities(-wrong, 0.5)) @ ones)
+
+
 def law_of(records, size, teachers, sigma):
-    """The exact law of one answer on x = 1: over all sub-samples, all relabelings, and the noise."""
-    law = []
-    for part in itertools.combinations(records, size):
-        x, y = np.array([[float(a)] for a, _ in part]), np.array([bool(b) for _, b in part])
-        candidates = Thresholds().enumerate_representatives(x)
-        wrong = np.array([(Thresholds().predict(h, x) != y).sum() for h in candidates])
-        ones = []
-        for h in candidates:
-            label = Thresholds().predict(h, x)
-            best = [fit_erm(Thresholds(), x[block], label[block]) for block in split_folds(size, teachers)]
-            votes = sum(bool(Thresholds().predict(b, np.array([[1.0]]))[0]) for b in best)
-            ones.append(norm.cdf((2 * votes - teachers) / (math.sqrt(2) * sigma)))
-        law.append(float(np.exp(compute_log_probabilities(-wrong, 0.5)) @ ones))
-    one = np.mean(law)
+    """The exact law of one answer on x = 1, over all sub-samples too."""
+    one = np.mean([law_of_part(part, teachers, sigma) for part in itertools.combinations(records, size)])
     return np.array([one, 1 - one])
 
 

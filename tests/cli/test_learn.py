@@ -139,11 +139,9 @@ def test_what_is_not_promised_is_refused_with_the_n_it_takes_and_nothing_is_char
         (["partition=add_remove"], "partition='add_remove'"),
         (["dataset.group=dose"], "partition"),
         (["other.csv"], "is a second table"),
-        (["--points", "1000"], "points=1000: there are 60 public points only"),
         (["--hypotheses", "thresholds"], "takes 1 feature"),
         (["privacy.budget_epsilon=.1"], "Take a smaller --epsilon"),
         (["noise=discrete"], "noise"),
-        (["--alpha", "2"], "alpha=2"),
     ],
 )
 def test_choices_that_cannot_be_are_refused_before_a_charge(change, message, home, capsys):

@@ -86,7 +86,7 @@ def test_the_gamma_fault_is_not_a_breach():
 @quiet
 def test_predictions_are_drawn_from_their_law_and_charged():
     """And not from the law without a flip, of twice the rate, or of scores on the subset only."""
-    records, draws, spy, alpha, size = ((0, 0), (1, 1), (2, 1), (2, 1), (0, 0), (1, 1)), 4000, Spy(1), 0.1, 2
+    records, draws, spy, alpha, size = ((0, 0), (1, 1), (2, 1), (2, 1), (0, 0), (1, 1)), 2500, Spy(1), 0.2, 2
     epsilon = math.log1p((1 - 2 * alpha) * compute_stability(0.8, 0.8, "sharp") / alpha)
     done = run_private_prediction(
         Thresholds(), sample_of(records), np.full((draws, 1), 1.0), epsilon=epsilon, alpha=alpha, subset_size=size,
@@ -104,7 +104,7 @@ def test_predictions_are_drawn_from_their_law_and_charged():
         return fit([ones, draws - ones], [law, 1 - law])
 
     assert p_value(p) > 1e-3 and fit([ones, draws - ones], [p, 1 - p]) < 1e-6
-    assert p_value(doubled) < 1e-6 and p_value(alone) < 1e-6
+    assert p_value(doubled) < 1e-4 and p_value(alone) < 1e-4
 
 
 def test_small_samples_are_refused_or_warned_about():
