@@ -17,26 +17,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.replications.query_algorithms import run_high_confidence
+from benchmarks.theory.agnostic import AgPrivClPlan, compute_two_thirds_teachers, run_ag_priv_cl, run_sub_samp
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps, Thresholds, count_errors, fit_erm
+from pate_torch.hypotheses.exponential import run_exponential_mechanism, run_sspp
+from pate_torch.hypotheses.prediction import compute_flipping_gamma
+from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_net_size, draw_without_replacement
 from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.agnostic import compute_two_thirds_teachers, plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
-from pate_torch.pac.boosting import run_high_confidence
-from pate_torch.pac.classes import (
-    HypothesisClass,
-    Stump,
-    Stumps,
-    Thresholds,
-    count_errors,
-    enumerate_representatives,
-    fit_erm,
-)
-from pate_torch.pac.exponential import run_exponential_mechanism
-from pate_torch.pac.nets import compute_net_size
-from pate_torch.pac.sample import BelowGuaranteeWarning, Sample, draw_without_replacement
-from pate_torch.pac.semi_private import run_sspp
-from pate_torch.pac.stable import compute_flipping_gamma
 from pate_torch.privacy.noise import DryRunNoise
 
 EPSILON = 1.0
@@ -82,18 +72,18 @@ def by_erm(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> f
 
 
 def by_grid(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
-    done = run_exponential_mechanism(problem.hypotheses, problem.grid(), sample, epsilon=EPSILON, noise=NOISE)
+    done = run_exponential_mechanism(problem.hypotheses, problem.grid(), sample, epsilon=EPSILON, budget=NOISE)
     return problem.excess(done.hypothesis)
 
 
 def by_boosting(problem: StudentProblem, sample: Sample, _: np.random.Generator) -> float:
-    options = {"epsilon": EPSILON, "failure": 0.1, "noise": NOISE}
+    options = {"epsilon": EPSILON, "failure": 0.1, "budget": NOISE}
     return problem.excess(run_high_confidence(problem.hypotheses, problem.grid(), sample, **options).hypothesis)
 
 
 def by_sspp(problem: StudentProblem, sample: Sample, generator: np.random.Generator) -> float:
     public = generator.random((sample.n // 8, problem.features))
-    return problem.excess(run_sspp(problem.hypotheses, sample, public, epsilon=EPSILON, noise=NOISE).hypothesis)
+    return problem.excess(run_sspp(problem.hypotheses, sample, public, epsilon=EPSILON, budget=NOISE).hypothesis)
 
 
 def _stable_disagreement(problem: StudentProblem, sample: Sample, gamma: float, alpha: float) -> float:
@@ -102,7 +92,7 @@ def _stable_disagreement(problem: StudentProblem, sample: Sample, gamma: float, 
     found = []
     for _ in range(5):
         index = draw_without_replacement(sample.n, size, NOISE)
-        candidates = enumerate_representatives(problem.hypotheses, sample.x[index])
+        candidates = problem.hypotheses.enumerate_representatives(sample.x[index])
         wrong = count_errors(problem.hypotheses, candidates, sample.x, sample.y)
         found.append(
             np.exp(compute_log_probabilities(-wrong, gamma / 2)) @ [problem.disagreement(h) for h in candidates]
@@ -169,14 +159,14 @@ def agnostic(sizes: list[int]) -> Iterator[dict[str, Any]]:
                 x, q = generator.random(n), generator.random((40, 1))
                 sample = Sample(x, (x >= TARGET) ^ (generator.random(n) < 0.3))
                 truth, best = (q[:, 0] >= TARGET).astype(float), 0.0
-            plan = plan_ag_priv_cl(n, 40, 1, **asked, constants="sharp", resample=False)
+            plan = AgPrivClPlan(n=n, num_queries=40, vc_dimension=1, **asked, constants="sharp", resample=False)
             mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=plan.mechanism.max_failures)
             many = min(n, compute_two_thirds_teachers(mechanism, 40, asked["beta"]))
-            plain = run_sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, noise=NOISE)
+            plain = run_sub_samp(hypotheses, sample, q, num_teachers=many, mechanism=mechanism, budget=NOISE)
             rows = {"plain": plain}
             for label, resample in (("AgPrivCl, no resampling", False), ("AgPrivCl", True)):
                 rows[label] = run_ag_priv_cl(
-                    hypotheses, sample, q, **asked, noise=NOISE, constants="sharp", resample=resample
+                    hypotheses, sample, q, **asked, budget=NOISE, constants="sharp", resample=resample
                 )
             for label, answers in rows.items():
                 found = answers.label_Q.numpy()

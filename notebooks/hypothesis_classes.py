@@ -29,22 +29,16 @@ import warnings
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks.theory.agnostic import AgPrivClPlan, run_ag_priv_cl, run_sub_samp
 from benchmarks.theory.classes import Listed
+from benchmarks.theory.private_predictor import compute_private_predictor_size
 from benchmarks.theory.stability import by_teachers, on_average_stability
+from pate_torch.hypotheses.classes import HalfPlanes, Intervals, Stumps, Thresholds
+from pate_torch.hypotheses.exponential import run_exponential_mechanism, run_sspp
+from pate_torch.hypotheses.prediction import compute_flipping_gamma, compute_stability, run_private_prediction
+from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_log_sauer_shelah
 from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_model_index
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.agnostic import plan_ag_priv_cl, run_ag_priv_cl, run_sub_samp
-from pate_torch.pac.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.pac.exponential import run_exponential_mechanism
-from pate_torch.pac.nets import compute_log_sauer_shelah
-from pate_torch.pac.sample import BelowGuaranteeWarning, Sample
-from pate_torch.pac.semi_private import run_sspp
-from pate_torch.pac.stable import (
-    compute_flipping_gamma,
-    compute_private_predictor_size,
-    compute_stability,
-    run_private_prediction,
-)
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -66,14 +60,15 @@ for name, hypotheses, features in [
     ("stumps, 2 features, d = 3", Stumps(2), 2),
     ("half-planes, d = 3", HalfPlanes(), 2),
 ]:
-    counts = [len(hypotheses.enumerate_dichotomies(generator.random((n, features)))[0]) for n in sizes]
+    counts = [len(hypotheses.enumerate_representatives(generator.random((n, features)))) for n in sizes]
     (line,) = axes[0].semilogy(sizes, counts, label=name)
     bound = [np.exp(compute_log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
     axes[0].semilogy(sizes, bound, ":", color=line.get_color())
 axes[0].set(xlabel="points", ylabel="dichotomies", title="counted, and the bound (dotted)")
 axes[0].legend(frameon=False, fontsize=8)
 few = generator.random((7, 2))
-labelings, found = HalfPlanes().enumerate_dichotomies(few)
+found = HalfPlanes().enumerate_representatives(few)
+labelings = HalfPlanes().compute_labelings(found, few)
 axes[1].set(title=f"7 points, half-planes: one of {len(found)}", xlim=(0, 1), ylim=(0, 1))
 pick = int(np.argmin(np.abs(labelings.sum(1) - 3)))
 side = np.linspace(0, 1, 120)
@@ -187,10 +182,10 @@ three = Listed([lambda x, j=j: np.isin(x[:, 0], (0, j)) for j in (1, 2, 3)])
 big = Sample(generator.integers(0, 4, 200_000).astype(float), np.ones(200_000))
 corners = np.arange(4.0)
 asked = {"epsilon": 1.0, "delta": 1e-3, "alpha": 0.2, "beta": 0.2}
-plan = plan_ag_priv_cl(big.n, 4, 1, **asked, constants="sharp", resample=False)
+plan = AgPrivClPlan(n=big.n, num_queries=4, vc_dimension=1, **asked, constants="sharp")
 mechanism = SparseVector(epsilon=1.0, delta=1e-3, max_failures=1)
 plain = run_sub_samp(three, big, corners, num_teachers=8 * plan.num_teachers, mechanism=mechanism, budget=budget)
-better = run_ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp", resample=False)
+better = run_ag_priv_cl(three, big, corners, **asked, budget=budget, constants="sharp")
 for name, answers in (("sub-sample and aggregate", plain), ("AgPrivCl", better)):
     labels = answers.label_Q.numpy()
     print(f"{name:25s} labels {labels}  error {np.mean(labels != 1):.2f}")

@@ -188,8 +188,8 @@ def _learn(home: Path, allow_refit: bool) -> None:
             (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
     given = ["sspp", str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people",
              f"dataset.public_path={folder / 'public.csv'}", f"dataset.test_path={folder / 'test.csv'}",
-             "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "1", "--below-guarantee",
-             "--constants", "sharp", "--shard", "10"]  # fmt: skip
+             "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "1",
+             "--below-guarantee"]  # fmt: skip
     _command(home, lambda: learn_command.main(given))
 
 

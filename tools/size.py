@@ -58,7 +58,7 @@ KERNEL = (
     *("api/labeler.py", "api/journal.py"),
     *("release/store.py", "release/unfinished_calls.py", "release/builder.py"),  # what is claimed, and used again
 )
-HYPOTHESES = ("pac/", "learn/", "cli/learn.py")  # private learning of hypothesis classes has guarantees of its own
+HYPOTHESES = ("hypotheses/", "cli/learn.py")  # private learning of hypothesis classes has guarantees of its own
 OUTSIDE = (
     *("__init__.py", "__main__.py", "pipeline.py", "owner_metrics.py"),
     *("methods/description.py", "methods/feasibility.py", "methods/gradient_budget.py"),

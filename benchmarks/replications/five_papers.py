@@ -24,6 +24,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from benchmarks.replications import query_algorithms
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.replications.splits import Cell, Mean, Split, SplitStudy, format_share, replace_infinities
 from pate_torch.accounting import accountant as accounting
@@ -31,12 +32,11 @@ from pate_torch.api.classifier import PATEClassifier
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.learn import student as students
-from pate_torch.learn.algorithms import ALGORITHMS, plan_events
-from pate_torch.learn.problem import LearnOptions, make_problems
+from pate_torch.hypotheses.algorithms import ALGORITHMS, Algorithm, LearnOptions, make_problems, plan_events
+from pate_torch.hypotheses.release import make_logistic_student, make_rule_student
+from pate_torch.hypotheses.sample import BelowGuaranteeWarning
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.sample import BelowGuaranteeWarning, NoisyVotesWarning
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import SoftVotes
@@ -159,19 +159,23 @@ def _sparse(split: Split, epsilon: float, *, soft: bool) -> Found:
     return _teach(split, split.release_labels(votes, mechanism, split.study.passive, len(pool)))
 
 
-def _learn(split: Split, epsilon: float, *, name: str, **asked: Any) -> Found:
-    """One of ``pate learn``, below its guarantee."""
-    algorithm = ALGORITHMS[name]
-    choices = LearnOptions(epsilon=epsilon, constants="sharp", **asked)
+def _learn(split: Split, epsilon: float, *, name: str) -> Found:
+    """One of ``pate learn``, or of those beside it, below its guarantee."""
     facts = DatasetFacts.from_dataset(split.data, split.plan.partition)
-    parts = make_problems(split.data.private, facts, choices, split.delta / 2, split.seed)  # the other half composes
+    parts = make_problems(split.data.private, facts, LearnOptions(epsilon=epsilon, constants="sharp"), split.seed)
+    if name in ALGORITHMS:
+        algorithm = ALGORITHMS[name]
+    else:
+        learn = partial(
+            query_algorithms.ALGORITHMS[name], delta=split.delta / 2 / len(parts)
+        )  # the other half composes
+        algorithm = Algorithm(learn, lambda options, dimension: (math.nan, ""), name)
     with warnings.catch_warnings():
-        for category in (BelowGuaranteeWarning, NoisyVotesWarning):
-            warnings.simplefilter("ignore", category)
+        warnings.simplefilter("ignore", BelowGuaranteeWarning)
         events = [event for part in parts for event in plan_events(algorithm, part, "torch")]
         with split.open_budget(events) as budget:
             found = [algorithm.learn(part, budget) for part in parts]
-    make = students.make_logistic_student if algorithm.is_linear else students.make_rule_student
+    make = make_logistic_student if algorithm.is_linear else make_rule_student
     predicted = make(facts, found).predict(split.data.evaluation.x)
     return predicted, accounting.compute_guarantee(events, split.delta).epsilon, None
 
@@ -230,7 +234,7 @@ ROWS: dict[str, Method] = {
     "SSPP": Method(partial(_learn, name="sspp")),
     "AgPrivCl": Method(partial(_learn, name="ag-priv-cl")),
     "AgPrivCl by GNMax": Method(partial(_learn, name="relabeled")),
-    "UnvPrivCl": Method(partial(_learn, name="unv-priv-cl", first=20)),
+    "UnvPrivCl": Method(partial(_learn, name="unv-priv-cl")),
     # DF20, DF18
     "private prediction": Method(partial(_learn, name="private-prediction")),
     "vote of ERMs": Method(partial(_learn, name="df18")),

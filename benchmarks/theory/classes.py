@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.classes import HypothesisClass, find_distinct
-from pate_torch.pac.sample import Bools, Floats
+from pate_torch.hypotheses.classes import HypothesisClass, find_distinct
+from pate_torch.hypotheses.sample import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)

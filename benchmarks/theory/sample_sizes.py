@@ -170,7 +170,7 @@ def lzcw21_theorem_28(m: float, n: int, *, epsilon: float, delta: float) -> floa
 def nb20_theorem_3_3(
     m: int, d: int, *, epsilon: float, delta: float, alpha: float, beta: float, constant: float = 1.0
 ) -> float:
-    """Private records n of AgPrivCl; with constants, and the least m: ``pac.agnostic.plan_ag_priv_cl``.
+    """Private records n of AgPrivCl; with constants, and the least m: ``theory.agnostic.AgPrivClPlan``.
 
     C (d ln(1/alpha) + ln(m/beta)) ln^{3/2}(2/delta) ln(m alpha/min(delta, beta/2))
     max(1, sqrt(m) alpha^{3/2}) / (epsilon alpha^2).

@@ -33,12 +33,12 @@ from pate_torch.api import journal as journals
 from pate_torch.api.journal import Journal
 from pate_torch.core import checks
 from pate_torch.data import tensors
+from pate_torch.hypotheses.classes import HypothesisClass
+from pate_torch.hypotheses.exponential import run_sspp
+from pate_torch.hypotheses.sample import Sample
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
 from pate_torch.methods.labeling import check_values
-from pate_torch.pac.classes import HypothesisClass, enumerate_representatives
-from pate_torch.pac.sample import Sample
-from pate_torch.pac.semi_private import run_sspp
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
@@ -281,7 +281,7 @@ class PrivateLabeler:
         Returns:
             The hypothesis.
 
-        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``pac.semi_private.run_sspp``).
+        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``hypotheses.exponential.run_sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
         """
         if self.ledger.get_account(self.account).adjacency != "replace_one":
@@ -297,7 +297,7 @@ class PrivateLabeler:
         if line.facts["name"] != hypotheses.name:
             raise checks.error("hypotheses", hypotheses.name, f"{line.facts['name']!r} was published")
         points = _to_rows(self.history.x[: line.facts["answers"]])
-        hypothesis = enumerate_representatives(hypotheses, points)[line.facts["index"]]
+        hypothesis = hypotheses.enumerate_representatives(points)[line.facts["index"]]
         self._classifier = lambda x: torch.as_tensor(hypotheses.predict(hypothesis, _to_rows(x)).astype("int64"))
         return hypothesis
 

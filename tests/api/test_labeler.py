@@ -12,11 +12,11 @@ import torch
 
 from pate_torch.accounting import gdp
 from pate_torch.api.labeler import PrivateLabeler
+from pate_torch.hypotheses.classes import Intervals, Thresholds
+from pate_torch.hypotheses.sample import Sample
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.classes import Intervals, Thresholds
-from pate_torch.pac.sample import Sample
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
@@ -370,7 +370,7 @@ def test_a_published_student_answers_for_free_after_a_restart_too(make, ledger):
     assert ledger.get_guarantee("line").epsilon == spent and len(again.history) == 40
 
 
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
+@pytest.mark.filterwarnings("ignore::pate_torch.hypotheses.sample.BelowGuaranteeWarning")
 def test_a_hypothesis_is_chosen_and_charged_once(make, ledger):
     labeler = make(num_queries=20)
     labeler.answer(points(*[v - 9.5 for v in range(20)]))

@@ -11,9 +11,9 @@ from scipy import integrate, special, stats
 
 from benchmarks.replications.liu2021_tables import PAPER
 from benchmarks.theory import sample_sizes as sizes
+from benchmarks.theory.agnostic import split_folds
 from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.pac.boosting import split_folds
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext
 from pate_torch.privacy.sensitive import Votes

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.theory import subsampling
 from pate_torch.mechanisms.exponential import compute_log_probabilities
-from tests.pac.pac_audit import neighbors
+from tests.hypotheses.exact_laws import neighbors
 
 
 def divergence(p, q, epsilon):

@@ -31,10 +31,10 @@ from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.api import pate
 from pate_torch.core import progress
+from pate_torch.hypotheses import exponential
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.methods.dpsgd import NoiseSourceOptimizer
-from pate_torch.pac import exponential
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource

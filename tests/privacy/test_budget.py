@@ -135,7 +135,7 @@ def test_what_meets_private_values_draws_from_nowhere_else():
     assert among <= package().keys()
     found = set()
     for name, tree in package().items():
-        if not (name.startswith(("mechanisms/", "pac/")) or name in among):
+        if not (name.startswith(("mechanisms/", "hypotheses/")) or name in among):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in RANDOM:
@@ -147,7 +147,7 @@ def test_what_meets_private_values_draws_from_nowhere_else():
                 found.add((name, node.id))
     assert found == {
         ("methods/dpsgd.py", "make_torch_generator"),  # a network's first weights, of the seed alone
-        ("pac/baselines.py", "make_numpy_generator"),  # reference points, of public ranges and the seed alone
+        ("hypotheses/algorithms.py", "make_numpy_generator"),  # the order of the records, of the seed alone
     }
 
 

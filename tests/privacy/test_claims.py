@@ -16,6 +16,8 @@ import torch
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.cli import label as label
+from pate_torch.hypotheses.classes import Thresholds
+from pate_torch.hypotheses.sample import Sample
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
@@ -24,8 +26,6 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.pac.classes import Thresholds
-from pate_torch.pac.sample import Sample
 from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
@@ -340,7 +340,7 @@ def test_the_python_api(tmp_path, mechanism):
     assert whats(one.folder.parent, "other_releases") == [PURPOSE_LABELS]
 
 
-@pytest.mark.filterwarnings("ignore::pate_torch.pac.sample.BelowGuaranteeWarning")
+@pytest.mark.filterwarnings("ignore::pate_torch.hypotheses.sample.BelowGuaranteeWarning")
 def test_a_published_hypothesis(tmp_path):
     one = pate(tmp_path, LINE, (LINE[:, 0] > 0).long(), partition=ReplaceOne())
     with one.labeler(num_queries=10) as labeler:

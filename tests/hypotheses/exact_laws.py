@@ -5,15 +5,17 @@ import math
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 from scipy.stats import chi2
 
-from pate_torch.pac.classes import HypothesisClass, find_distinct
-from pate_torch.pac.sample import Sample
+from pate_torch.hypotheses.sample import Sample
 from pate_torch.privacy.noise import DryRunNoise
+
+quiet = pytest.mark.filterwarnings("ignore::pate_torch.hypotheses.sample.BelowGuaranteeWarning")
 
 
 class Spy(DryRunNoise):
-    """A seeded source that notes when it draws; everything it offers comes from ``_uniform``."""
+    """A seeded source that notes when it draws; everything it offers comes from ``_make_uniform_block``."""
 
     def __init__(self, seed=0):
         super().__init__(insecure_seed=seed)
@@ -28,6 +30,11 @@ class Spy(DryRunNoise):
         self.log.append("charge")
         self.charged = tuple(events)
         yield self
+
+
+def charges_first(spy):
+    """Whether there was one charge, before the first draw, and a draw."""
+    return spy.log[0] == "charge" and spy.log.count("charge") == 1 and "draw" in spy.log
 
 
 def universe(num_points):
@@ -70,40 +77,10 @@ def fit(counts, law):
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1))
 
 
-def pure_total(events):
-    """Plain composition of pure and bounded-range events."""
-    return math.fsum(e.count * getattr(e, "epsilon", getattr(e, "eta", 0.0)) for e in events)
-
-
-class Table(HypothesisClass):
-    """A class given by its labels of finitely many points, bool [M, points]; a point is its number.
-
-    What it has worked out it remembers: thousands of runs ask about the same few shards.
-    """
-
-    name = "table"
-
-    def __init__(self, labels_MP):
-        self.labels_MP = np.asarray(labels_MP, dtype=bool)
-        self.vc_dimension = len(self.labels_MP).bit_length() - 1
-        self._known = {}
-
-    def _at(self, x):
-        if (key := x.tobytes()) not in self._known:
-            block = self.labels_MP[:, x[:, 0].astype(int)]
-            self._known[key] = block, find_distinct(block).tolist()
-        return self._known[key]
-
-    def enumerate_representatives(self, x):
-        return self._at(x)[1]
-
-    def predict(self, hypothesis, x):
-        return self._at(x)[0][hypothesis]
-
-    def count_errors(self, hypotheses, x, y):
-        if (key := (tuple(hypotheses), x.tobytes(), y.tobytes())) not in self._known:
-            self._known[key] = np.count_nonzero(self._at(x)[0][list(hypotheses)] != y, axis=1)
-        return self._known[key]
+def threshold_law(records, cuts, rate):
+    """P(t) ~ exp(-rate errors(t)) for thresholds, from the definition."""
+    weight = [math.exp(-rate * sum((x >= t) != y for x, y in records)) for t in cuts]
+    return np.array(weight) / sum(weight)
 
 
 def sauer_shelah(n, d):

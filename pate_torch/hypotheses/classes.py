@@ -1,9 +1,8 @@
-"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, none twice.
+"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, and none twice.
 
-A class is "what a learner may answer". Its *dichotomies* on points x_1..x_n are the distinct label vectors
-(h(x_1), ..., h(x_n)); Sauer and Shelah bound their number (``nets.compute_log_sauer_shelah``).
-NB20's relabeling lemma and DF20's matching argument both count each dichotomy once: a duplicate would not only
-waste time, it would change the law that their privacy proofs speak of.
+The *dichotomies* of a class on points x_1..x_n are the distinct label vectors (h(x_1), ..., h(x_n)); Sauer and Shelah
+bound their number (``sample.compute_log_sauer_shelah``). The papers' privacy proofs count each dichotomy once: a
+duplicate would change the law that they speak of.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pate_torch.core import checks
-from pate_torch.pac.sample import Bools, Floats, Ints, check_points
+from pate_torch.hypotheses.sample import Bools, Floats, Ints
 
 
 def find_distinct(labelings_Mn: Bools) -> Ints:
-    """The first row of each distinct labeling, in their original order."""
+    """Find the first row of each distinct labeling, in their original order."""
     packed_rows = np.packbits(labelings_Mn, axis=1)
     if packed_rows.shape[1] == 0:
         return np.zeros(min(1, len(packed_rows)), dtype=np.int64)
@@ -31,9 +30,9 @@ def find_distinct(labelings_Mn: Bools) -> Ints:
 
 
 def compute_cuts(value_n: Floats) -> Floats:
-    """Thresholds that cut the values in every way.
+    """Compute the thresholds that cut the values in every way.
 
-    -inf, one between every two neighboring distinct values (lower < cut <= upper), +inf.
+    These are -inf, one between every two neighboring distinct values (lower < cut <= upper), and +inf.
     """
     distinct_v = np.unique(value_n)
     middle = distinct_v[:-1] / 2 + distinct_v[1:] / 2
@@ -42,11 +41,11 @@ def compute_cuts(value_n: Floats) -> Floats:
     return np.concatenate(([-np.inf], middle, [np.inf])) if len(distinct_v) else np.array([np.inf])
 
 
-def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Floats) -> Ints:
-    """Total weight of {i : value_i < cut}, for every cut; O((n + M) log n)."""
+def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Any) -> Ints:
+    """Sum the weights of {i : value_i < cut}, for every cut; O((n + M) log n)."""
     order = np.argsort(value_n, kind="stable")
     prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
-    return prefix[np.searchsorted(value_n[order], cut_M, side="left")].astype(np.int64)
+    return prefix[np.searchsorted(value_n[order], np.asarray(cut_M, np.float64), side="left")].astype(np.int64)
 
 
 class HypothesisClass(ABC):
@@ -57,100 +56,85 @@ class HypothesisClass(ABC):
 
     @abstractmethod
     def enumerate_representatives(self, x: Floats) -> Sequence[Any]:
-        """One hypothesis for each dichotomy of x [n, D]: no two agree on all of x, none is missing."""
+        """Enumerate one hypothesis for each dichotomy of x [n, D]: no two agree on all of x, none is missing."""
 
     @abstractmethod
     def predict(self, hypothesis: Any, x: Floats) -> Bools:
-        """The labels of x [n, D], bool [n]."""
+        """Compute the labels of x [n, D], bool [n]."""
 
     def compute_labelings(self, hypotheses: Sequence[Any], x: Floats) -> Bools:
-        """Labels of x [n, D] by each hypothesis, bool [M, n]."""
+        """Compute the labels of x [n, D] by each hypothesis, bool [M, n]."""
         return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
 
     def count_errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
-        """Number of (x, y) each hypothesis gets wrong, int64 [M]; sensitivity 1."""
+        """Count the (x, y) that each hypothesis gets wrong, int64 [M]; the sensitivity is 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
-
-    def enumerate_dichotomies(self, x: Floats) -> tuple[Bools, list[Any]]:
-        """Every labeling of x [n, D] that the class realizes, bool [M, n], and one hypothesis for each."""
-        x = check_points("x", x)
-        hypotheses = self.enumerate_representatives(x)
-        return self.compute_labelings(hypotheses, x), list(hypotheses)
-
-
-def enumerate_representatives(hypotheses: HypothesisClass, x: Floats) -> Sequence[Any]:
-    """One hypothesis per dichotomy of x."""
-    return hypotheses.enumerate_representatives(x)
 
 
 def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
-    """Number of (x, y) each candidate gets wrong, int64 [M]."""
+    """Count the (x, y) that each candidate gets wrong, int64 [M]."""
     return hypotheses.count_errors(candidates, x, y)
 
 
 def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
-    """Empirical risk minimizer (the first of equals): the non-private learner B_PAC of the papers."""
-    candidates = enumerate_representatives(hypotheses, x)
+    """Fit the empirical risk minimizer (the first of equals): the non-private learner B_PAC of the papers."""
+    candidates = hypotheses.enumerate_representatives(x)
     return candidates[int(np.argmin(count_errors(hypotheses, candidates, x, y)))]
 
 
-def _select_column(x: Floats, name: str) -> Floats:
-    if x.shape[1] != 1:
-        raise checks.error("x.shape", x.shape, f"{name} live on the line: one feature per point")
-    return x[:, 0]
+def _check_features(x: Floats, num_features: int, name: str) -> Floats:
+    if x.shape[1] != num_features:
+        raise checks.error("x.shape", x.shape, f"{name} take {num_features} feature(s)")
+    return x
 
 
 @dataclass(frozen=True)
 class Thresholds(HypothesisClass):
     """Thresholds on the line, h_t(x) = 1[x >= t], t in [-inf, inf].
 
-    VC dimension 1; n + 1 dichotomies of n distinct points.
+    The VC dimension is 1; n distinct points have n + 1 dichotomies.
     """
 
     name: str = "thresholds"
     vc_dimension: int = 1
 
     def enumerate_representatives(self, x: Floats) -> Sequence[float]:
-        return compute_cuts(_select_column(x, self.name)).tolist()
+        return compute_cuts(_check_features(x, 1, self.name)).tolist()
 
     def predict(self, hypothesis: float, x: Floats) -> Bools:
-        return _select_column(x, self.name) >= hypothesis
+        return _check_features(x, 1, self.name)[:, 0] >= hypothesis
 
     def count_errors(self, hypotheses: Sequence[float], x: Floats, y: Bools) -> Ints:
-        sign = np.where(y, 1, -1)
-        return np.count_nonzero(~y) + _sum_below(
-            _select_column(x, self.name), sign, np.asarray(hypotheses, dtype=np.float64)
-        )
+        return np.count_nonzero(~y) + _sum_below(_check_features(x, 1, self.name)[:, 0], np.where(y, 1, -1), hypotheses)
 
 
 @dataclass(frozen=True)
 class Intervals(HypothesisClass):
     """Intervals on the line, h_{a,b}(x) = 1[a <= x < b].
 
-    VC dimension 2; 1 + n(n+1)/2 dichotomies of n distinct points.
+    The VC dimension is 2; n distinct points have 1 + n(n+1)/2 dichotomies.
     """
 
     name: str = "intervals"
     vc_dimension: int = 2
 
     def enumerate_representatives(self, x: Floats) -> Sequence[tuple[float, float]]:
-        cut = compute_cuts(_select_column(x, self.name))
+        cut = compute_cuts(_check_features(x, 1, self.name))
         low, high = np.triu_indices(len(cut), k=1)
         return [(np.inf, np.inf), *zip(cut[low].tolist(), cut[high].tolist(), strict=True)]
 
     def predict(self, hypothesis: tuple[float, float], x: Floats) -> Bools:
-        value = _select_column(x, self.name)
+        value = _check_features(x, 1, self.name)[:, 0]
         return (value >= hypothesis[0]) & (value < hypothesis[1])
 
     def count_errors(self, hypotheses: Sequence[tuple[float, float]], x: Floats, y: Bools) -> Ints:
-        value, sign = _select_column(x, self.name), np.where(y, -1, 1)
+        value, sign = _check_features(x, 1, self.name)[:, 0], np.where(y, -1, 1)
         low, high = np.asarray(hypotheses, dtype=np.float64).reshape(-1, 2).T
-        inside_weight = _sum_below(value, sign, high) - _sum_below(value, sign, low)
-        return np.count_nonzero(y) + inside_weight
+        return np.count_nonzero(y) + _sum_below(value, sign, high) - _sum_below(value, sign, low)
 
 
 class Stump(NamedTuple):
-    """Decision stump: 1[x_feature >= threshold] if ``is_above``, its complement if not."""
+    """A decision stump: 1[x_feature >= threshold] if ``is_above``, its complement if not."""
 
     feature: int
     threshold: float
@@ -162,7 +146,8 @@ class Stumps(HypothesisClass):
     """Decision stumps over ``num_features`` features, both directions.
 
     ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features, an upper bound: each feature cuts out
-    at most two subsets of size floor(k/2) of any k points, one from either end. (Attained for 1, 2 and 3 features.)
+    at most two subsets of size floor(k/2) of any k points, one from either end. (It is attained for 1, 2 and 3
+    features.)
     """
 
     num_features: int
@@ -173,19 +158,14 @@ class Stumps(HypothesisClass):
 
     @property
     def vc_dimension(self) -> int:  # type: ignore[override]
-        """Upper bound on the VC dimension."""
+        """An upper bound on the VC dimension."""
         k = 1
         while math.comb(k + 1, (k + 1) // 2) <= 2 * self.num_features:
             k += 1
         return k
 
-    def _check_features(self, x: Floats) -> Floats:
-        if x.shape[1] != self.num_features:
-            raise checks.error("x.shape", x.shape, f"must have {self.num_features} features")
-        return x
-
     def enumerate_representatives(self, x: Floats) -> Sequence[Stump]:
-        x = self._check_features(x)
+        x = _check_features(x, self.num_features, self.name)
         stumps = [Stump(0, -np.inf, True), Stump(0, np.inf, True)]
         rows = [np.packbits(np.stack([np.ones(len(x), bool), np.zeros(len(x), bool)]), axis=1)]
         for feature in range(self.num_features):
@@ -198,13 +178,12 @@ class Stumps(HypothesisClass):
         return [stumps[i] for i in stump_index]
 
     def predict(self, hypothesis: Stump, x: Floats) -> Bools:
-        return (self._check_features(x)[:, hypothesis.feature] >= hypothesis.threshold) == hypothesis.is_above
+        value = _check_features(x, self.num_features, self.name)[:, hypothesis.feature]
+        return (value >= hypothesis.threshold) == hypothesis.is_above
 
     def count_errors(self, hypotheses: Sequence[Stump], x: Floats, y: Bools) -> Ints:
-        x = self._check_features(x)
-        feature = np.array([h.feature for h in hypotheses])
-        threshold = np.array([h.threshold for h in hypotheses], dtype=np.float64)
-        is_above = np.array([h.is_above for h in hypotheses])
+        x = _check_features(x, self.num_features, self.name)
+        feature, threshold, is_above = (np.array(column) for column in zip(*hypotheses, strict=True))
         error_M = np.empty(len(hypotheses), dtype=np.int64)
         for j in np.unique(feature):
             mask = feature == j
@@ -213,9 +192,9 @@ class Stumps(HypothesisClass):
 
 
 class HalfPlane(NamedTuple):
-    """The points strictly left of the line tail -> head, and those on it not beyond the tail.
+    """The points strictly left of the line tail -> head, and the points on it that are not beyond the tail.
 
-    That is an open half-plane with a boundary ray, the limit of half-planes turned a little about a point between
+    This set is an open half-plane with a boundary ray, the limit of half-planes turned a little about a point between
     tail and head: on any finite set it labels like a half-plane, and it needs no rounding to write down.
     """
 
@@ -227,21 +206,19 @@ class HalfPlane(NamedTuple):
 class HalfPlanes(HypothesisClass):
     """Half-planes {x : w.x >= b}, all directions.
 
-    VC dimension 3; n^2 - n + 2 dichotomies in general position.
+    The VC dimension is 3; n points in general position have n^2 - n + 2 dichotomies.
 
-    Enumeration: if both labels occur, the two convex hulls have two inner common tangents; along one of them, with
-    the positive points on its left, the positive contact comes first. So every such dichotomy is one ordered pair
-    (tail, head) of distinct points, and in general position exactly one. Orientations are exact (adaptive rational
-    arithmetic), so collinear and repeated points are handled, not perturbed. O(n^3). Hypotheses: bool or HalfPlane.
+    If both labels occur, the two convex hulls have two inner common tangents; along one of them, with the positive
+    points on its left, the positive contact comes first. So every such dichotomy is one ordered pair (tail, head) of
+    distinct points, and in general position exactly one. Orientations are exact (adaptive rational arithmetic), so
+    collinear and repeated points need no perturbation. Enumeration is O(n^3). A hypothesis is a bool or a HalfPlane.
     """
 
     name: str = "half-planes"
     vc_dimension: int = 3
 
     def enumerate_representatives(self, x: Floats) -> Sequence[bool | HalfPlane]:
-        distinct_P2 = np.unique(x, axis=0)
-        if distinct_P2.shape[1] != 2:
-            raise checks.error("x.shape", x.shape, "half-planes live in two dimensions")
+        distinct_P2 = np.unique(_check_features(x, 2, self.name), axis=0)
         hypotheses: list[bool | HalfPlane] = [True, False]
         rows = [np.stack([np.ones(len(distinct_P2), bool), np.zeros(len(distinct_P2), bool)])]
         for i, tail in enumerate(distinct_P2):
@@ -256,17 +233,17 @@ class HalfPlanes(HypothesisClass):
         return np.full(len(x), bool(hypothesis))
 
 
-# ---- exact orientation of points in the plane: floats where they decide, rationals where they do not ----------------
-
 # Shewchuk (1997): a 2x2 determinant of differences is off by at most this times the sum of its absolute products.
 _RELATIVE_ERROR = (3 + 16 * 2**-53) * 2**-53
-_MIN_RELIABLE_PRODUCT = (
-    1e-280  # below it products may have been rounded to subnormals, where the relative bound does not hold
-)
+# Smaller products may have been rounded to subnormals, where the relative bound does not hold.
+_MIN_RELIABLE_PRODUCT = 1e-280
 
 
 def compute_orientation(tail: Floats, heads_H: Floats, points_P: Floats) -> Ints:
-    """Sign of the cross product (head - tail) x (point - tail), int [H, P]: 1 left of tail -> head, 0 on the line."""
+    """Compute the sign of (head - tail) x (point - tail), int [H, P]: 1 left of tail -> head, 0 on the line.
+
+    The sign is exact: it is computed by floats where they decide, and by rationals where they do not.
+    """
     head_offset, point_offset = heads_H - tail, points_P - tail
     left_product = np.multiply.outer(head_offset[:, 0], point_offset[:, 1])
     right_product = np.multiply.outer(head_offset[:, 1], point_offset[:, 0])
@@ -288,7 +265,7 @@ def _compute_exact_orientation(tail: Floats, head: Floats, point: Floats) -> int
 
 
 def is_on_positive_side(tail: Floats, heads_H: Floats, points_P: Floats) -> Bools:
-    """Whether a point is strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P].
+    """Tell which points are strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P].
 
     Heads differ from the tail.
     """

@@ -1,0 +1,292 @@
+"""The exponential mechanism: over listed hypotheses, over the labelings of public points, and over a ball."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import cho_solve, solve_triangular
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
+from pate_torch.core import checks
+from pate_torch.hypotheses.classes import HypothesisClass, count_errors
+from pate_torch.hypotheses.sample import (
+    Floats,
+    Sample,
+    charge_events,
+    check_points,
+    compute_log_sauer_shelah,
+    compute_net_size,
+    compute_uniform_size,
+    warn_below_guarantee,
+)
+from pate_torch.mechanisms.exponential import draw_gumbel_max
+from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseSource
+
+VACUOUS_ALPHA = 0.5
+"""An excess error that every guess attains: a theorem that promises no less promises nothing."""
+
+MIN_ACCEPTANCE_RATE = 1e-4
+"""``run_logistic_exponential`` refuses parameters at which a proposal may be accepted more seldom."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenHypothesis:
+    """A privately chosen hypothesis.
+
+    Attributes:
+        hypothesis: The hypothesis; for logistic regression its parameters, float64 [D].
+        index: Its place among the candidates; -1 if there are no listed candidates.
+        events: The privacy events of the choice.
+    """
+
+    hypothesis: Any
+    index: int
+    events: tuple[PrivacyEvent, ...]
+
+
+# ---- Listed hypotheses -----------------------------------------------------------------------------------------------
+
+
+def compute_finite_size(num_hypotheses: int, *, epsilon: float, alpha: float) -> float:
+    """Compute the smallest n with E[empirical error] <= min + alpha: 2 ln M/(epsilon alpha) (DF20 Lemma 4)."""
+    return 2 * math.log(num_hypotheses) / (epsilon * alpha)
+
+
+def run_exponential_mechanism(
+    hypotheses: HypothesisClass,
+    candidates: Sequence[Any],
+    sample: Sample,
+    *,
+    epsilon: float,
+    budget: NoiseProvider,
+    alpha: float = VACUOUS_ALPHA,
+) -> ChosenHypothesis:
+    """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
+
+    The function warns (``BelowGuaranteeWarning``) if n is below ``compute_finite_size`` for the excess empirical error
+    ``alpha``. A single candidate is returned free of charge.
+
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public; error counts have sensitivity 1.
+        (WLF16 prints 2/n for mean losses in [0, 1], which would only spend half the budget.)
+    Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
+    """
+    checks.between("alpha", alpha, 0, 1, exclusive=True)
+    checks.positive("epsilon", epsilon)
+    if len(candidates) == 0:
+        raise checks.error("candidates", [], "must hold at least one hypothesis")
+    min_n = compute_finite_size(len(candidates), epsilon=epsilon, alpha=alpha)
+    warn_below_guarantee("exponential mechanism", sample.n, [(f"excess empirical error {alpha:g}", min_n)])
+    return _choose(hypotheses, candidates, sample, epsilon, budget)
+
+
+def _choose(
+    hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample, epsilon: float, budget: NoiseProvider
+) -> ChosenHypothesis:
+    errors = count_errors(hypotheses, candidates, sample.x, sample.y)
+    if len(candidates) == 1:
+        return ChosenHypothesis(candidates[0], 0, ())
+    events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
+    with charge_events(budget, events, "exponential mechanism") as spending:
+        index = draw_gumbel_max(-(errors / sample.n), epsilon * sample.n / 2, spending.noise)
+    return ChosenHypothesis(candidates[index], index, events)
+
+
+# ---- Labelings of public points (SSPP) -------------------------------------------------------------------------------
+
+
+def compute_sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:
+    """Compute how many public points give a cover within alpha/4, except with probability beta/3."""
+    return compute_net_size(alpha / 4, beta / 3, vc_dimension)
+
+
+def compute_sspp_private_size(
+    vc_dimension: int, *, epsilon: float, alpha: float, beta: float, num_public: int = 0
+) -> int:
+    """Compute the smallest n for excess error alpha with probability 1 - beta.
+
+    The cover that the public points give costs alpha/4, the exponential mechanism on it alpha/4
+    (2 (ln M + ln(3/beta))/(epsilon n) with M <= sum_{i<=d} C(m, i)), and uniform convergence 2 alpha/4.
+
+    Args:
+        vc_dimension: VC dimension d.
+        epsilon: Price of the choice (bounded range).
+        alpha: Excess error.
+        beta: Failure probability.
+        num_public: Number m of public points, if there are more than ``compute_sspp_public_size``: more points make a
+            larger cover to choose from.
+
+    Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
+    """
+    num_points = max(num_public, compute_sspp_public_size(vc_dimension, alpha=alpha, beta=beta))
+    log_cover = compute_log_sauer_shelah(num_points, vc_dimension)
+    mechanism_size = 8 * (log_cover + math.log(3 / beta)) / (epsilon * alpha)
+    return max(math.ceil(mechanism_size), compute_uniform_size(alpha / 4, beta / 3, vc_dimension))
+
+
+def run_sspp(
+    hypotheses: HypothesisClass,
+    sample: Sample,
+    public_x: Floats,
+    *,
+    epsilon: float,
+    budget: NoiseProvider,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+) -> ChosenHypothesis:
+    """Choose a hypothesis among one per dichotomy of the *public* points by its errors on the sample.
+
+    If the class labels the public points in one way only, that hypothesis is returned free of charge. The function
+    warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess error alpha with probability
+    1 - beta.
+
+    Args:
+        hypotheses: The class.
+        sample: PRIVATE.
+        public_x: Unlabeled points, float64 [m, D], independent of the sample.
+        epsilon: Price of the choice (bounded range).
+        budget: The account that pays and gives the noise.
+        alpha: Excess error of the warning.
+        beta: Failure probability of the warning.
+
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
+    Source: NB20 Algorithm 7.
+    """
+    checks.positive("epsilon", epsilon)
+    public_x = check_points("public_x", public_x)
+    if len(public_x) == 0:
+        raise checks.error("public_x", [], "must hold at least one point")
+    d, m = hypotheses.vc_dimension, len(public_x)
+    min_n = compute_sspp_private_size(d, epsilon=epsilon, alpha=alpha, beta=beta, num_public=m)
+    warn_below_guarantee(
+        "SSPP",
+        sample.n,
+        [(f"excess error {alpha:g} with probability {1 - beta:g}", min_n)],
+        [("public points", m, compute_sspp_public_size(d, alpha=alpha, beta=beta))],
+    )
+    return _choose(hypotheses, hypotheses.enumerate_representatives(public_x), sample, epsilon, budget)
+
+
+# ---- Logistic regression over a ball ---------------------------------------------------------------------------------
+
+
+def compute_convex_size(dimension: int, *, epsilon: float, alpha: float, loss_range: float) -> float:
+    """Compute the smallest n with E[mean loss + g] <= min + alpha under the target law: 2 D range/(epsilon alpha).
+
+    For F >= 0 convex with F(0) = 0 over a convex body, let Z(r) be the integral of exp(-r F) in D dimensions. Shrinking
+    the body by s >= 1 gives Z(r) >= s^-D Z(r/s), so r^D Z(r) does not fall, and E[F] = -d ln Z/dr <= D/r; here
+    r = epsilon n/(2 range). (WLF16 Theorem 17 by its sublevel sets has 9 (D + 2) ln n and more in the place of 2 D.)
+    """
+    return 2 * dimension * loss_range / (epsilon * alpha)
+
+
+def compute_min_acceptance(radius: float, ridge: float) -> float:
+    """Compute a lower bound on the share of accepted proposals inside the ball: exp(-(1/4 - k)/(2 ridge)).
+
+    Here k = s'(R), s the logistic function: over the ball the loss has a Hessian between k S and S/4, S = X'X/n, whose
+    eigenvalues s_i add up to 1 at most. Proposals have the precision of the lower one, so the share is at least
+    prod_i sqrt((ridge + k s_i)/(ridge + s_i/4)).
+    """
+    return math.exp(-(0.25 - _compute_min_curvature(radius)) / (2 * ridge))
+
+
+def _compute_min_curvature(radius: float) -> float:
+    return float(expit(radius) * expit(-radius))
+
+
+def run_logistic_exponential(
+    sample: Sample, *, radius: float, ridge: float, epsilon: float, budget: NoiseProvider, alpha: float = VACUOUS_ALPHA
+) -> ChosenHypothesis:
+    """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
+
+    Records that are longer than 1 are scaled to length 1. The function warns below ``compute_convex_size``.
+
+    Args:
+        sample: PRIVATE, [n, D]; an intercept is a feature of its own.
+        radius: Radius R of the ball of parameters; the loss lies within an interval of that length over the ball.
+        ridge: Weight of the penalty, public.
+        epsilon: Price of the draw (bounded range).
+        budget: The account that pays and gives the noise.
+        alpha: Excess mean loss of the warning.
+
+    Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. The draw is exact (in real numbers).
+        Let P be the least Hessian of J over the ball, g its gradient at some t0 in it, s = t - t0, and l >= 0. For t in
+        the ball -t0 s >= |s|^2/2 - (R^2 - |t0|^2)/2, so J(t) >= J(t0) - l (R^2 - |t0|^2)/2 + (g + l t0) s +
+        s'(P + l) s/2. A normal draw of that precision, accepted with the ratio of both sides, has the density. t0 and l
+        (the minimum and its multiplier) only set how often it is accepted, and how often is not released.
+    Source: WLF16 Algorithm 1 and Proposition 19, without its Markov chain.
+    """
+    for key, value in (("epsilon", epsilon), ("radius", radius), ("ridge", ridge), ("alpha", alpha)):
+        checks.positive(key, value)
+    if (acceptance_rate := compute_min_acceptance(radius, ridge)) < MIN_ACCEPTANCE_RATE:
+        fix = f"Take ridge >= {0.25 / (2 * math.log(1 / MIN_ACCEPTANCE_RATE)):.2g}."
+        raise checks.error("ridge", ridge, f"may accept one proposal in {1 / acceptance_rate:,.0f} only", fix)
+    dimension = sample.x.shape[1]
+    if sample.n < (law_min_n := 2 * dimension / (epsilon * ridge * radius)):
+        fix = f"Take n >= {math.ceil(law_min_n):,}, fewer features, or a larger ridge."
+        raise checks.error("sample.n", sample.n, "makes a law so wide that the ball holds almost nothing of it", fix)
+    min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
+    warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
+    events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
+    with charge_events(budget, events, "convex exponential mechanism") as spending:
+        theta = _draw_parameters(sample, radius, ridge, epsilon * sample.n / (2 * radius), spending.noise)
+    return ChosenHypothesis(theta, -1, events)
+
+
+def clip_rows(x: Floats) -> Floats:
+    """Scale every row that is longer than 1 to length 1, each by itself."""
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
+
+
+def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, noise: NoiseSource) -> Floats:
+    signed_x = np.where(sample.y, 1.0, -1.0)[:, None] * clip_rows(sample.x)
+    n, dimension = signed_x.shape
+
+    def compute_objective(theta: Floats, extra_ridge: float = 0.0) -> tuple[float, Floats]:
+        margin = signed_x @ theta
+        value = float(np.logaddexp(0, -margin).mean()) + (ridge + extra_ridge) / 2 * float(theta @ theta)
+        return value, (ridge + extra_ridge) * theta - signed_x.T @ expit(-margin) / n
+
+    start, multiplier = _minimize_in_ball(compute_objective, dimension, radius)
+    level, gradient = compute_objective(start)
+    level -= multiplier / 2 * (radius**2 - float(start @ start))
+    gradient = gradient + multiplier * start
+    precision = (ridge + multiplier) * np.eye(dimension) + _compute_min_curvature(radius) * (signed_x.T @ signed_x) / n
+    lower = np.linalg.cholesky(precision)
+    center = start - cho_solve((lower, True), gradient)
+    while True:
+        standard_D = noise.draw_gaussian((dimension,), 1.0, _CPU).numpy()
+        theta = center + solve_triangular(lower, standard_D, trans="T", lower=True) / math.sqrt(rate)
+        log_u = math.log(float(noise.draw_uniform((1,), _CPU)[0]))
+        step = theta - start
+        bound = level + float(gradient @ step) + float(step @ precision @ step) / 2
+        if np.linalg.norm(theta) <= radius and log_u <= -rate * (compute_objective(theta)[0] - bound):
+            return theta
+
+
+def _minimize_in_ball(
+    objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
+) -> tuple[Floats, float]:
+    """Find a point near the minimum of J in the ball, and the multiplier at which J has that minimum without a ball."""
+
+    def minimize_objective(extra_ridge: float) -> Floats:
+        return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x
+
+    low, high = 0.0, 1 / radius  # as the loss has a gradient of at most 1, the minimum's length is below 1/extra_ridge
+    interior = minimize_objective(low)
+    if np.linalg.norm(interior) <= radius:
+        return interior, 0.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.linalg.norm(minimize_objective(middle)) > radius else (low, middle)
+    start = minimize_objective(high)
+    return start * min(1.0, radius / float(np.linalg.norm(start))), high

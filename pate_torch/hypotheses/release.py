@@ -1,0 +1,233 @@
+"""Learning by an algorithm on a hypothesis class, as a private method, and the hypothesis as a student."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from pate_torch import networks
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.core.progress import Stages
+from pate_torch.hypotheses.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    LearnOptions,
+    Problem,
+    compute_max_norm,
+    make_problems,
+    plan_events,
+)
+from pate_torch.hypotheses.classes import HalfPlane, Stump
+from pate_torch.hypotheses.sample import BelowGuaranteeWarning
+from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
+from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
+from pate_torch.privacy.budget import Spending
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import PrivateRecords, PublicPool
+from pate_torch.privacy.sensitive import Sensitivity
+from pate_torch.privacy.unit_ids import make_position_ids
+from pate_torch.students.base import Student
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypothesisMethod(PrivateMethod):
+    """An algorithm on a hypothesis class, whose hypothesis is released. Neighbors differ in one replaced record.
+
+    Attributes:
+        algorithm_name: Name of the algorithm in ``algorithms.ALGORITHMS``.
+        options: Options of the algorithm.
+        seed: Seed of the order of the records.
+        below_guarantee: Whether to go on if the theorem promises no accuracy for so few records.
+        planned_events: The price; None before ``complete`` has computed it.
+    """
+
+    purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
+    price_advice: ClassVar[str] = "Take a smaller --epsilon"
+    releases_model: ClassVar[bool] = True
+    name: str = "hypothesis"
+    algorithm_name: str
+    options: LearnOptions
+    seed: int = 0
+    below_guarantee: bool = False
+    planned_events: tuple[PrivacyEvent, ...] | None = None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of that name."""
+        return ALGORITHMS[self.algorithm_name]
+
+    @property
+    def mechanism_name(self) -> str:
+        return self.algorithm_name
+
+    @property
+    def student_name(self) -> str:
+        return "linear" if self.algorithm.is_linear else self.options.hypotheses
+
+    @property
+    def noise(self) -> str:
+        return "torch"
+
+    def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
+        """Add the price to the method; it follows from the public number of records, not from their values.
+
+        Raises:
+            ValueError: An option cannot work, or the theorem promises nothing for so few records.
+        """
+        facts.check_adjacency()
+        events: list[PrivacyEvent] = []
+        with warnings.catch_warnings(record=True) as caught_warnings:
+            warnings.simplefilter("always")
+            for part in make_problems(_make_placeholders(facts), facts, self.options, self.seed):
+                events += plan_events(self.algorithm, part, self.noise)
+        messages = [str(w.message) for w in caught_warnings if issubclass(w.category, BelowGuaranteeWarning)]
+        shortfalls = list(dict.fromkeys(messages))
+        if shortfalls and not self.below_guarantee:
+            fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise "
+            raise ValueError(f"{' '.join(shortfalls)} {fix}(--below-guarantee).")
+        for message in shortfalls:
+            stages.print_message(message)
+        return replace(self, planned_events=tuple(events))
+
+    def validate(self, facts: DatasetFacts) -> None:
+        """Raise ValueError if one unit's change could move other records; ``complete`` refuses everything else."""
+        facts.check_adjacency()
+
+    def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
+        assert self.planned_events is not None, "complete comes first"
+        return self.planned_events
+
+    def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
+        kind, classes = self.student_name, facts.spec.num_classes
+        return {
+            "num_teachers": 0,
+            "mechanism": self.algorithm_name,
+            "parameters": {"hypotheses": kind, "classes": classes, "alpha": self.options.alpha},
+        }
+
+    def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
+        """PRIVATE. Make the problems that the records pose."""
+        return PreparedHypothesis(self, inputs, make_problems(inputs.records, inputs.facts, self.options, self.seed))
+
+
+@dataclass(eq=False, repr=False)
+class PreparedHypothesis(PreparedMethod):
+    """PRIVATE. An algorithm with the problems that it is to solve.
+
+    Attributes:
+        method: The algorithm and its options.
+        inputs: The inputs that the session gave.
+        parts: PRIVATE. One problem, or one of each class against the rest.
+    """
+
+    method: HypothesisMethod
+    inputs: MethodInputs
+    parts: list[Problem]
+
+    def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
+        """Solve every problem with noise that was paid for, and make one student of the hypotheses."""
+        algorithm, hypotheses = self.method.algorithm, []
+        noise = _SharedReservation(self.method.noise, spending)
+        progress = self.inputs.stages(f"Learning by {self.method.algorithm_name}")
+        with self.inputs.clock("learning"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", BelowGuaranteeWarning)
+            for num_done, part in enumerate(self.parts, start=1):
+                hypotheses.append(algorithm.learn(part, noise))
+                progress(num_done, len(self.parts))
+        make_student = make_logistic_student if algorithm.is_linear else make_rule_student
+        return ModelRelease(spending.id, make_student(self.inputs.facts, hypotheses))
+
+
+def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
+    # As many records as there are, which is public under replace_one, all alike: a price follows from nothing else.
+    assert facts.num_units is not None
+    x = torch.zeros(facts.num_units, *facts.spec.input_shape)
+    return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)
+
+
+class _SharedReservation:
+    """A noise provider for several parts of a release that one reservation pays for."""
+
+    def __init__(self, kind: str, spending: Spending) -> None:
+        self.kind, self.spending = kind, spending
+        self._remaining_events = list(spending.reserved_events)
+
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
+        """Refuse a value under another adjacency than the account's."""
+        self.spending.check_adjacency(sensitivity)
+
+    @contextmanager
+    def spend(
+        self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_HYPOTHESIS
+    ) -> Iterator[Spending]:
+        """Give the reservation's spending; a part that records no cost has incurred these events.
+
+        Raises:
+            ValueError: An event was not reserved; nothing has been drawn.
+        """
+        for event in events:
+            self._remaining_events.remove(event)
+        previous_events = self.spending.incurred_events
+        yield self.spending
+        if self.spending.incurred_events is previous_events:
+            self.spending.record_cost(events)
+
+
+# ---- Students --------------------------------------------------------------------------------------------------------
+
+
+def make_rule_student(facts: DatasetFacts, hypotheses: Sequence[Any]) -> Student:
+    """Make the student that predicts as the hypotheses do: one for the second of two classes, or one for each class.
+
+    Among several hypotheses that say yes, the one that says yes of the fewest public points decides; if none says yes,
+    the one that says yes of the most.
+    """
+    spec = facts.spec
+    # Cuts are of raw features: normalized ones would be rounded.
+    spec = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
+    half_planes = any(isinstance(hypothesis, bool | HalfPlane) for hypothesis in hypotheses)
+    network = networks.describe("half_plane_rules" if half_planes else "axis_rules", spec.input_shape, spec.num_classes)
+    module = networks.rebuild(network)
+    states = [_make_half_plane(hypothesis) if half_planes else _make_axis_rule(hypothesis) for hypothesis in hypotheses]
+    state = {name: torch.tensor(np.array([state[name] for state in states])) for name in states[0]}
+    module.load_state_dict({**state, "share_R": torch.zeros(len(hypotheses))})
+    if len(hypotheses) > 1:
+        with torch.no_grad():
+            module.get_buffer("share_R").copy_(module.evaluate(facts.pool.x).double().mean(0))  # type: ignore[operator]
+    return Student(network, module.eval(), spec)
+
+
+def _make_axis_rule(hypothesis: Any) -> dict[str, Any]:
+    match hypothesis:
+        case Stump(feature, low, is_inside):
+            high = math.inf
+        case (low, high):  # an interval
+            feature, is_inside = 0, True
+        case low:  # a threshold
+            feature, high, is_inside = 0, math.inf, True
+    return {"feature_R": np.int64(feature), "low_R": float(low), "high_R": float(high), "inside_R": bool(is_inside)}
+
+
+def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
+    if isinstance(hypothesis, HalfPlane):
+        return {"tail_RD": hypothesis.tail, "head_RD": hypothesis.head, "always_R": False}
+    return {"tail_RD": (0.0, 0.0), "head_RD": (0.0, 0.0), "always_R": bool(hypothesis)}
+
+
+def make_logistic_student(facts: DatasetFacts, parameters: Sequence[Any]) -> Student:
+    """Make the linear model with these parameters of the scaled features and the intercept."""
+    spec = facts.spec
+    network = networks.describe("logistic", spec.input_shape, spec.num_classes)
+    module = networks.rebuild(network)
+    theta_CD = torch.tensor(np.stack(parameters) / compute_max_norm(facts), dtype=torch.float32)
+    if spec.num_classes == 2:
+        theta_CD = torch.cat([torch.zeros_like(theta_CD), theta_CD])
+    module.load_state_dict({"1.weight": theta_CD[:, :-1].contiguous(), "1.bias": theta_CD[:, -1].contiguous()})
+    return Student(network, module.eval(), spec)

@@ -1,0 +1,189 @@
+"""The algorithms of ``pate learn``: their problems, quotes, sizes, and audits on two neighbors of a tiny world."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pate_torch.accounting import accountant as accounting
+from pate_torch.audit.command import audit_outcomes
+from pate_torch.hypotheses import exponential
+from pate_torch.hypotheses.algorithms import (
+    ALGORITHMS,
+    LearnOptions,
+    Problem,
+    fit_answers,
+    make_hypothesis_class,
+    make_problems,
+    plan_events,
+)
+from pate_torch.hypotheses.classes import Stumps, Thresholds
+from pate_torch.hypotheses.sample import Sample
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.noise import DryRunNoise
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import NO_ANSWER
+from tests import ROOT
+from tests.end_to_end.documents import table as table_of
+from tests.hypotheses.exact_laws import Spy, charges_first, quiet
+from tests.hypotheses.point_worlds import data_of, facts_of
+
+# --- Problems --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replaced_record_moves_no_other():
+    """The same order, the same public points; in every problem one record differs, and the shares add up."""
+    generator = np.random.default_rng(0)
+    x, y = generator.random((30, 2)), generator.integers(0, 3, 30)
+    other_x, other_y = x.copy(), y.copy()
+    other_x[7], other_y[7] = [0.9, 0.1], (y[7] + 1) % 3
+    left, right = (
+        make_problems(data_of(a, b, 3).private, facts_of(data_of(a, b, 3)), LearnOptions(), 0)
+        for a, b in ((x, y), (other_x, other_y))
+    )
+    assert len(left) == 3
+    changed = set()
+    for one, other in zip(left, right, strict=True):
+        differ = (one.sample.x != other.sample.x).any(1) | (one.sample.y != other.sample.y)
+        assert differ.sum() == 1 and np.array_equal(one.public_x, other.public_x)
+        scaled_differ = (one.scaled_sample.x != other.scaled_sample.x).any(1)
+        assert (scaled_differ == (one.sample.x != other.sample.x).any(1)).all()
+        changed.add(int(differ.argmax()))
+    assert len(changed) == 1 and sum(p.options.epsilon for p in left) == pytest.approx(1.0)
+
+
+def test_a_finite_class_has_cuts_of_every_feature():
+    """Features whose public values have the same quantiles are two features all the same."""
+    generator = np.random.default_rng(0)
+    data = data_of(generator.random((30, 3)), np.arange(30) % 2)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(cuts=4), 0)
+    part.public_x[:, 1] = generator.permutation(part.public_x[:, 0])
+    found = part.make_quantile_hypotheses()
+    assert {(h.feature, h.is_above) for h in found[2:]} == {(f, a) for f in range(3) for a in (True, False)}
+    assert len(found) == 2 + 3 * 4 * 2
+    assert len({h.threshold for h in found[2:] if h.feature == 2}) == 4
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"hypotheses": "trees"}, "hypotheses"),
+        ({"constants": "best"}, "constants"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"alpha": 2.0}, r"alpha=2\.0"),
+        ({"beta": 0.0}, "beta"),
+        ({"points": 0}, "points"),
+        ({"cuts": 0}, "cuts"),
+        ({"radius": -1.0}, "radius"),
+        ({"ridge": math.nan}, "ridge"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        LearnOptions(**options)
+
+
+def test_data_that_no_class_takes_are_refused():
+    data = data_of(np.zeros((4, 2)), np.arange(4) % 2)
+    (part,) = make_problems(data.private, facts_of(data), LearnOptions(points=41), 0)
+    with pytest.raises(ValueError, match="points=41: there are 40 public points only"):
+        part.select_points(20)
+    with pytest.raises(ValueError, match="takes 1 feature"):
+        make_hypothesis_class("thresholds", 2)
+    assert make_hypothesis_class("thresholds", 1) == Thresholds() and make_hypothesis_class("stumps", 2) == Stumps(2)
+    images = data_of(np.zeros((4, 2)), np.arange(4) % 2, shape=(1, 1, 2))
+    with pytest.raises(ValueError, match="no rows of features"):
+        make_problems(images.private, facts_of(images), LearnOptions(), 0)
+    groups = data_of(np.zeros((4, 2)), np.arange(4) % 2, units=["a", "a", "b", "b"], unit="group:patient")
+    with pytest.raises(ValueError, match="the privacy unit is group:patient"):
+        make_problems(groups.private, DatasetFacts.from_dataset(groups, ReplaceOne()), LearnOptions(), 0)
+
+
+def test_what_was_not_answered_is_not_learned_from():
+    part, x_Q = neighbor_problem(8, True, LearnOptions(hypotheses="thresholds")), np.array([[0.0], [1.0], [2.0]])
+    assert fit_answers(part, x_Q, [NO_ANSWER, 1, 1]) == -math.inf
+    with pytest.raises(ValueError, match=r"none of the 3 queries was answered, so there is nothing to learn"):
+        fit_answers(part, x_Q, [NO_ANSWER] * 3)
+
+
+# --- Prices and sizes ------------------------------------------------------------------------------------------------
+
+
+def neighbor_problem(n, has_extra_positive, options):
+    """A quarter of n records at 0, labeled 0, and half of those at 1 labeled 1; one more is, or is not."""
+    x, y = np.full((n, 1), 1.0), np.zeros(n, dtype=bool)
+    x[: n // 4] = 0.0
+    y[n // 4 : n // 4 + (n - n // 4) // 2] = True
+    y[-1] = has_extra_positive
+    order = np.random.default_rng(0).permutation(n)
+    scaled_x = np.concatenate([x, np.ones((n, 1))], axis=1) / np.sqrt(2)
+    return Problem(
+        hypotheses=make_hypothesis_class(options.hypotheses, 1), sample=Sample(x[order], y[order]),
+        public_x=np.tile([[0.0], [1.0]], (4, 1)), scaled_sample=Sample(scaled_x[order], y[order]), options=options,
+    )  # fmt: skip
+
+
+@quiet
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_a_quote_draws_nothing_and_is_what_is_charged(name):
+    side = neighbor_problem(1024, True, LearnOptions(constants="sharp", points=4, alpha=0.3))
+    events, spy = plan_events(ALGORITHMS[name], side, "torch"), Spy()
+    ALGORITHMS[name].learn(side, spy)
+    assert events and spy.charged == events and charges_first(spy)
+    assert accounting.compute_guarantee(events, 1e-5).epsilon <= side.options.epsilon * (1 + 1e-9)
+
+
+def test_the_sizes_are_the_theorems():
+    sizes = {name: a.compute_size(LearnOptions(), 3) for name, a in ALGORITHMS.items()}
+    assert sizes["sspp"][0] == exponential.compute_sspp_private_size(3, epsilon=1.0, alpha=0.1, beta=0.1)
+    assert (
+        sizes["exponential"][0] == pytest.approx(2 * math.log(40) / 0.1) and "40 hypotheses" in sizes["exponential"][1]
+    )
+    assert sizes["convex"][0] == pytest.approx(2 * 3 * 3.0 / 0.1)
+    sharp = ALGORITHMS["private-prediction"].compute_size(LearnOptions(constants="sharp"), 3)
+    assert sharp[0] < sizes["private-prediction"][0] / 4 and "20 predictions" in sharp[1]
+
+
+def test_the_page_lists_every_algorithm():
+    listed = {row[0].strip("`") for row in table_of(ROOT / "docs" / "learn.md", "algorithms")[1:]}
+    assert listed == set(ALGORITHMS)
+
+
+# --- Audits ----------------------------------------------------------------------------------------------------------
+
+
+def proven_epsilon(name, options, n, runs):
+    """The epsilon that many runs on the two neighbors prove, and the one that is claimed, at delta = 1e-5."""
+    sides, algorithm = [neighbor_problem(n, extra, options) for extra in (True, False)], ALGORITHMS[name]
+
+    def draw_outcome(side, noise):
+        hypothesis = algorithm.learn(side, noise)
+        if algorithm.is_linear:
+            return ([[0.0, 1.0], [1.0, 1.0]] @ hypothesis > 0).astype(int)
+        return side.hypotheses.predict(hypothesis, np.array([[0.0], [1.0]])).astype(int)
+
+    outcomes = [
+        np.array([draw_outcome(side, noise) for _ in range(runs)])
+        for side, noise in zip(sides, (DryRunNoise(insecure_seed=1), DryRunNoise(insecure_seed=2)), strict=True)
+    ]
+    claimed = accounting.compute_guarantee(plan_events(algorithm, sides[0], "torch"), 1e-5).epsilon
+    return audit_outcomes(*outcomes, delta=1e-5).epsilon, claimed
+
+
+@quiet
+@pytest.mark.slow(reason="statistical audit: 3,000 draws of each algorithm")
+@pytest.mark.parametrize("name,n", [("sspp", 8), ("exponential", 8), ("convex", 64), ("private-prediction", 64)])
+def test_no_algorithm_is_proven_to_spend_more_than_it_claims(name, n):
+    asked = LearnOptions(hypotheses="thresholds", points=2, alpha=0.3, ridge=0.5, constants="sharp")
+    proven, claimed = proven_epsilon(name, asked, n, 1500)
+    assert proven <= claimed <= 1.0
+    assert name not in ("sspp", "exponential") or proven > 0.1
+
+
+@quiet
+@pytest.mark.slow(reason="statistical audit: 1,000 draws")
+def test_an_audit_refutes_six_times_the_rate(monkeypatch):
+    right = exponential.draw_gumbel_max
+    monkeypatch.setattr(exponential, "draw_gumbel_max", lambda u, rate, noise: right(u, 6 * rate, noise))
+    proven, claimed = proven_epsilon("sspp", LearnOptions(hypotheses="thresholds", points=2), 8, 500)
+    assert proven > claimed

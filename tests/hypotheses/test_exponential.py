@@ -1,0 +1,288 @@
+"""The exponential mechanism in all its forms: exact laws, exact privacy, right draws, and what is refused."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import kstest
+
+from benchmarks.theory.classes import Listed
+from pate_torch.accounting.events import BoundedRangeEvent
+from pate_torch.hypotheses import exponential
+from pate_torch.hypotheses.classes import Thresholds
+from pate_torch.hypotheses.exponential import (
+    compute_convex_size,
+    compute_min_acceptance,
+    compute_sspp_private_size,
+    compute_sspp_public_size,
+    run_exponential_mechanism,
+    run_logistic_exponential,
+    run_sspp,
+)
+from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample
+from pate_torch.mechanisms import exponential as mechanism
+from pate_torch.mechanisms.exponential import compute_log_probabilities, draw_gumbel_max, draw_model_index
+from pate_torch.privacy.noise import DryRunNoise
+from tests.hypotheses.exact_laws import Spy, all_laws, charges_first, fit, quiet, sample_of, threshold_law, worst
+
+DOMAIN = np.arange(3.0)
+GRID = np.linspace(-1, 1, 4001)
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """Runs an algorithm and returns the exact law it draws from, instead of a draw."""
+
+    def law_of(run, module=exponential):
+        seen = []
+        monkeypatch.setattr(
+            module,
+            "draw_gumbel_max",
+            lambda u, rate, noise: seen.append(np.exp(compute_log_probabilities(u, rate))) or 0,
+        )
+        run()
+        return seen[-1]
+
+    return law_of
+
+
+# --- Listed hypotheses and SSPP --------------------------------------------------------------------------------------
+
+
+@quiet
+def test_sspp_is_private_over_every_pair_of_neighbors(executed):
+    """All 6^3 data sets over three points: executed law = brute force; loss and range at most epsilon, nearly met."""
+    epsilon, hypotheses = 0.8, Thresholds()
+    cuts = hypotheses.enumerate_representatives(DOMAIN[:, None])
+
+    def law(records):
+        found = executed(
+            lambda: run_sspp(hypotheses, sample_of(records), DOMAIN, epsilon=epsilon, budget=DryRunNoise())
+        )
+        np.testing.assert_allclose(found, threshold_law(records, cuts, epsilon / 2), rtol=1e-12)
+        return found
+
+    laws, records_U = all_laws(law, 3, 3)
+    loss, span, _ = worst(laws, records_U)
+    assert span <= epsilon + 1e-9 and loss <= epsilon
+    assert span > 0.99 * epsilon  # the event charged is not just an upper bound
+    doubled = {records: law**2 / (law**2).sum() for records, law in laws.items()}
+    assert worst(doubled, records_U)[1] > 1.9 * epsilon  # a rate without the 1/2 would be caught
+
+
+@quiet
+@pytest.mark.slow(reason="statistical audit: 3,000 draws")
+def test_sspp_draws_from_its_law():
+    records, noise, counts = ((0, 0), (1, 1), (2, 1), (1, 0)), DryRunNoise(insecure_seed=1), np.zeros(4)
+    for _ in range(3000):
+        counts[run_sspp(Thresholds(), sample_of(records), DOMAIN, epsilon=1.0, budget=noise).index] += 1
+    cuts = Thresholds().enumerate_representatives(DOMAIN[:, None])
+    assert fit(counts, threshold_law(records, cuts, 0.5)) > 1e-4
+    assert fit(counts, threshold_law(records, cuts, 1.0)) < 1e-6
+
+
+def test_one_candidate_costs_nothing():
+    free, constant = Spy(), Listed([lambda x: np.ones(len(x)), lambda x: x[:, 0] > -1])
+    big, public = Sample(np.zeros(10**6), np.ones(10**6)), np.zeros(compute_sspp_public_size(1, alpha=0.5, beta=0.5))
+    assert run_sspp(constant, big, public, epsilon=1.0, budget=free).events == () and free.log == []
+
+
+@quiet
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda sample, budget: run_exponential_mechanism(Thresholds(), [0.5, 1.5], sample, epsilon=1.0, budget=budget),
+        lambda sample, budget: run_sspp(Thresholds(), sample, DOMAIN, epsilon=1.0, budget=budget),
+        lambda sample, budget: run_logistic_exponential(sample, radius=2.0, ridge=0.5, epsilon=2.0, budget=budget),
+    ],
+    ids=["exponential", "sspp", "convex"],
+)
+def test_the_charge_comes_before_the_noise_and_can_refuse(run):
+    class Empty(Spy):
+        def spend(self, events, **facts):
+            raise RuntimeError("over budget")
+
+    sample, spy, empty = sample_of(((0, 0), (1, 1), (2, 1)) * 3), Spy(), Empty()
+    assert run(sample, spy).events == spy.charged and charges_first(spy)
+    with pytest.raises(RuntimeError, match="over budget"):
+        run(sample, empty)
+    assert empty.log == []
+
+
+def test_below_the_guarantee_it_warns_and_above_it_does_not():
+    n, asked = math.ceil(2 * math.log(3) / 0.2), {"epsilon": 1.0, "budget": DryRunNoise(), "alpha": 0.2}
+    run_exponential_mechanism(Thresholds(), [0.5, 1.5, 2.5], sample_of(((1, 1),) * n), **asked)
+    with pytest.warns(BelowGuaranteeWarning, match=r"excess empirical error 0\.2"):
+        run_exponential_mechanism(Thresholds(), [0.5, 1.5, 2.5], sample_of(((1, 1),) * (n - 1)), **asked)
+
+
+def test_sspp_counts_public_points_too():
+    """Too few do not cover the class; too many make a cover that takes more records to choose from."""
+    asked = {"epsilon": 0.01, "alpha": 0.4, "beta": 0.4}
+    enough, n = compute_sspp_public_size(1, alpha=0.4, beta=0.4), compute_sspp_private_size(1, **asked)
+    assert n == compute_sspp_private_size(1, **asked, num_public=enough)
+    assert n < compute_sspp_private_size(1, **asked, num_public=10 * enough)
+    run, sample = {**asked, "budget": DryRunNoise()}, Sample(np.zeros(n), np.ones(n))
+    run_sspp(Thresholds(), sample, np.linspace(0, 1, enough), **run)
+    with pytest.warns(BelowGuaranteeWarning, match=rf"public points >= {enough}, here {enough - 1}"):
+        run_sspp(Thresholds(), sample, np.linspace(0, 1, enough - 1), **run)
+    with pytest.warns(BelowGuaranteeWarning, match=r"excess error 0\.4 with probability 0\.6: n >="):
+        run_sspp(Thresholds(), sample, np.linspace(0, 1, 10 * enough), **run)
+
+
+def test_bad_choices_are_refused_before_a_charge():
+    spy, sample = Spy(), Sample(np.zeros(3), np.ones(3))
+    for epsilon in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="epsilon"):
+            run_sspp(Thresholds(), sample, DOMAIN, epsilon=epsilon, budget=spy)
+        with pytest.raises(ValueError, match="epsilon"):
+            run_exponential_mechanism(Thresholds(), [0.5], sample, epsilon=epsilon, budget=spy)
+    with pytest.raises(ValueError, match="public_x"):
+        run_sspp(Thresholds(), sample, np.zeros((0, 1)), epsilon=1.0, budget=spy)
+    with pytest.raises(ValueError, match="candidates"):
+        run_exponential_mechanism(Thresholds(), [], sample, epsilon=1.0, budget=spy)
+    assert not spy.log
+
+
+# --- Logistic regression over a ball ---------------------------------------------------------------------------------
+
+
+def density(records, epsilon, radius, ridge):
+    """On a grid of the interval [-radius, radius], from the definition."""
+    theta = radius * GRID
+    loss = np.mean([np.logaddexp(0, -(1 if y else -1) * x * theta) for x, y in records], axis=0)
+    weight = np.exp(-epsilon * len(records) / (2 * radius) * (loss + ridge / 2 * theta**2))
+    return weight / weight.sum()
+
+
+@quiet
+@pytest.mark.parametrize(
+    "radius,ridge,runs",
+    [(2.0, 0.5, 400), pytest.param(0.5, 0.05, 300, marks=pytest.mark.slow(reason="statistical audit: 300 draws"))],
+    ids=["best inside the ball", "best outside"],
+)
+def test_parameters_follow_the_density(radius, ridge, runs):
+    records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
+    asked = {"radius": radius, "ridge": ridge, "budget": DryRunNoise(insecure_seed=0)}
+    drawn = [
+        float(run_logistic_exponential(sample_of(records), epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)
+    ]
+
+    def cdf(epsilon):
+        mass = np.cumsum(density(records, epsilon, radius, ridge))
+        return lambda t: np.interp(t, radius * GRID, mass)
+
+    assert kstest(drawn, cdf(epsilon)).pvalue > 1e-3
+    assert kstest(drawn, cdf(3 * epsilon)).pvalue < 1e-6
+
+
+def test_the_density_has_the_range_that_is_charged():
+    """All data sets of two records, every neighbor: log ratios span epsilon at most, and nearly that."""
+    epsilon, radius, kinds = 1.0, 2.0, list(itertools.product((-1.0, 0.3, 1.0), (0, 1)))
+    laws = {two: density(two, epsilon, radius, 0.1) for two in itertools.product(kinds, repeat=2)}
+    spans = [np.ptp(np.log(laws[(a, b)] / laws[(c, b)])) for a, b, c in itertools.product(kinds, repeat=3)]
+    assert 0.9 * epsilon < max(spans) <= epsilon * (1 + 1e-12)
+
+
+@quiet
+def test_proposals_are_accepted_as_often_as_bounded_in_many_dimensions():
+    generator, radius, ridge = np.random.default_rng(0), 3.0, 0.05
+    x = exponential.clip_rows(3 * generator.normal(size=(2000, 40)))
+    sample, spy = Sample(x, x[:, 0] > 0.1 * generator.normal(size=2000)), Spy()
+    for _ in range(20):
+        found = run_logistic_exponential(sample, radius=radius, ridge=ridge, epsilon=2.0, budget=spy)
+        assert np.linalg.norm(found.hypothesis) <= radius and found.events == (BoundedRangeEvent(eta=2.0),)
+    assert spy.log.count("draw") / 20 < 2 / compute_min_acceptance(radius, ridge) + 20  # one uniform a proposal
+
+
+def test_a_longer_record_weighs_no_more():
+    rows = exponential.clip_rows(np.array([[3.0, 4.0], [0.3, 0.4]]))
+    assert np.linalg.norm(rows, axis=1) == pytest.approx([1.0, 0.5])
+
+
+def test_what_would_take_for_ever_is_refused_before_the_charge():
+    spy, sample = Spy(), Sample(np.zeros((5, 1)), np.zeros(5))
+    with pytest.raises(ValueError, match=r"ridge=0\.01.*Take ridge >= 0\.014"):
+        run_logistic_exponential(sample, radius=20.0, ridge=0.01, epsilon=1.0, budget=spy)
+    assert compute_min_acceptance(20.0, 0.014) > 0.9 * exponential.MIN_ACCEPTANCE_RATE
+    with pytest.raises(ValueError, match=r"sample\.n=5.*Take n >= 10,"):
+        run_logistic_exponential(sample, radius=2.0, ridge=0.1, epsilon=1.0, budget=spy)
+    assert not spy.log
+    with pytest.warns(BelowGuaranteeWarning, match=r"excess mean loss 0\.5: n >= 8"):
+        run_logistic_exponential(sample, radius=2.0, ridge=0.5, epsilon=1.0, budget=spy)
+    assert math.isclose(compute_min_acceptance(1e9, 0.25), math.exp(-0.5))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_the_convex_excess_is_dimension_over_rate(dimension):
+    """By quadrature over the radius: |theta| over a ball has excess D/rate as the ball grows, and never more."""
+    for radius in (0.5, 3.0, 40.0):
+        r = np.linspace(0, radius, 200_001)
+        weight = r ** (dimension - 1) * np.exp(-r)
+        excess = (weight * r).sum() / weight.sum()
+        assert excess <= dimension * (1 + 1e-3)
+    assert excess == pytest.approx(dimension, rel=1e-3)
+    assert compute_convex_size(dimension, epsilon=0.5, alpha=0.1, loss_range=2.0) == pytest.approx(80 * dimension)
+
+
+# --- The draw beneath them, and the choice of a model (``mechanisms.exponential``) ------------------------------------
+
+
+def test_gumbel_max_stays_in_log_space():
+    """Utilities whose exponentials over- and underflow; a chi-square test that rejects half and 1.5 times the rate."""
+    utility, rate, noise = np.array([-1e6, -1e6 - 3, -1e6 - 6, -4e6]), 0.25, DryRunNoise(insecure_seed=2)
+    counts = np.bincount([draw_gumbel_max(utility, rate, noise) for _ in range(2500)], minlength=4)
+    assert counts[3] == 0 and fit(counts[:3], np.exp(compute_log_probabilities(utility, rate))[:3]) > 1e-4
+    for wrong in (rate / 2, rate * 1.5):
+        assert fit(counts[:3], np.exp(compute_log_probabilities(utility, wrong))[:3]) < 1e-6
+    with pytest.raises(ValueError, match="finite"):
+        compute_log_probabilities(np.array([0.0, np.nan]), 1.0)
+
+
+@pytest.mark.parametrize("adjacency,steps", [("replace_one", (-1, 0, 1)), ("add_remove", (0, 1))])
+def test_selection_prices_both_adjacencies_exactly(executed, adjacency, steps):
+    epsilon, sensitivity, base = 0.9, 2, np.array([5, 9, 7])
+
+    def law(errors):
+        asked = {"adjacency": adjacency, "sensitivity": sensitivity}
+        return executed(lambda: draw_model_index(errors, epsilon, DryRunNoise(), **asked), mechanism)
+
+    spans = {
+        move: np.ptp(np.log(law(base)) - np.log(law(base + sensitivity * np.array(move))))
+        for move in itertools.product((-1, 0, 1), repeat=3)
+    }
+    inside = max(span for move, span in spans.items() if set(move) <= set(steps))
+    assert inside == pytest.approx(epsilon, abs=1e-9)
+    # The add/remove rate would be twice too high for replace-one.
+    assert max(spans.values()) == pytest.approx(epsilon * (2 if adjacency == "add_remove" else 1), abs=1e-9)
+
+
+def test_selection_finds_the_best():
+    spy, counts = Spy(3), np.zeros(3)
+    assert draw_model_index(np.array([400, 50, 300]), 1.0, spy, adjacency="replace_one") == 1
+    for _ in range(2000):
+        counts[draw_model_index(np.array([4, 2, 3]), 1.0, spy, adjacency="add_remove")] += 1
+    law = np.exp([-4.0, -2.0, -3.0])
+    assert fit(counts, law / law.sum()) > 1e-4
+    assert fit(counts, np.sqrt(law) / np.sqrt(law).sum()) < 1e-6
+    for errors in (np.array([0.1, 0.2]), np.array([-1, 2]), np.array([], dtype=int), np.array([[1, 2]])):
+        with pytest.raises(ValueError, match="errors_M"):
+            draw_model_index(errors, 1.0, spy, adjacency="replace_one")
+
+
+def test_any_loss_is_private_at_its_sensitivity():
+    """Losses in [-1, 1], two records, every neighbor: the range is met exactly at range/n, not at 2 range/n."""
+    epsilon, n, loss_range, table = 0.7, 2, 2.0, {z: np.array([z, -z, 0.0, z * z]) for z in (-1.0, -0.5, 0.0, 1.0)}
+    laws = {
+        records: compute_log_probabilities(
+            -np.mean([table[z] for z in records], axis=0), epsilon / (2 * loss_range / n)
+        )
+        for records in itertools.product(table, repeat=n)
+    }
+    spans = [
+        np.ptp(laws[one] - laws[other])
+        for one, other in itertools.product(laws, repeat=2)
+        if sum(a != b for a, b in zip(one, other, strict=True)) == 1
+    ]
+    assert 0.99 * epsilon < max(spans) <= epsilon + 1e-9
