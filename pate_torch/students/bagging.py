@@ -1,8 +1,7 @@
 """A voting student by bagging: several students of one kind on resampled labels, pooled (Breiman 1996).
 
 The ensemble's plurality need not lie near any single hypothesis of the class; votes of several come nearer. LZCW21's
-Theorem 20 is about the empirical risk minimizer over such votes, which bagging is not; for boosting, which it suggests,
-see ``adaboost``.
+Theorem 20 is about the empirical risk minimizer over such votes, which bagging is not.
 """
 
 from __future__ import annotations

@@ -81,6 +81,6 @@ def _check_header(network: dict[str, Any], spec: DataSpec, tensors: dict[str, to
             raise ValueError("its network has more layers than the file has tensors")
         design = options.get("of")
     for name, value in tensors.items():
-        is_rule = name.rpartition(".")[2] in ("feature_K", "feature_R")
-        if is_rule and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
+        has_features = name.rpartition(".")[2] == "feature_R"
+        if has_features and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
             raise ValueError("its rules are about features that points do not have")

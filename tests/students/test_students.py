@@ -12,15 +12,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from sklearn.datasets import make_moons
-from sklearn.ensemble import AdaBoostClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from pate_torch import networks
 from pate_torch.cli import train as command
-from pate_torch.core.rng import derive_seed
 from pate_torch.privacy.records import DataSpec
-from pate_torch.students.adaboost import AdaBoost
 from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.fixmatch import Alignment, FixMatch
@@ -397,43 +394,9 @@ def test_a_vote_pools_the_members_of_whom_the_first_is_the_student_alone():
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_boosted_stumps_are_scikit_learns(classes):
-    """Probabilities of fresh points, of labels that no stump fits, and of a class without labels."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 3, generator=generator)
-    y = (x[:, 0].abs() * 1.5 + 0.2 * torch.randn(400, generator=generator)).long().clamp(max=classes - 1)
-    names = tuple("abcd"[: classes + 1])
-    spec = DataSpec(
-        name="bands", num_classes=classes + 1, input_shape=(3,), class_names=names, mean=(0.1,) * 3, std=(2.0,) * 3
-    )
-    query = torch.arange(200)
-    fitted = AdaBoost(iterations=30).fit(StudentTask(spec, x, query, y[query]), seed=3, device=CPU)
-    rows_QD = spec.normalize(x).numpy()
-    twin = AdaBoostClassifier(n_estimators=30, random_state=derive_seed(3, "student", "adaboost") % 2**32)
-    twin.fit(rows_QD[:200], y[:200].numpy())
-    found = fitted.compute_probabilities(x)
-    np.testing.assert_allclose(found[:, :classes], twin.predict_proba(rows_QD), atol=1e-6)
-    assert found[:, classes].max() < 1e-9
-    alone = AdaBoost(iterations=1).fit(StudentTask(spec, x, query, y[query]), seed=3, device=CPU)
-    right = [float((s.predict(x[200:]) == y[200:]).float().mean()) for s in (fitted, alone)]
-    assert right[0] > right[1] + 0.1 or classes == 3  # SAMME's stumps need more rounds there
-    one = AdaBoost().fit(StudentTask(spec, x, query[:3], torch.ones(3, dtype=torch.int64)), seed=0, device=CPU)
-    assert (one.predict(x) == 1).all()
-
-
-def test_boosted_stumps_learn_from_scores():
-    """Of scores a class counts by its share: nine to one for the class is nine labels to one."""
-    x = torch.arange(20.0)[:, None].repeat(1, 6)
-    share = torch.where(x[:, :1] < 10, torch.tensor([[0.9, 0.1]]), torch.tensor([[0.1, 0.9]]))
-    given = StudentTask(ROWS, x, torch.arange(20), share.argmax(1), posterior_QC=share, soft=True)
-    assert (AdaBoost().fit(given, seed=0, device=CPU).predict(x) == (x[:, 0] >= 10)).all()
-
-
 @pytest.mark.parametrize(
     "make,key",
     [
-        (lambda: AdaBoost(iterations=0), "student.iterations"),
         (lambda: Supervised(steps=0), "student.steps"),
         (lambda: Supervised(ema=1.2), "student.ema"),
         (lambda: Supervised(precision="float16"), "student.precision"),
