@@ -1,6 +1,5 @@
 """Questions asked in several rounds: which come next, how far each round's answers are believed, reading them again."""
 
-import dataclasses
 import json
 
 import pytest
@@ -11,8 +10,7 @@ from pate_torch import pipeline
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import NoisyCounts, Release
-from pate_torch.queries.base import QueryState
-from pate_torch.queries.clusters import Prototypes, PrototypesThenMargin
+from pate_torch.queries.random import Margin
 from pate_torch.release.store import write
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.task import compute_label_posterior, make_student_task
@@ -35,7 +33,7 @@ def plan(tmp_path):
         partition=AddRemove(),
         teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.02, backend="vectorized"),
         mechanism=GNMax(sigma=1.0, counts=True),
-        query=PrototypesThenMargin(num_prototypes=10),
+        query=Margin(rounds=2),
         student=STUDENT,
         guide_student=STUDENT,
         root=tmp_path,
@@ -47,30 +45,6 @@ def plan(tmp_path):
         opening_budget=200.0,
         quiet=True,
     )
-
-
-def state(data, **changes):
-    none = torch.zeros(0, dtype=torch.int64)
-    given = {"query_Q": none, "label_Q": none, "num_remaining": 20, "num_rounds_left": 2, "seed": 5}
-    return QueryState(spec=data.spec, pool_x=data.pool.x, **(given | changes))
-
-
-def test_first_prototypes_then_the_smallest_margins(data):
-    strategy = PrototypesThenMargin(num_prototypes=6)
-    first = strategy.select(state(data))
-    alone = dataclasses.replace(Prototypes(), name=strategy.name)
-    assert first.tolist() == alone.select(state(data, num_remaining=6, num_rounds_left=1)).tolist()
-    lead_P = torch.rand(len(data.pool.x), generator=torch.Generator().manual_seed(0))
-    student_PC = torch.stack([(1 + lead_P) / 2, (1 - lead_P) / 2, torch.zeros_like(lead_P)], 1)
-    asked = {"query_Q": first, "label_Q": torch.zeros(6, dtype=torch.int64), "num_remaining": 14, "num_rounds_left": 1}
-    then = strategy.select(state(data, **asked, student_PC=student_PC))
-    open_P = torch.ones_like(lead_P, dtype=torch.bool)
-    open_P[first] = False
-    assert sorted(then.tolist()) == sorted(lead_P.masked_fill(~open_P, 9).argsort()[:14].tolist())
-    again = strategy.select(state(data, **asked))  # nothing was answered: no student to waver
-    assert len(again) == 14 and not set(again.tolist()) & set(first.tolist())
-    with pytest.raises(ValueError, match="rounds"):
-        PrototypesThenMargin(rounds=1)
 
 
 def test_counts_are_believed_round_by_round(data):
@@ -90,13 +64,13 @@ def test_counts_are_believed_round_by_round(data):
 def test_a_run_of_two_rounds_is_recorded_and_learnt_from_again(plan):
     report = pipeline.run(plan)
     record = json.loads((plan.folder / "release/release.json").read_text())
-    assert record["queries_by_round"] == [10, 20] and record["rounds"] == 2
+    assert record["queries_by_round"] == [15, 15] and record["rounds"] == 2
     again = changed(plan, labels=record["release_id"], folder=plan.folder.with_name("again"))
     assert pipeline.run(again).claim.epsilon == report.claim.epsilon
     students = [(p.folder / "release/student.safetensors").read_bytes() for p in (plan, again)]
     assert students[0] == students[1]
     file = plan.folder / "release/release.json"
-    for wrong in ([10, 19], [31, -1]):
+    for wrong in ([15, 14], [31, -1]):
         file.write_text(json.dumps(record | {"queries_by_round": wrong}))
         with pytest.raises(ValueError, match="edited"):
             pipeline.run(changed(plan, labels=record["release_id"], folder=plan.folder.with_name("new")))
