@@ -41,8 +41,8 @@ from pate_torch.privacy.records import Release
 from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.random import Margin, Random
 from pate_torch.students.base import Student
-from pate_torch.students.label_spreading import LabelSpreading
-from pate_torch.students.task import make_student_task
+from pate_torch.students.label_propagation import LabelSpreading
+from pate_torch.students.labels import make_student_task
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 
@@ -190,7 +190,8 @@ for name, means in table.items():
 # theirs teach the most. Doubtful points cost twice: their labels are wrong more often, and each says little about other
 # points. `margin` is hardly better than random questions with fifteen and thirty, and as good as any with sixty.
 # Covering the pool is best with thirty: this student carries each label far along the neighbor graph, so that it gains
-# from labels in every corner of the pool. Which questions are worth their price depends on the student, too: with one that carries labels less far
+# from labels in every corner of the pool. Which questions are worth their price depends on the student, too: with one
+# that carries labels less far
 # (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst.
 
 # %%

@@ -26,7 +26,7 @@ from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import blobs

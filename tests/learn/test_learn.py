@@ -21,7 +21,7 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
-from pate_torch.students.export import load_student
+from pate_torch.students.store import load_student
 from tests import ROOT
 from tests.end_to_end.documents import table as table_of
 
