@@ -36,7 +36,7 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.pipeline import run
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import Dataset
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 
 
 @dataclass(frozen=True, kw_only=True)

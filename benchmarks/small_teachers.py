@@ -29,10 +29,10 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Medoids, Prototypes
 from pate_torch.queries.random import Random
 from pate_torch.students.base import StudentAlgorithm, StudentTask
-from pate_torch.students.logistic import Logistic
+from pate_torch.students.labels import compute_label_posterior
+from pate_torch.students.linear import Logistic
 from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.supervised import Supervised
-from pate_torch.students.task import compute_label_posterior
+from pate_torch.students.training import Supervised
 from pate_torch.teachers.recipe import TeacherRecipe
 
 RECORDS = (5, 10, 20, 50, 100)

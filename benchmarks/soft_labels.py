@@ -34,7 +34,7 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
 from pate_torch.students.base import StudentTask
-from pate_torch.students.logistic import Logistic
+from pate_torch.students.linear import Logistic
 
 TEACHERS = [400, 1600, 6400]
 BINS = [2, 4, 10]

@@ -29,6 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
 
+
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.mechanisms.gaussian import GNMax
@@ -38,12 +39,10 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import Release
 from pate_torch.queries.clusters import Coreset, Prototypes
-from pate_torch.queries.committee import Committee
-from pate_torch.queries.random import Random
-from pate_torch.queries.uncertainty import Margin
+from pate_torch.queries.random import Margin, Random
 from pate_torch.students.base import Student
-from pate_torch.students.label_spreading import LabelSpreading
-from pate_torch.students.task import make_student_task
+from pate_torch.students.label_propagation import LabelSpreading
+from pate_torch.students.labels import make_student_task
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 
@@ -54,7 +53,6 @@ STRATEGIES = {
     "prototypes": (Prototypes(), "#1f4e79"),
     "coreset": (Coreset(), "#c55a11"),
     "margin": (Margin(), "#2e7d4f"),
-    "committee": (Committee(), "#b8860b"),
 }
 SIGMA, DELTA, TEACHERS, REPEATS = 12.0, 1e-5, 80, 10
 mechanism = GNMax(sigma=SIGMA)
@@ -62,7 +60,7 @@ mechanism = GNMax(sigma=SIGMA)
 # %% [markdown]
 # ## Eighty teachers
 #
-# Fifty characters each. The account's cap is absurd on purpose: a real project would make one of the 150 releases
+# Fifty characters each. The account's cap is absurd on purpose: a real project would make one of the 120 releases
 # below.
 
 # %%
@@ -111,7 +109,7 @@ def ask(name: str, num_queries: int, seed: int) -> Release:
         guide_student=student if strategy.uses_guide else None,
     )
     budget = Budget.from_account(ledger, "glyphs", run=f"{name}-{num_queries}-{seed}")
-    labeling.check(budget)
+    labeling.check(budget, pool)
     events = mechanism.privacy_events(num_queries, strategy.rounds)
     with budget.spend(events, mechanism=mechanism.name) as spending:
         return labeling.release(pool, spending)
@@ -122,7 +120,7 @@ def ask(name: str, num_queries: int, seed: int) -> Release:
 #
 # The first sixteen of thirty questions, in order, with the label that was released; orange labels are wrong.
 # `prototypes` asks a typical point of each cluster of the pool. `coreset` covers the pool, and so finds what is unlike
-# all else. `margin` and `committee` begin at random, then go where the student wavers.
+# all else. `margin` begins at random, then goes where the student wavers.
 
 # %%
 SIZES = (15, 30, 60)
@@ -190,10 +188,11 @@ for name, means in table.items():
 #
 # Typical points are clear to the teachers: with much noise their labels are right most often, and of fifteen questions
 # theirs teach the most. Doubtful points cost twice: their labels are wrong more often, and each says little about other
-# points. `margin` and `committee` are hardly better than random questions here. Covering the pool is best with thirty
-# and sixty: this student carries each label far along the neighbor graph, so that it gains from labels in every corner
-# of the pool. Which questions are worth their price depends on the student, too: with one that carries labels less far
-# (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst of the five.
+# points. `margin` is hardly better than random questions with fifteen and thirty, and as good as any with sixty.
+# Covering the pool is best with thirty: this student carries each label far along the neighbor graph, so that it gains
+# from labels in every corner of the pool. Which questions are worth their price depends on the student, too: with one
+# that carries labels less far
+# (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst.
 
 # %%
 sigmas = (4, 6, 8, 12, 16, 24, 32)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pate_torch.api.classifier import PATEClassifier as PATEClassifier
     from pate_torch.api.labeler import PrivateLabeler as PrivateLabeler
     from pate_torch.api.pate import PATE as PATE
-    from pate_torch.students.export import load_student as load_student
+    from pate_torch.students.store import load_student as load_student
 
 _HOMES = {
     "PATEClassifier": "pate_torch.api.classifier",
     "PATE": "pate_torch.api.pate",
     "PrivateLabeler": "pate_torch.api.labeler",
-    "load_student": "pate_torch.students.export",
+    "load_student": "pate_torch.students.store",
 }
 
 __all__ = ["PATE", "PATEClassifier", "PrivateLabeler", "load_student"]

@@ -61,8 +61,8 @@ from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
 from pate_torch.students.base import Student, StudentAlgorithm
+from pate_torch.students.labels import make_student_task
 from pate_torch.students.store import save as save_student
-from pate_torch.students.task import make_student_task
 from pate_torch.teachers.store import TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]

@@ -47,12 +47,11 @@ from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.queries.clusters import Medoids
-from pate_torch.queries.random import Random
-from pate_torch.queries.uncertainty import Margin
+from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from pate_torch.teachers import launch
 from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe

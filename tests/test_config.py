@@ -163,8 +163,8 @@ PARTS = [
     ("student=fixmatch student.threshold=2", "student.threshold=2", "[0, 1]"),
     ("student=fixmatch student.unlabeled_batch=0", "student.unlabeled_batch=0", "[1,"),
     ("student=fixmatch student.alignment=foo", "student.alignment='foo'", "uniform"),
-    ("student=ensemble student.members=0", "student.members=0", "[1,"),
-    ("student=ensemble student.member=3", "student.member=3", "_target_"),
+    ("student=fixmatch_ensemble student.members=0", "student.members=0", "[1,"),
+    ("student=fixmatch_ensemble student.member=3", "student.member=3", "_target_"),
     ("student=vat student.radius=-1", "student.radius=-1", "greater than 0"),
     ("guide_student.steps=0", "guide_student.steps=0", "[1,"),
     ("guide_student.network=foo", "guide_student.network='foo'", "logistic"),
@@ -368,7 +368,7 @@ def test_a_bad_choice_is_refused_in_one_line(tmp_path, monkeypatch, case):
 
 @pytest.mark.parametrize("case", sampled(PARTS + COMPOSITION))
 def test_a_bad_part_is_refused_in_one_line(tmp_path, monkeypatch, case):
-    own = "student=ensemble" not in case[0]  # whose network is its member's
+    own = "student=fixmatch_ensemble" not in case[0]  # whose network is its member's
     refused(tmp_path, monkeypatch, case, base=[word for word in TINY if own or not word.startswith("student")])
 
 

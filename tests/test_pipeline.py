@@ -22,14 +22,12 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.queries.committee import Committee
 from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Random
-from pate_torch.queries.uncertainty import Margin
+from pate_torch.queries.random import Margin, Random
 from pate_torch.release import store as release_store
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
 from tests.worlds import blobs
@@ -319,9 +317,7 @@ class _Refusing(StudentAlgorithm):
         raise AssertionError("a student was fitted though nobody looks at it")
 
 
-@pytest.mark.parametrize(
-    "strategy", [Random(rounds=3), Committee(rounds=3), Disagreement(rounds=3)], ids=lambda s: s.name
-)
+@pytest.mark.parametrize("strategy", [Random(rounds=3), Disagreement(rounds=3)], ids=lambda s: s.name)
 def test_no_student_is_fitted_between_rounds_where_nobody_looks_at_it(plan, strategy):
     pipeline.run(again(plan, "plain", query=strategy, guide_student=_Refusing()))
     with pytest.raises(AssertionError, match="nobody looks"):

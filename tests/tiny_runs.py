@@ -9,7 +9,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.queries.random import Random
 from pate_torch.students.selection import Selection
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import changed, run_config
 from tests.worlds import blobs

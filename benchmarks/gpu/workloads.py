@@ -12,12 +12,11 @@ from benchmarks.gpu.findings import Setup
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.base import StudentAlgorithm, StudentTask
 from pate_torch.students.fixmatch import FixMatch
-from pate_torch.students.label_spreading import LabelSpreading
-from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.label_propagation import LabelSpreading
+from pate_torch.students.self_training import PooledStudent, SelfTraining
+from pate_torch.students.training import Supervised
 from pate_torch.students.vat import Vat
 from pate_torch.teachers.engine import Chunk
 from pate_torch.teachers.recipe import TeacherRecipe
@@ -128,7 +127,7 @@ def make_combined_students(setup: Setup, steps: int) -> dict[str, StudentAlgorit
     """Make students that consist of several students."""
     students = make_students(setup, steps)
     return {
-        "ensemble": BaggingStudent(member=students["supervised"], members=2),
+        "ensemble": PooledStudent(member=students["supervised"], members=2),
         "self_training": SelfTraining(first_student=students["fixmatch"], later_students=students["supervised"]),
     }
 

@@ -40,7 +40,6 @@ from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import Release
 from pate_torch.privacy.sensitive import SoftVotes
-from pate_torch.students.adaboost import AdaBoost
 from pate_torch.students.base import StudentTask
 
 
@@ -134,11 +133,11 @@ class Method:
     printed: str | None = None
 
 
-def _teach(split: Split, release: Release, learner: Any = None) -> Found:
+def _teach(split: Split, release: Release) -> Found:
     """Train a student on the labels that were answered."""
     if not bool(release.answered_Q.any()):
         raise ValueError("mechanism: none of the questions was answered")
-    predicted = split.fit_student(release, learner).predict(split.data.evaluation.x)
+    predicted = split.fit_student(release).predict(split.data.evaluation.x)
     return (
         predicted,
         accounting.compute_guarantee(release.reserved_events, split.delta).epsilon,
@@ -146,9 +145,9 @@ def _teach(split: Split, release: Release, learner: Any = None) -> Found:
     )
 
 
-def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact", learner: Any = None) -> Found:
+def _gnmax(split: Split, epsilon: float, *, active: bool, rule: str = "exact") -> Found:
     release, _ = split.release_gaussian_labels(active=active, rule=rule, epsilon=epsilon)
-    predicted, spent, answered = _teach(split, release, learner)
+    predicted, spent, answered = _teach(split, release)
     return predicted, math.inf if math.isinf(epsilon) else spent, answered
 
 
@@ -226,7 +225,6 @@ ROWS: dict[str, Method] = {
     "ASQ": Method(partial(_gnmax, active=True), printed="ASQ"),
     "PSQ, printed noise": Method(partial(_gnmax, active=False, rule="printed")),
     "ASQ, printed noise": Method(partial(_gnmax, active=True, rule="printed")),
-    "ASQ, boosted student": Method(partial(_gnmax, active=True, learner=AdaBoost())),
     # BTT18
     "sparse vector, T = 1": Method(partial(_sparse, soft=False)),
     "soft labels, T = 1": Method(partial(_sparse, soft=True)),

@@ -177,11 +177,11 @@ class Split:
         strategy = study.active if active else study.passive
         return self.release_labels(self.votes, GNMax(sigma=sigma), strategy, num_queries), sigma
 
-    def fit_student(self, release: Release, learner: Any = None) -> Student:
-        """Train a student (the plan's, unless another ``learner`` is given) on what was answered."""
+    def fit_student(self, release: Release) -> Student:
+        """Train the plan's student on what was answered."""
         answered = release.answered_Q
         task = StudentTask(self.data.spec, self.data.pool.x, release.query_Q[answered], release.label_Q[answered])
-        return (learner or self.plan.student).fit(task, seed=self.seed, device=self.plan.device)
+        return self.plan.student.fit(task, seed=self.seed, device=self.plan.device)
 
     def compute_accuracies(self, predicted: Tensor) -> tuple[float, float]:
         """Compute the plain and the balanced accuracy of predictions on the test records."""

@@ -24,7 +24,7 @@ from pate_torch.planning.autoconfig import PublicFacts, choose_method
 from pate_torch.privacy.records import EncoderCard
 from pate_torch.queries.clusters import Medoids
 from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 
 DELTA = tables.DELTA
 LEARNER = Supervised(network="logistic")

@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "learn": ("pate_torch.cli.learn", "main", "learn by an algorithm on a hypothesis class, and release it"),
     "predict": ("pate_torch.cli.predict", "main", "what a released student says of new records or images"),
-    "export": ("pate_torch.students.export", "main", "a released student for use elsewhere"),
+    "export": ("pate_torch.students.store", "main", "a released student for use elsewhere"),
     "runs": ("pate_torch.cli.list_runs", "main", "past runs with their epsilon and accuracy"),
 }
 

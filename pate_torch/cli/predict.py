@@ -18,7 +18,7 @@ from pate_torch.core import checks
 from pate_torch.core.files import escape_spreadsheet_cell, write_atomically
 from pate_torch.data import image_folder, tabular
 from pate_torch.students.base import Student
-from pate_torch.students.export import load_student
+from pate_torch.students.store import load_student
 
 
 def read_table(student: Student, file: Path, options: argparse.Namespace) -> tuple[list[str], Tensor]:

@@ -45,7 +45,7 @@ from pate_torch.privacy.sensitive import (
 from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.task import make_student_task
+from pate_torch.students.labels import make_student_task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from pate_torch.networks.architectures import describe as describe
 from pate_torch.networks.architectures import initialize as initialize
 from pate_torch.networks.architectures import rebuild as rebuild
 from pate_torch.networks.modules import AxisRules as AxisRules
-from pate_torch.networks.modules import BoostedStumps as BoostedStumps
 from pate_torch.networks.modules import ConcatFeatures as ConcatFeatures
 from pate_torch.networks.modules import Flatten as Flatten
 from pate_torch.networks.modules import Fourier as Fourier

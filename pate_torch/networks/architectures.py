@@ -21,7 +21,6 @@ from torch import nn
 from pate_torch.core import checks
 from pate_torch.networks.modules import (
     AxisRules,
-    BoostedStumps,
     Flatten,
     Fourier,
     HalfPlaneRules,
@@ -221,11 +220,6 @@ def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 25
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
 
 
-def boosted_stumps(input_shape: tuple[int, ...], num_classes: int, *, iterations: int = 50) -> nn.Module:
-    """A vote of so many decision stumps; a student only (``students.adaboost``)."""
-    return BoostedStumps(iterations, num_classes)
-
-
 def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """A hypothesis on single features, released as it is: one rule, or one for each of many classes."""
     return AxisRules(1 if num_classes == 2 else num_classes)
@@ -238,7 +232,7 @@ def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Modul
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **NETWORKS,
-    **{builder.__name__: builder for builder in (voting, probe, fourier, boosted_stumps, axis_rules, half_plane_rules)},
+    **{builder.__name__: builder for builder in (voting, probe, fourier, axis_rules, half_plane_rules)},
 }
 
 

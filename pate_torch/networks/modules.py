@@ -99,29 +99,6 @@ class MeanShift(nn.Module):
         return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
 
 
-class BoostedStumps(nn.Module):
-    """The weighted votes of stumps x_feature <= cut, [B, ...] -> [B, C].
-
-    Cuts are float64, since they lie between neighboring float32 values of a feature.
-    """
-
-    def __init__(self, stumps: int, num_classes: int) -> None:
-        super().__init__()
-        self.cut_K = nn.Parameter(torch.zeros(stumps, dtype=torch.float64), requires_grad=False)
-        self.register_buffer("feature_K", torch.zeros(stumps, dtype=torch.int64))
-        self.register_buffer("low_KC", torch.zeros(stumps, num_classes, dtype=torch.float64))
-        self.register_buffer("high_KC", torch.zeros(stumps, num_classes, dtype=torch.float64))
-        self.register_buffer("bias_C", torch.zeros(num_classes, dtype=torch.float64))
-        self.feature_K: Tensor
-        self.low_KC: Tensor
-        self.high_KC: Tensor
-        self.bias_C: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        low_BK = (x.flatten(1).double()[:, self.feature_K] <= self.cut_K).double()
-        return (low_BK @ self.low_KC + (1 - low_BK) @ self.high_KC + self.bias_C).float()
-
-
 CERTAIN_LOGIT = 40.0
 """Logit of a class that a hypothesis names: all of the probability, in float32."""
 

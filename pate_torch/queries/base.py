@@ -1,4 +1,4 @@
-"""Which public points are asked about."""
+"""The contract of query strategies: which public points are asked about."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pate_torch.core import checks
 from pate_torch.privacy.records import DataSpec
 
 
 @dataclass(frozen=True, eq=False)
 class QueryState:
-    """Releasable. All a query strategy sees: public points, what was asked and answered, and the student's opinion.
+    """Releasable. All that a query strategy sees: public points, released answers, and the student's predictions.
 
     Attributes:
         spec: Public facts about the data.
-        pool_x: Public points, [P, ...] as loaded.
-        query_Q: Pool indices already asked, in order.
-        label_Q: Their released labels; -1: none.
-        num_remaining: Queries still allowed.
-        num_rounds_left: Including this one.
-        seed: Names the strategy's own stream.
-        student_PC: The current student's class probabilities on the whole pool; None: before the first round.
-        feature_PD: Features learnt from public points without labels, on the run's device, or None.
+        pool_x: Public points as loaded, [P, ...].
+        query_Q: Pool indices asked before, in order.
+        label_Q: Their released labels; -1 where a question was not answered.
+        num_remaining: Number of questions still allowed.
+        num_rounds_left: Number of rounds left, this one included.
+        seed: Seed of the strategy's random choices.
+        student_PC: Class probabilities of the present student on all public points; None before the first round.
+        feature_PD: Features learned from public points without labels, on the run's device; None if there are none.
     """
 
     spec: DataSpec
@@ -38,21 +39,22 @@ class QueryState:
     feature_PD: Tensor | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
 class QueryStrategy(ABC):
-    """Chooses which public points to ask next: a frozen dataclass of choices, which the release's record holds.
+    """Chooses the public points to ask next. Its fields are recorded in the release.
 
     Attributes:
-        name: As settings and reports call it.
-        uses_guide: Whether ``select`` looks at ``state.student_PC``; else no student is fitted between its rounds.
+        uses_guide: Whether ``select`` reads ``state.student_PC``. If not, no student is fitted between its rounds.
+        name: Name in settings and reports.
+        rounds: Number of rounds in which questions are asked.
     """
 
-    name: str
     uses_guide: ClassVar[bool] = True
+    name: str
+    rounds: int = 1
 
-    @property
-    @abstractmethod
-    def rounds(self) -> int:
-        """Number of times it wants to be asked."""
+    def __post_init__(self) -> None:
+        checks.integer("query.rounds", self.rounds, low=1)
 
     @abstractmethod
     def select(self, state: QueryState) -> Tensor:

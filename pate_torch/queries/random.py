@@ -1,4 +1,4 @@
-"""Random questions, and what every strategy takes from the state: open points, a seeded order, features."""
+"""Random questions and uncertainty sampling, and what every strategy takes from the state."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def shuffle(points: Tensor, state: QueryState, strategy: str) -> Tensor:
 
 
 def compute_round_size(state: QueryState) -> int:
-    """How many to ask this round: an equal share of what remains, at least one while any remains."""
+    """Number of questions of this round: an equal share of what remains, at least one while any remains."""
     checks.integer("rounds_left", state.num_rounds_left, low=1)
     return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
 def get_features(state: QueryState, width: int = 64) -> Tensor:
-    """The learnt features where they are, else the normalized points on at most ``width`` axes; float32 [P, D]."""
+    """The learned features, or else the normalized points on at most ``width`` principal axes; float32 [P, D]."""
     if state.feature_PD is not None:
         return state.feature_PD.float()
     return compute_coordinates(state.pool_x, state.spec, width)
@@ -41,20 +41,37 @@ def get_features(state: QueryState, width: int = 64) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Random(QueryStrategy):
-    """A uniform sample of the open points; not shuffled, the first of them in the order they were loaded.
+    """A uniform sample of the open points, or without ``shuffle`` the first of them in the order they were loaded.
 
     Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
     """
 
     uses_guide: ClassVar[bool] = False
     name: str = "random"
-    rounds: int = 1
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        checks.integer("query.rounds", self.rounds, low=1)
+        super().__post_init__()
         checks.boolean("query.shuffle", self.shuffle)
 
     def select(self, state: QueryState) -> Tensor:
         points = get_open_points(state)
         return (shuffle(points, state, self.name) if self.shuffle else points)[: compute_round_size(state)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin(QueryStrategy):
+    """A random first round, then the open points with the smallest lead of the student's first class over its second.
+
+    Ties are in random order (Scheffer et al. 2001).
+    """
+
+    name: str = "margin"
+    rounds: int = 4
+
+    def select(self, state: QueryState) -> Tensor:
+        points = shuffle(get_open_points(state), state, self.name)
+        if state.student_PC is not None:
+            best = state.student_PC.cpu()[points].topk(2, dim=1).values
+            points = points[(best[:, 1] - best[:, 0]).argsort(descending=True, stable=True)]
+        return points[: compute_round_size(state)]

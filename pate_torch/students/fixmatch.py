@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks
 from pate_torch.students.base import StudentProblem
-from pate_torch.students.label_spreading import (
+from pate_torch.students.label_propagation import (
+    ALIGNMENTS,
     compute_expected_shares,
     compute_propagated_loss,
     propagate,
@@ -41,18 +42,15 @@ class FixMatch(SemiSupervisedStudent):
 
     Attributes:
         threshold: Confidence from which a guess counts.
-        weight: Weight of the unlabeled loss.
-        alignment: Share of the guesses that each class should get: ``uniform`` over the classes that have labels
-            (balanced problems), ``labels`` (the released labels' own shares, smoothed) or ``none``.
+        alignment: Share of the guesses that each class should get, see ``compute_expected_shares``.
         propagation: Share of the steps over which propagated labels lead, fading linearly (0: never).
-        keep_fraction: Share of each class's propagated labels that is used: those with the widest lead.
+        keep_fraction: Share of each class's propagated labels that is learned: those with the widest lead.
     """
 
     include_unqueried: ClassVar[bool] = False
     name: str = "fixmatch"
     steps: int = 600
     threshold: float = 0.95
-    weight: float = 1.0
     alignment: str = "uniform"
     propagation: float = 0.35
     keep_fraction: float = 0.8
@@ -60,66 +58,53 @@ class FixMatch(SemiSupervisedStudent):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.between("student.threshold", self.threshold, 0, 1)
-        checks.non_negative("student.weight", self.weight)
-        checks.one_of("student.alignment", self.alignment, ("uniform", "labels", "none"))
+        checks.one_of("student.alignment", self.alignment, ALIGNMENTS)
         checks.between("student.propagation", self.propagation, 0, 1)
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         sampler = self.make_sampler(problem)
-        align = Alignment(problem, self.alignment)
+        target_C = compute_expected_shares(problem, self.alignment)
+        align = Alignment(target_C)
         fade_steps = max(1, round(self.propagation * self.steps))
         propagated_P = None
         if self.propagation:
-            share_PC = propagate(problem, self.features, align.target_C)
-            propagated_P = select_most_confident(share_PC, self.keep_fraction)
+            propagated_P = select_most_confident(propagate(problem, self.features, target_C), self.keep_fraction)
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
-            confidence_B, class_B = align(predict_proba(average.module, sampler.weak(index_U))).max(1)
-            mask_B = (confidence_B >= self.threshold).float()
+            with torch.no_grad():
+                guess_UC = average.module(sampler.weak(index_U)).float().softmax(1)
+            confidence_U, class_U = align(guess_UC).max(1)
+            mask_U = (confidence_U >= self.threshold).float()
             # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
             logits = model(torch.cat([sampler.weak_labeled(index_B), sampler.strong(index_U)])).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
-            supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
-            consistency_loss = (F.cross_entropy(unlabeled_logits, class_B, reduction="none") * mask_B).mean()
+            loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            consistency_loss = (F.cross_entropy(unlabeled_logits, class_U, reduction="none") * mask_U).mean()
             if propagated_P is not None and step < fade_steps:
                 propagated_loss = compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
                 consistency_loss = consistency_loss + (1 - step / fade_steps) * propagated_loss
             if self.is_logged(step):
-                note("student/confident", mask_B.mean(), step)
-            return supervised_loss + self.weight * consistency_loss
+                note("student/confident", mask_U.mean(), step)
+            return loss + consistency_loss
 
         return compute_loss
 
 
-@torch.no_grad()
-def predict_proba(model: nn.Module, x: Tensor) -> Tensor:
-    """Class probabilities of a model in evaluation mode, float32 [B, C]."""
-    return model(x).float().softmax(1)
-
-
 class Alignment:
-    """Distribution alignment: guesses scaled so that each class gets its expected share (ReMixMatch, section 3.1).
-
-    The scale is expected share over recent mean guess.
+    """Distribution alignment (ReMixMatch, section 3.1): guesses are scaled by expected share over recent mean guess.
 
     Args:
-        problem: Gives the expected shares.
-        kind: See ``compute_expected_shares``.
+        target_C: Share of the guesses that each class should get.
         decay: Decay of the mean guess.
     """
 
-    def __init__(self, problem: StudentProblem, kind: str, decay: float = 0.97) -> None:
-        self.target_C = compute_expected_shares(problem, kind)
-        self.active = kind != "none"
-        self.mean_C = self.target_C.clone()
-        self.decay = decay
+    def __init__(self, target_C: Tensor, decay: float = 0.97) -> None:
+        self.target_C, self.mean_C, self.decay = target_C, target_C.clone(), decay
 
     def __call__(self, guess_BC: Tensor) -> Tensor:
         """Scale class probabilities [B, C] and normalize each row."""
-        if not self.active:
-            return guess_BC
         self.mean_C = self.decay * self.mean_C + (1 - self.decay) * guess_BC.mean(0)
         scaled_BC = guess_BC * (self.target_C / self.mean_C.clamp(min=1e-4))
         return scaled_BC / scaled_BC.sum(1, keepdim=True).clamp(min=1e-12)

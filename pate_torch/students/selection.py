@@ -27,7 +27,7 @@ class Selection:
 
     Attributes:
         candidates: Name -> student algorithm, at least two.
-        epsilon: What choosing costs, at most.
+        epsilon: Largest price of the choice.
         validation: Share of the private units held out, decided unit by unit through a keyed hash (under replace_one:
             by position), so that no record influences another's role.
 
@@ -54,10 +54,7 @@ class Selection:
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
-        """Split off the validation records.
-
-        Returns:
-            The data without the held-out records, and those records.
+        """Split off the validation records: the data without them, and the held-out records.
 
         Raises:
             ValueError: Units are groups, or nothing is left.
@@ -74,15 +71,12 @@ class Selection:
     def choose(
         self, fit: Callable[[str, StudentAlgorithm], Student], *, validation: PrivateRecords, budget: Budget
     ) -> tuple[str, Student, str]:
-        """Train every candidate and choose one.
+        """Train every candidate and choose one: its name, its student, and the id of the reservation.
 
         Args:
             fit: Trains one candidate on the released labels.
             validation: PRIVATE. The held-out records.
-            budget: Is charged.
-
-        Returns:
-            The winner's name, its student, and the reservation.
+            budget: Budget that is charged.
 
         Raises:
             ValueError: The choice could not be charged; nothing has been trained.
@@ -97,6 +91,7 @@ class Selection:
         ]
         mechanism = f"selection:{self.name}"
         with budget.spend(self.privacy_events(), mechanism=mechanism, purpose=PURPOSE_STUDENT_CHOICE) as spending:
-            winner = draw_model_index(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
-        winner_name = list(students)[winner]
-        return winner_name, students[winner_name], spending.id
+            winner = list(students)[
+                draw_model_index(np.array(errors), self.epsilon, spending.noise, adjacency=budget.adjacency)
+            ]
+        return winner, students[winner], spending.id

@@ -1,26 +1,87 @@
-"""Self-training: propagate labels over the k-NN graph, keep the most confident of each class, train on those.
+"""Students made of students: several pooled, and generations that learn from the most confident propagated labels.
 
-The graph joins the public points; the next generation repeats it in the features of the student before. For many
-answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote the mistakes.
-(Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most confident 80 %
-of the propagated ones 99.0 to 99.4 %; docs/experiments/reverse-nearest-neighbors.md.)
+In self-training the graph joins the public points; the next generation repeats it in the features of the student
+before. For many answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote
+the mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most
+confident 80 % of the propagated ones 99.0 to 99.4 %; docs/experiments/reverse-nearest-neighbors.md.)
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
 
-from pate_torch.core import checks
+from pate_torch import networks
+from pate_torch.core import checks, rng
+from pate_torch.core.parallel import run_in_parallel
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.privacy.records import DataSpec
-from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.label_spreading import ALPHA, propagate, select_most_confident
-from pate_torch.students.linear_model import make_linear_student
+from pate_torch.students.label_propagation import ALPHA, propagate, select_most_confident
+from pate_torch.students.linear import make_linear_student
 from pate_torch.students.training import build_problem
+
+_ALPHA_LATER = 0.9
+"""``alpha`` in rounds that were asked in a student's features, whose answers say more of the points about them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledStudent(StudentAlgorithm):
+    """Several fits of ``member``; the module returns their mean log-probabilities.
+
+    The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
+    Answers are public, so members cost no privacy.
+
+    Attributes:
+        member: Algorithm of each fit.
+        members: Number of fits.
+    """
+
+    member: StudentAlgorithm
+    name: str = "pooled"
+    members: int = 3
+
+    def __post_init__(self) -> None:
+        checks.integer("student.members", self.members, low=1)
+        _check_algorithm("member", self.member)
+
+    def check(self, spec: DataSpec) -> None:
+        """Raise ValueError when the member cannot take the data."""
+        self.member.check(spec)
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
+    ) -> Student:
+        """The pool of the members."""
+        member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
+
+        def fit_member(k: int, progress: Progress) -> Student:
+            return self.member.fit(
+                task,
+                seed=rng.derive_member_seed(seed, k),
+                device=device,
+                progress=progress,
+                log=lambda tag, value, step: member_logs[k].append((f"{tag}/{k}", value, step)),
+            )
+
+        students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
+        for tag, value, step in itertools.chain(*member_logs):  # one after the other: threads come in any order
+            log(tag, value, step)
+        spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
+        description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
+        module = networks.Voting([student.module for student in students]).eval()
+        curves = {f"{tag}/{k}": curve for k, student in enumerate(students) for tag, curve in student.curves.items()}
+        return Student(description, module, spec, curves)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,21 +89,20 @@ class SelfTraining(StudentAlgorithm):
     """Students of pseudo-labels, each in the features of the one before.
 
     Attributes:
-        first_student: The algorithm of the first student.
-        later_students: The algorithm of each later one.
-        features: Features that the first graph joins; None: principal axes.
+        first_student: Algorithm of the first student.
+        later_students: Algorithm of each later one.
+        features: Recipe of the features in which the first graph joins points; None for principal axes.
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
             lead. Each class is expected to have the share that the answers give it.
-        keep_fraction_later: The same for the later students.
-        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``).
-        alpha_later: Of it in rounds that were asked in a student's features, whose answers say more of the points about
-            them.
-        num_generations: Students that learn from the first round's answers; each later round adds one.
-        members: Students of each generation, pooled; each starts from features of its own, and the next graph lies in
-            the features of all of them, concatenated.
-        publish: What is returned. ``student``: one that learnt from the last round's answers. ``released_model``: the
-            released linear model itself (``method=gradients``), in the features of the students before: it was fitted
-            to private records, which those students never saw, so that it does not repeat their mistakes.
+        keep_fraction_later: The same share for the later students.
+        alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``) of the first
+            round's answers.
+        num_generations: Number of students that learn from the first round's answers; each later round adds one.
+        members: Number of students of each generation, pooled; each starts from features of its own, and the next graph
+            lies in the features of all of them, concatenated.
+        publish: ``student`` returns the student that learned from the last round's answers. ``released_model`` returns
+            the released linear model itself (``method=gradients``), in the features of the students before: it was
+            fitted to private records, which those students never saw, so that it does not repeat their mistakes.
     """
 
     first_student: StudentAlgorithm
@@ -52,19 +112,16 @@ class SelfTraining(StudentAlgorithm):
     keep_fraction: float = 0.8
     keep_fraction_later: float = 0.95
     alpha: float = ALPHA
-    alpha_later: float = 0.9
     num_generations: int = 2
     members: int = 1
     publish: str = "student"
 
     def __post_init__(self) -> None:
-        for key, student in (("first_student", self.first_student), ("later_students", self.later_students)):
-            if not isinstance(student, StudentAlgorithm):
-                raise checks.error(f"student.{key}", student, "must be a student algorithm", "Give it a _target_.")
+        _check_algorithm("first_student", self.first_student)
+        _check_algorithm("later_students", self.later_students)
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
         checks.between("student.keep_fraction_later", self.keep_fraction_later, 0, 1)
         checks.between("student.alpha", self.alpha, 0, 1, exclusive=True)
-        checks.between("student.alpha_later", self.alpha_later, 0, 1, exclusive=True)
         checks.integer("student.num_generations", self.num_generations, low=1)
         checks.integer("student.members", self.members, low=1)
         checks.one_of("student.publish", self.publish, ("student", "released_model"))
@@ -79,15 +136,13 @@ class SelfTraining(StudentAlgorithm):
 
     @property
     def guide(self) -> SelfTraining:
-        """The recipe of the guide student: this one, but that it never returns the model."""
         return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when one of them cannot take the data."""
-        self.first_student.check(spec)
-        self.later_students.check(spec)
-        if self.features is not None:
-            self.features.check(spec)
+        """Raise ValueError when one of the students cannot take the data."""
+        for part in (self.first_student, self.later_students, self.features):
+            if part is not None:
+                part.check(spec)
 
     def fit(
         self,
@@ -100,7 +155,7 @@ class SelfTraining(StudentAlgorithm):
     ) -> Student:
         """The student of the last generation, or the model of the last round.
 
-        Where the guide is one of this recipe's own students (``task.guide``), it has learnt from all rounds but the
+        Where the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the
         last, and the others follow it.
 
         Raises:
@@ -134,14 +189,14 @@ class SelfTraining(StudentAlgorithm):
         """Train on the most confident propagated labels, in the features of the student before, if there is one."""
         task, problem = tasks[generation], build_problem(tasks[generation], seed, device)
         is_first = previous_student is None
-        alpha = self.alpha if generation < self.num_generations else self.alpha_later
+        alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
         share_C = problem.target_QC.mean(0)
         share_PC = propagate(problem, self.features, share_C, previous_student=previous_student, alpha=alpha)
         class_P = select_most_confident(share_PC, self.keep_fraction if is_first else self.keep_fraction_later).cpu()
         query_Q = (class_P >= 0).nonzero().squeeze(1)
         algorithm = self.first_student if is_first else self.later_students
         if self.members > 1:
-            algorithm = BaggingStudent(member=algorithm, members=self.members, bootstrap=False)
+            algorithm = PooledStudent(member=algorithm, members=self.members)
         return algorithm.fit(
             StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
             seed=seed,
@@ -149,6 +204,11 @@ class SelfTraining(StudentAlgorithm):
             progress=lambda done, total: progress(generation * total + done, len(tasks) * total),
             log=lambda tag, value, step: log(_format_tag(tag, generation), value, step),
         )
+
+
+def _check_algorithm(key: str, algorithm: object) -> None:
+    if not isinstance(algorithm, StudentAlgorithm):
+        raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", "Give it a _target_.")
 
 
 def _split_rounds(task: StudentTask) -> list[StudentTask]:
@@ -159,5 +219,5 @@ def _split_rounds(task: StudentTask) -> list[StudentTask]:
 
 
 def _format_tag(tag: str, generation: int) -> str:
-    """Curves of the first student keep their names, those of later ones get their number."""
+    """The curve's name, with the number of the generation behind it but for the first."""
     return f"{tag}/{generation}" if generation else tag

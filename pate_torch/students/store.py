@@ -1,27 +1,43 @@
-"""The released student on disk: one safetensors file whose header says how to build the network.
+"""Released students on disk: saved, loaded, found by the folder of a run, and exported for use elsewhere.
 
-No pickle anywhere: loading a student runs no code from the file.
+    pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
+    pate export outputs/runs/digits/gaussian/<run>
+
+A student is one safetensors file whose header says how to build the network. No pickle anywhere: loading a student runs
+no code from the file.
+
+An exported program (``torch.export``) takes raw points, as the data have them (uint8 images or rows), in batches of any
+size, and gives class probabilities; it runs with PyTorch alone. Of a table it takes the encoded rows:
+``pate_torch.json`` in it names their features, in order, and holds the schema.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
+from pate_torch.data.encoded_dataset import ENCODER_FOLDER
+from pate_torch.features.base import PointEncoder
+from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
 
 FORMAT = "pate_torch.student/1"
 METADATA_KEY = "pate_torch"
+STUDENT_FILE = "student.safetensors"
 
 
 def save(student: Student, path: Path) -> None:
@@ -69,7 +85,7 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
-def _check_header(network: dict[str, Any], spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
+def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
     """Raise ValueError where header and tensors contradict each other, before anything is built of them."""
     if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
         raise ValueError("its network takes other points or has other classes than its data")
@@ -81,6 +97,120 @@ def _check_header(network: dict[str, Any], spec: DataSpec, tensors: dict[str, to
             raise ValueError("its network has more layers than the file has tensors")
         design = options.get("of")
     for name, value in tensors.items():
-        is_rule = name.rpartition(".")[2] in ("feature_K", "feature_R")
-        if is_rule and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
+        has_features = name.rpartition(".")[2] == "feature_R"
+        if has_features and not bool(((value >= 0) & (value < math.prod(spec.input_shape))).all()):
             raise ValueError("its rules are about features that points do not have")
+
+
+def find_student_file(location: Path | str) -> Path:
+    """The student's file: ``location`` itself, or in the folder of a run or of its release.
+
+    Raises:
+        ValueError: There is none.
+    """
+    location = Path(location)
+    for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
+        if candidate.is_file():
+            return candidate
+    raise checks.error("student", str(location), f"is neither a student's file nor a run that has one ({STUDENT_FILE})")
+
+
+def load_student(
+    location: Path | str,
+    device: torch.device | str = "cpu",
+    encoder: PointEncoder | Mapping[str, Path | str] | None = None,
+) -> Student:
+    """Load a released student, by its file or the folder of its run. No code in the file is run.
+
+    Args:
+        location: The student's file, or a folder that has it.
+        device: Device on which the student predicts.
+        encoder: Encoder through which the student sees points, where it needs one that was not published with it: an
+            ``Encoder``, or its files, {"weights": ..., "tokenizer": ...}.
+
+    Raises:
+        ValueError: There is no student, or it needs another encoder.
+    """
+    file = find_student_file(location)
+    student = load(file, device)
+    card, folder = student.spec.encoder, file.parent / ENCODER_FOLDER
+    if isinstance(encoder, Mapping):
+        if card is None:
+            raise checks.error("encoder", sorted(encoder), "is not needed: the student takes points as they are")
+        encoder = Encoder.from_card(card, {key: str(path) for key, path in encoder.items()})
+    elif encoder is None and card is not None and card.kind in ("onnx", "static") and folder.is_dir():
+        encoder = Encoder.from_card(card, Encoder.locate_files(card, folder))
+    return student if encoder is None else student.with_encoder(encoder)
+
+
+class ExportedModel(nn.Module):
+    """Raw points [B, ...] -> class probabilities, float32 [B, C].
+
+    Args:
+        module: Network from normalized points to logits.
+        spec: Public facts about the data, which say how points are normalized.
+    """
+
+    def __init__(self, module: nn.Module, spec: DataSpec) -> None:
+        super().__init__()
+        self.module = module
+        shape = (-1, 1, 1) if spec.is_image else (-1,)
+        self.scale = 255.0 if spec.is_image else 1.0
+        self.mean: Tensor
+        self.std: Tensor
+        # Buffers, so that they go where the weights go.
+        self.register_buffer("mean", torch.tensor(spec.mean, dtype=torch.float32).view(shape))
+        self.register_buffer("std", torch.tensor(spec.std, dtype=torch.float32).view(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module((x.float() / self.scale - self.mean) / self.std).softmax(1)
+
+
+def export(student: Student, path: Path | str) -> Path:
+    """Write the student as a self-contained program at ``path`` and check it against the student itself.
+
+    Raises:
+        ArithmeticError: The program's output differs from the student's.
+    """
+    path, example = Path(path), _make_example(student.spec, 4)
+    # A copy on the CPU: exporting must not move the student.
+    network = networks.rebuild(student.network)
+    network.load_state_dict({name: value.cpu() for name, value in student.module.state_dict().items()})
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(ExportedModel(network.eval(), student.spec), (example,), dynamic_shapes=({0: batch},))
+    facts = {"spec": student.spec.to_dict(), "input": str(example.dtype), "output": "class probabilities"}
+    if student.spec.schema is not None:
+        facts["features"] = student.spec.schema.feature_names
+    torch.export.save(program, path, extra_files={"pate_torch.json": json.dumps(facts)})
+    exported = torch.export.load(path).module()
+    for size in (1, 3):
+        x = _make_example(student.spec, size)
+        if not torch.allclose(exported(x), student.compute_probabilities(x), atol=1e-5):
+            raise ArithmeticError(f"{path}: the exported program differs from the student")
+    return path
+
+
+def _make_example(spec: DataSpec, size: int) -> Tensor:
+    """Any points of the right shape: the program must not depend on them."""
+    values = torch.arange(size * math.prod(spec.input_shape)).view(size, *spec.input_shape)
+    return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``pate export``. Returns the exit code: 0, or 2 for a bad choice of the user's."""
+    parser = argparse.ArgumentParser(prog="pate export", description="Export a released student for use elsewhere.")
+    parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
+    parser.add_argument("--output", type=Path, help="where to write (default: beside the release folder)")
+    options = parser.parse_args(arguments)
+    try:
+        file = find_student_file(options.run)
+        folder = file.parent.resolve()  # a release is published as it was written: nothing is added to it
+        default_folder = folder.parent if (folder / "privacy.json").exists() else folder
+        output = options.output or default_folder / f"{file.stem}.pt2"
+        if (output.parent / "privacy.json").exists():
+            raise checks.error("--output", str(output), "lies in a release folder", "Write beside it.")
+        print(export(load(file), output))
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

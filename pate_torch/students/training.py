@@ -1,4 +1,4 @@
-"""What the gradient-trained students share: the task on its device, label noise, batches, averaged weights, the loop.
+"""Training by gradient descent: batches, losses of noisy labels, averaged weights, the loop, and the plain student.
 
 A student's checkpoint is always the exponential average of the weights after the last step. Nothing is selected: there
 are no private data to select on, and evaluation labels never come here.
@@ -27,12 +27,12 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
-from pate_torch.students.label_noise import clip_noise_rate, with_label_posteriors
+from pate_torch.students.labels import clip_noise_rate, with_label_posteriors
 
 Objective = Callable[[nn.Module, int], Tensor]
 """(model in training mode, step) -> scalar loss."""
 TensorLog = Callable[[str, Tensor, int], None]
-"""(tag, scalar, step): a ``core.progress.Log`` of what still lies on the device."""
+"""(tag, scalar, step): a ``core.progress.Log`` of values that still lie on the device."""
 
 SYNC_EVERY = 50
 """Number of steps between host synchronizations: reading the loss at every step would stall a GPU."""
@@ -46,13 +46,7 @@ A default run on 8x8 digits took 21 s with one thread on a machine of its own, w
 
 
 def build_problem(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
-    """Check a task and move it to its device.
-
-    Args:
-        task: Public points and released answers.
-        seed: Seeds every random choice of the training.
-        device: Device of the training.
-        label_noise: Share of labels that are expected to be wrong.
+    """Check a task and move it to its device; ``label_noise`` is the share of labels that are expected to be wrong.
 
     Raises:
         ValueError: There are no labels, or labels and points do not fit together.
@@ -73,8 +67,8 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
     posterior_QC = task.posterior_QC
     if posterior_QC is not None:
         posterior_QC = _smooth_posteriors(posterior_QC, len(query_Q), flip_rate).to(device)
-    x_P, query_Q, label_Q = task.pool_x.to(device), query_Q.to(device), label_Q.to(device)
-    return StudentProblem(task.spec, x_P, query_Q, label_Q, flip_rate, seed, posterior_QC, task.soft)
+    moved = (task.pool_x.to(device), query_Q.to(device), label_Q.to(device), posterior_QC)
+    return StudentProblem(task.spec, *moved, soft=task.soft, flip_rate=flip_rate, seed=seed)
 
 
 def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float) -> Tensor:
@@ -108,7 +102,7 @@ def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> 
 
     P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with flip
     > 0 a label that the model firmly contradicts loses its gradient, so wrong labels weigh little once the rest is
-    learnt.
+    learned.
 
     Source: Patrini et al. 2017, "forward" correction.
     """
@@ -120,10 +114,7 @@ def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> 
 
 
 def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end.
-
-    They lie on the generator's device.
-    """
+    """Endless index batches of exactly ``size``, int64: shuffled passes over 0..count-1, joined end to end."""
     queue = torch.zeros(0, dtype=torch.int64, device=generator.device)
     while True:
         while len(queue) < size:
@@ -136,7 +127,7 @@ class Sampler:
     """Draws batches of a problem's points and distorts them, labeled and unlabeled ones from streams of their own.
 
     Args:
-        problem: The released labels and the public points.
+        problem: Released labels and public points.
         augment: Geometric ranges of the views; None if there is no geometric distortion.
         batch_size: Number of labeled points in a batch.
         unlabeled_batch: Number of unlabeled points in a batch.
@@ -147,25 +138,23 @@ class Sampler:
         generator: Stream of the views, which are drawn in the order in which they are asked for.
     """
 
-    def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int = 1):
+    def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int):
         self.problem = problem
         self.labeled_batches = iterate_batches(len(problem.query_Q), batch_size, problem.make_generator("batches"))
         self.unlabeled_batches = iterate_batches(
-            len(problem.x_P), unlabeled_batch, problem.make_generator("unlabelled")
+            len(problem.pool_x), unlabeled_batch, problem.make_generator("unlabelled")
         )
         self.generator = problem.make_generator("views")
-        self._weak_view, self._strong_view = (
-            make_weak_view(problem.spec, augment),
-            make_strong_view(problem.spec, augment),
-        )
+        self._weak_view = make_weak_view(problem.spec, augment)
+        self._strong_view = make_strong_view(problem.spec, augment)
 
     def weak(self, index_B: Tensor) -> Tensor:
         """Weakly distorted, normalized public points."""
-        return self._weak_view(self.problem.x_P[index_B], self.problem.spec, self.generator)
+        return self._weak_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
     def strong(self, index_B: Tensor) -> Tensor:
         """Strongly distorted, normalized public points."""
-        return self._strong_view(self.problem.x_P[index_B], self.problem.spec, self.generator)
+        return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
     def weak_labeled(self, index_B: Tensor) -> Tensor:
         """Weakly distorted points of a labeled batch."""
@@ -173,11 +162,7 @@ class Sampler:
 
 
 class DeferredLog:
-    """Losses and notes of a training, which stay on the device until ``flush``.
-
-    Args:
-        log: Is told what was noted.
-    """
+    """Losses and notes of a training, which stay on the device until ``flush`` passes them to ``log``."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -188,18 +173,16 @@ class DeferredLog:
         self._pending.append((tag, value.detach().float(), step))
 
     def flush(self) -> None:
-        """Log what was noted, in one copy from the device.
+        """Log the notes, in one copy from the device.
 
         Raises:
             FloatingPointError: A loss was not finite.
         """
         values = torch.stack([value for _, value, _ in self._pending]).tolist() if self._pending else []
-        entries = [(tag, value, step) for (tag, _, step), value in zip(self._pending, values, strict=True)]
-        self._pending = []
-        for tag, value, step in entries:
+        pending, self._pending = self._pending, []
+        for (tag, _, step), value in zip(pending, values, strict=True):
             if tag in (None, "student/loss") and not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
-        for tag, value, step in entries:
             if tag is not None:
                 self._log(tag, value, step)
 
@@ -234,21 +217,23 @@ class GradientStudent(StudentAlgorithm):
     """A student trained by gradient descent; a subclass gives the loss.
 
     Attributes:
+        include_unqueried: Whether estimated posteriors (``labels.with_label_posteriors``) of points that were not asked
+            are learned, too. False where labels are propagated.
         network: Name of the network, see ``networks.build``.
         network_options: Options of the network.
-        batch_size: Labeled points a step.
+        steps: Number of training steps.
+        batch_size: Number of labeled points in a batch.
         ema: Decay of the averaged weights.
-        augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
-        features: Learn the network's trunk from the public points first, without labels.
-        label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes); None:
-            on feature rows an estimate (``label_noise.with_label_posteriors``), on images none.
+        augment: ``features.augmentation.Affine`` or a mapping of its fields; None if there is no geometric distortion.
+        features: Recipe by which the network's trunk is learned from the public points first, without labels; None if
+            it starts at random.
+        label_noise: Share of wrong labels expected besides the mechanism's flips (the ensemble's own mistakes). None:
+            an estimate on feature rows (``labels.with_label_posteriors``), 0 on images.
         precision: float32, bfloat16 (mixed), or auto (bfloat16 where the processor multiplies it in hardware, so
             results then depend on the machine).
     """
 
     include_unqueried: ClassVar[bool] = True
-    """Whether label posteriors (``label_noise``) of points that were not asked are learnt, too: not where labels are
-    propagated."""
     name: str
     network: str = "small_cnn"
     network_options: Mapping[str, Any] = field(default_factory=dict)
@@ -279,11 +264,6 @@ class GradientStudent(StudentAlgorithm):
             raise checks.error("student.features", self.features, "must be a recipe or null", fix)
 
     @property
-    def affine(self) -> Affine | None:
-        """``augment`` as it is used."""
-        return parse_affine(self.augment)
-
-    @property
     def feature_recipe(self) -> FeatureRecipe | None:
         return self.features
 
@@ -297,9 +277,9 @@ class GradientStudent(StudentAlgorithm):
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         """The loss of one step; ``average`` is the averaged model, which may give targets."""
 
-    def make_sampler(self, problem: StudentProblem) -> Sampler:
-        """The batches and views that the loss is taken of."""
-        return Sampler(problem, self.affine, self.batch_size)
+    def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
+        """The batches and views of which the loss is taken."""
+        return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
         """Whether a step's numbers are logged: about fifty of a training are."""
@@ -314,13 +294,7 @@ class GradientStudent(StudentAlgorithm):
         progress: Progress = do_nothing,
         log: Log = do_nothing,
     ) -> Student:
-        """Train on released labels and public points; the student is the averaged model after the last step.
-
-        Everything logged is a function of released values and public points.
-
-        Raises:
-            ValueError: There are no labels.
-        """
+        """The averaged model after the last step. All that is logged follows from released values and public points."""
         problem = build_problem(task, seed, device, self.label_noise or 0.0)
         spec = task.spec
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
@@ -337,18 +311,16 @@ class GradientStudent(StudentAlgorithm):
         average, deferred_log = AveragedModel(model, self.ema), DeferredLog(note)
         with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= MAX_SINGLE_THREAD_FEATURES):
             self._optimize(model, average, self.make_objective(problem, average, deferred_log), progress, deferred_log)
-        module = average.module.to(memory_format=torch.contiguous_format)
-        return Student(description, module, spec, curves)
+        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, curves)
 
     def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
-        """The network before the first step: fresh, or with a trunk learnt from the public points."""
-        device = problem.x_P.device
+        """The network before the first step: fresh, or with a trunk learned from the public points."""
+        device = problem.pool_x.device
         generator = rng.make_torch_generator(problem.seed, "student", "initial")
         model = networks.initialize(networks.rebuild(description), generator).to(device)
         if self.features is not None:
-            transfer_weights(
-                self.features.single_encoder.learn(problem.x_P, problem.spec, seed=problem.seed, device=device), model
-            )
+            encoder = self.features.single_encoder
+            transfer_weights(encoder.learn(problem.pool_x, problem.spec, seed=problem.seed, device=device), model)
         return model
 
     def _optimize(
@@ -374,11 +346,27 @@ class GradientStudent(StudentAlgorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Supervised(GradientStudent):
+    """Cross-entropy on the answered points alone: quick, a baseline, and the default guide student."""
+
+    name: str = "supervised"
+
+    def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
+        sampler = self.make_sampler(problem)
+
+        def compute_loss(model: nn.Module, step: int) -> Tensor:
+            index_B = next(sampler.labeled_batches)
+            return compute_released_loss(problem, model(sampler.weak_labeled(index_B)).float(), index_B).mean()
+
+        return compute_loss
+
+
+@dataclass(frozen=True, kw_only=True)
 class SemiSupervisedStudent(GradientStudent):
     """A gradient student whose loss also takes public points without labels.
 
     Attributes:
-        unlabeled_batch: Public points a step.
+        unlabeled_batch: Number of public points in a batch.
     """
 
     unlabeled_batch: int = 128
@@ -387,8 +375,8 @@ class SemiSupervisedStudent(GradientStudent):
         super().__post_init__()
         checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
 
-    def make_sampler(self, problem: StudentProblem) -> Sampler:
-        return Sampler(problem, self.affine, self.batch_size, self.unlabeled_batch)
+    def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
+        return super().make_sampler(problem, self.unlabeled_batch)
 
 
 def compute_lr_factor(step: int, steps: int, warmup: float = 0.05) -> float:

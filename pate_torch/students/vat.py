@@ -26,6 +26,9 @@ from pate_torch.students.training import (
     compute_released_loss,
 )
 
+_PROBE = 1e-3
+"""Length of the finite difference that finds the worst direction, measured as ``Vat.radius`` is."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Vat(SemiSupervisedStudent):
@@ -34,7 +37,6 @@ class Vat(SemiSupervisedStudent):
     Attributes:
         radius: Length of the disturbance over the square root of the number of features (so: a typical change of one
             normalized feature).
-        probe: Length, likewise, of the finite difference that finds its direction.
         smoothness: Weight of the change.
         entropy: Weight of the entropy.
     """
@@ -42,14 +44,12 @@ class Vat(SemiSupervisedStudent):
     name: str = "vat"
     steps: int = 600
     radius: float = 0.15
-    probe: float = 1e-3
     smoothness: float = 1.0
     entropy: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.positive("student.radius", self.radius)
-        checks.positive("student.probe", self.probe)
         checks.non_negative("student.smoothness", self.smoothness)
         checks.non_negative("student.entropy", self.entropy)
 
@@ -63,7 +63,7 @@ class Vat(SemiSupervisedStudent):
             supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
-            smoothness = self._compute_smoothness(model, x, sampler.generator)
+            smoothness = compute_smoothness(model, x, self.radius, sampler.generator)
             if self.is_logged(step):
                 note("student/smoothness", smoothness, step)
                 note("student/entropy", entropy, step)
@@ -71,36 +71,36 @@ class Vat(SemiSupervisedStudent):
 
         return compute_loss
 
-    def _compute_smoothness(self, model: nn.Module, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Mean divergence between the prediction at x and at its adversarial neighbor."""
 
-        def compute_divergence(disturbance: Tensor) -> Tensor:
-            disturbed_log_proba = model(x + disturbance).float().log_softmax(1)
-            return F.kl_div(disturbed_log_proba, log_proba, log_target=True, reduction="batchmean")
+def compute_smoothness(model: nn.Module, x: Tensor, radius: float, generator: torch.Generator) -> Tensor:
+    """Mean divergence between the prediction at x and at its adversarial neighbor at this ``radius``."""
 
-        with frozen_statistics(model):
-            log_proba = model(x).float().log_softmax(1).detach()
-            noise = torch.randn(x.shape, generator=generator, device=generator.device)
-            direction = scale_to_unit_rms(noise).requires_grad_()
-            (gradient,) = torch.autograd.grad(compute_divergence(self.probe * direction), direction)
-            return compute_divergence(self.radius * scale_to_unit_rms(gradient))
+    def compute_divergence(disturbance: Tensor) -> Tensor:
+        disturbed_log_proba = model(x + disturbance).float().log_softmax(1)
+        return F.kl_div(disturbed_log_proba, log_proba, log_target=True, reduction="batchmean")
+
+    with _frozen_statistics(model):
+        log_proba = model(x).float().log_softmax(1).detach()
+        noise = torch.randn(x.shape, generator=generator, device=generator.device)
+        direction = _scale_to_unit_rms(noise).requires_grad_()
+        (gradient,) = torch.autograd.grad(compute_divergence(_PROBE * direction), direction)
+        return compute_divergence(radius * _scale_to_unit_rms(gradient))
 
 
-def scale_to_unit_rms(x: Tensor) -> Tensor:
+def _scale_to_unit_rms(x: Tensor) -> Tensor:
     """Every point scaled to root-mean-square 1 (zero stays zero)."""
     flat = x.flatten(1)
     return (flat / flat.square().mean(1, keepdim=True).sqrt().clamp(min=1e-12)).view_as(x)
 
 
 @contextmanager
-def frozen_statistics(model: nn.Module) -> Iterator[None]:
+def _frozen_statistics(model: nn.Module) -> Iterator[None]:
     """Batch normalization uses the batch's statistics but does not record them: disturbed points are not data."""
-    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
+    momenta = {m: m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    for layer in momenta:
         layer.momentum = 0.0
     try:
         yield
     finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
+        for layer, momentum in momenta.items():
             layer.momentum = momentum

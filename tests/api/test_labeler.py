@@ -23,7 +23,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 
 DELTA = 1e-5
 SPEC = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.0,), std=(1.0,))

@@ -7,7 +7,7 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
-from pate_torch.students.logistic import Logistic
+from pate_torch.students.linear import Logistic
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import run_config
 

@@ -13,7 +13,7 @@ from benchmarks.replications.splits import compute_sigma, replace_infinities
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
 from pate_torch.privacy.partition import AddRemove
-from pate_torch.students.logistic import Logistic
+from pate_torch.students.linear import Logistic
 from tests.benchmarks.split_worlds import ASKED, plan_of, write_signs
 
 QUICK = ("majority class", "no privacy: PSQ", "PSQ", "sparse vector, T = 1", "SSPP", "DP logistic regression")

@@ -14,7 +14,7 @@ from pate_torch.cli import predict
 from pate_torch.cli.learn import main
 from pate_torch.hypotheses.algorithms import ALGORITHMS
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.students.export import load_student
+from pate_torch.students.store import load_student
 
 
 def table(path, count, names, labeled=True):

@@ -18,7 +18,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.queries.random import Random
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from pate_torch.teachers.trunk import PublicStart
 from tests.run_configs import changed, run_config

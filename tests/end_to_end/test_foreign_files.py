@@ -124,7 +124,6 @@ KINDS = {
     "texts": (texts, ["one text", "another"]),
     "images": (images, torch.zeros(2, 1, 8, 8, dtype=torch.uint8)),
     "rules": (lambda: student_of(spec_of(3), "axis_rules"), torch.zeros(2, 3)),
-    "stumps": (lambda: student_of(spec_of(3), "boosted_stumps", iterations=4), torch.zeros(2, 3)),
     "probe": (lambda: student_of(spec_of(3), "probe", points=4, neighbors=2), torch.zeros(2, 3)),
 }
 

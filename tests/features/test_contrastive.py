@@ -17,10 +17,9 @@ from pate_torch.features.augmentation import Affine, View, make_strong_view, mak
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
 from pate_torch.privacy.records import DataSpec
-from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.base import StudentTask
-from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import build_problem
+from pate_torch.students.self_training import PooledStudent
+from pate_torch.students.training import Supervised, build_problem
 from pate_torch.teachers.trunk import PublicStart
 from tests import ROOT
 from tests.worlds import Counted
@@ -131,7 +130,7 @@ def test_student_k_starts_from_encoder_k(monkeypatch):
 
     monkeypatch.setattr(Supervised, "fit", spy)
     student = Supervised(network_options=SMALL, steps=2, features=recipe)
-    BaggingStudent(member=student, members=2).fit(
+    PooledStudent(member=student, members=2).fit(
         StudentTask(SPEC, x, torch.arange(60), torch.from_numpy(np.asarray(y))), seed=4, device=CPU
     )
     together = recipe.learn(x, SPEC, seed=4)

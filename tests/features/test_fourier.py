@@ -13,9 +13,9 @@ from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.privacy.records import DataSpec
-from pate_torch.students.linear_model import ReleasedModel
+from pate_torch.students.linear import ReleasedModel
 from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 
 SPEC = DataSpec(
     name="rows", num_classes=2, input_shape=(3,), class_names=("a", "b"), mean=(1.0, 0.0, 0.0), std=(2.0, 1.0, 1.0)

@@ -49,11 +49,9 @@ from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
 from pate_torch.release.statement import format_sentence
 from pate_torch.students.base import StudentTask
-from pate_torch.students.export import export
 from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.store import load
-from pate_torch.students.supervised import Supervised
-from pate_torch.students.training import GradientStudent
+from pate_torch.students.store import export, load
+from pate_torch.students.training import GradientStudent, Supervised
 from tests.mechanisms.vote_laws import TINY, Recorder
 from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest

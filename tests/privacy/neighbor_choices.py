@@ -35,7 +35,7 @@ TOY = (
 TABLE = ("recommended.student_network=mlp", "++recommended.student_options={hidden:[8]}")
 IMAGE = ("recommended.student_network=small_cnn", "++recommended.student_options={channels:[2,4],hidden:8}")
 
-SMALL = {"steps": 2, "batch_size": 8, "unlabeled_batch": 8, "restarts": 1, "epochs": 1, "workers": 1}
+SMALL = {"steps": 2, "batch_size": 8, "unlabeled_batch": 8, "epochs": 1, "workers": 1}
 """Whatever takes long, by the name of its field, wherever it stands."""
 
 
@@ -59,7 +59,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "SparseVector": {"epsilon": 1e5, "max_failures": 3},  # so that four teachers pass
     "SoftSparseVector": {"epsilon": 1e5, "max_failures": 3, "bins": 2},
     "DistanceToInstability": {"epsilon": 100.0},
-    "PrototypesThenMargin": {"num_prototypes": 3},
     "Selection": {"validation": 0.3},
     "PrivateEpsilon": {"allow_net_loss": True},  # as toy plans are
     "MembershipTest": {"records": 20},

@@ -32,7 +32,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Shards
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from tests import ROOT, command_runs, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations

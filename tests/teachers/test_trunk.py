@@ -15,7 +15,7 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
-from pate_torch.students.supervised import Supervised
+from pate_torch.students.training import Supervised
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
 from tests.run_configs import changed, run_config

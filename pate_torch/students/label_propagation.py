@@ -1,6 +1,6 @@
-"""Label spreading, distilled: propagate labels over the k-NN graph of the public points, and train a network on them.
+"""Labels propagated over the k-NN graph of the public points, and a student that learns them.
 
-The spread labels alone say nothing about new points and cannot be exported; the network can.
+The propagated labels alone say nothing about new points and cannot be exported; a network trained on them can.
 
 Source: Zhou et al. 2004 (learning with local and global consistency).
 """
@@ -37,16 +37,17 @@ from pate_torch.students.training import (
 _PROPAGATED_ERROR_RATE = 0.1  # of kept propagated labels: 1-6 % measured on printed glyphs; more is safer than less
 _NUM_NEIGHBORS = 10
 ALPHA = 0.99
-"""For a few answers, or those of cells that lie in other features (``neighbors.propagate_labels``)."""
+"""``alpha`` of ``propagate_labels`` for a few answers, or those of cells that lie in other features."""
+ALIGNMENTS = ("uniform", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSpreading(SemiSupervisedStudent):
-    """Spreads over the learnt features where there is a recipe (``features``), else over the points' principal axes.
+    """A network of labels that spread over learned features (``features``), or else over the points' principal axes.
 
     Attributes:
-        keep_fraction: Share of each class's propagated labels that is learnt from: those with the widest lead.
-        alignment: Expected share of each class, ``uniform`` or ``labels``.
+        keep_fraction: Share of each class's propagated labels that is learned: those with the widest lead.
+        alignment: Expected share of each class, see ``compute_expected_shares``.
     """
 
     include_unqueried: ClassVar[bool] = False
@@ -58,7 +59,7 @@ class LabelSpreading(SemiSupervisedStudent):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.between("student.keep_fraction", self.keep_fraction, 0, 1)
-        checks.one_of("student.alignment", self.alignment, ("uniform", "labels"))
+        checks.one_of("student.alignment", self.alignment, ALIGNMENTS)
 
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
         target_C = compute_expected_shares(problem, self.alignment)
@@ -86,13 +87,13 @@ def propagate(
     """Released labels propagated over the k-NN graph of the public points, as probabilities [P, C].
 
     Args:
-        problem: The released labels and the public points.
-        recipe: Of the features that the graph joins; None: principal axes.
+        problem: Released labels and public points.
+        recipe: Recipe of the features in which points are joined; None for principal axes.
         target_C: Share that each class should get.
-        previous_student: An earlier student, whose features then take their place.
+        previous_student: An earlier student, in whose features points are joined instead.
         alpha: See ``neighbors.propagate_labels``.
     """
-    x_P, spec = problem.x_P, problem.spec
+    x_P, spec = problem.pool_x, problem.spec
     if previous_student is not None:
         feature_PD = encode(make_feature_extractor(previous_student.module), x_P, spec)
     elif recipe is not None:
@@ -103,8 +104,7 @@ def propagate(
     seeds_PC = torch.zeros(len(x_P), spec.num_classes, device=graph.device)
     seeds_PC[problem.query_Q.to(graph.device)] = problem.target_QC.to(graph.device)
     # One unit of mass a class, however many labels it has: chance must not decide how far a class reaches.
-    seeds_PC = seeds_PC / seeds_PC.sum(0).clamp(min=1)
-    mass_PC = propagate_labels(graph, seeds_PC, alpha)
+    mass_PC = propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
     return sinkhorn_balance(mass_PC, target_C.to(graph.device)).to(x_P.device)
 
 
@@ -123,10 +123,10 @@ def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     return (compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE) * (label_B >= 0)).mean()
 
 
-def compute_expected_shares(problem: StudentProblem, kind: str) -> Tensor:
-    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the labels' own."""
+def compute_expected_shares(problem: StudentProblem, alignment: str) -> Tensor:
+    """The share that each class should get, [C]: ``uniform`` over the classes with labels, else the ``labels``' own."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
-    if kind == "uniform":
+    if alignment == "uniform":
         # A class without labels cannot be recognized; asking for its share would hand it a neighbor's points.
         return (counts_C > 0).float() / (counts_C > 0).sum()
     # One extra label a class: an unseen class is rare, not impossible.

@@ -2,40 +2,27 @@
 
 import dataclasses
 import json
-import zipfile
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
 
 from pate_torch import load_student, networks
 from pate_torch.privacy.records import DataSpec
-from pate_torch.privacy.schema import Column, TableSchema
-from pate_torch.students import export, store
+from pate_torch.privacy.schema import TableSchema
+from pate_torch.students import store
 from pate_torch.students.base import Student
-
-SCHEMA = TableSchema((Column("age", None), Column("ward", ("A", "B"))))
-SPEC = DataSpec(
-    name="clinic",
-    num_classes=2,
-    input_shape=(3,),
-    class_names=("ill", "well"),
-    mean=(40.0, 0.0, 0.0),
-    std=(9.0, 1.0, 1.0),
-    schema=SCHEMA,
-)
-FRAME = pd.DataFrame({"ward": ["B", "A", "A"], "age": [31, 62.5, 7], "diagnosis": "?"})
+from tests.students.tasks import FRAME, TABLE, make_task
 
 
 @pytest.fixture
 def student():
-    network = networks.describe("logistic", SPEC.input_shape, SPEC.num_classes)
+    network = networks.describe("logistic", TABLE.input_shape, TABLE.num_classes)
     module = networks.rebuild(network)
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    return Student(network, module.eval(), SPEC)
+    return Student(network, module.eval(), TABLE)
 
 
 def header(path):
@@ -47,19 +34,19 @@ def test_tables_and_arrays_are_taken_alike_by_a_student_and_by_its_file(student,
     store.save(student, tmp_path / "student.safetensors")
     rows = torch.tensor([[31, 0, 1], [62.5, 1, 0], [7, 1, 0]])
     for one in (student, load_student(tmp_path)):
-        assert one.spec == SPEC and one.class_names == ("ill", "well")
+        assert one.spec == TABLE and one.class_names == ("ill", "well")
         for points in (FRAME, {"age": ["31", "62.5", 7.0], "ward": list("BAA")}, rows.numpy(), rows.tolist()):
             assert torch.equal(one.predict_proba(points), student.compute_probabilities(rows))
-            assert one.predict_names(points) == [SPEC.class_names[label] for label in student.predict(rows)]
+            assert one.predict_names(points) == [TABLE.class_names[label] for label in student.predict(rows)]
             assert one.predict(points).dtype == torch.int64
 
 
 def test_a_schema_stands_beside_the_other_facts(student, tmp_path):
     store.save(student, tmp_path / "with")
-    store.save(dataclasses.replace(student, spec=dataclasses.replace(SPEC, schema=None)), tmp_path / "without")
+    store.save(dataclasses.replace(student, spec=dataclasses.replace(TABLE, schema=None)), tmp_path / "without")
     without, of_table = header(tmp_path / "without"), header(tmp_path / "with")
     assert set(without) == {"format", "network", "spec"} and "schema" not in without["spec"]
-    assert {**without, "schema": SCHEMA.to_dict()} == of_table
+    assert {**without, "schema": TABLE.schema.to_dict()} == of_table
     of_rows = store.load(tmp_path / "without")
     assert of_rows.spec.schema is None and of_rows.predict(torch.zeros(2, 3)).shape == (2,)
     with pytest.raises(ValueError, match=r"holds no schema to read tables by.*\(N, 3\)"):
@@ -83,18 +70,6 @@ def test_a_damaged_schema_is_refused_in_one_line(student, tmp_path, monkeypatch)
         load_student(tmp_path)
 
 
-def test_an_exported_program_names_the_features_it_takes(student, tmp_path):
-    path = export.export(student, tmp_path / "student.pt2")
-    with zipfile.ZipFile(path) as archive:
-        facts = json.loads(archive.read(next(name for name in archive.namelist() if name.endswith("pate_torch.json"))))
-    assert facts["features"] == ["age", "ward=A", "ward=B"]
-    schema = TableSchema.from_dict(facts["spec"]["schema"])
-    program = export.load_export(path)
-    assert torch.allclose(
-        program(torch.from_numpy(schema.encode(FRAME))), student.compute_probabilities(FRAME), atol=1e-6
-    )
-
-
 def test_facts_go_through_json_and_to_workers():
     images = DataSpec(
         name="i",
@@ -105,6 +80,15 @@ def test_facts_go_through_json_and_to_workers():
         std=(1.0,),
         resize="bilinear",
     )
-    for spec, kind in ((SPEC, "table"), (images, "images"), (dataclasses.replace(SPEC, schema=None), "rows")):
+    for spec, kind in ((TABLE, "table"), (images, "images"), (dataclasses.replace(TABLE, schema=None), "rows")):
         assert DataSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == DataSpec.from_dict(spec.to_dict()) == spec
         assert spec.kind == kind and ("schema" in spec.to_dict()) == (kind == "table")
+
+
+def test_a_selection_of_answers_keeps_what_belongs_to_each():
+    task, y = make_task(12)
+    posterior_QC, round_Q = torch.rand(12, 3), torch.arange(12) // 4
+    some = dataclasses.replace(task, posterior_QC=posterior_QC, round_Q=round_Q).select(torch.tensor([5, 5, 2]))
+    assert some.query_Q.tolist() == [5, 5, 2] and torch.equal(some.label_Q, y[[5, 5, 2]])
+    assert torch.equal(some.posterior_QC, posterior_QC[[5, 5, 2]]) and some.round_Q.tolist() == [1, 1, 0]
+    assert task.select(torch.arange(12) < 3).round_Q is None

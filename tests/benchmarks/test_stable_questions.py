@@ -31,6 +31,7 @@ def test_teachers_are_logistic_regressions():
     )
 
 
+@pytest.mark.slow(reason="statistical audit: 100,000 draws")
 def test_the_chance_of_a_failure_is_the_mechanism_s():
     mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=1)
     ones = [500, 565, 570, 575, 640]

@@ -1,0 +1,212 @@
+"""What released answers say of the labels: posteriors from noisy counts, and an estimate of the noise in labels.
+
+The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: how far
+the winner leads. Given the right class, the counts are modeled as a lead g of that class over the others plus noise,
+so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+
+Where labels alone were released, a network with room for it learns wrong labels as they are. A logistic regression, or
+the mean of many neighbors, has little room: how little, cross-validation on the labels says. What such a model predicts
+for a point whose label it has not seen is an estimate of that label: where it is most confident it is taken to be
+right, and the labels that contradict it there are counted as wrong. Where labels are few, or no model predicts more of
+them than their commonest one does, by more than a standard error, there is no estimate: the best of many models is a
+little better by luck.
+
+Everything here is arithmetic on released values and public points.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GroupKFold
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+
+from pate_torch.privacy.records import DataSpec, NoisyCounts, PublicPool, Release
+from pate_torch.students.base import StudentProblem, StudentTask
+
+_NUM_GRID_POINTS = 400
+LINEAR_MODELS = tuple(LogisticRegression(C=10.0**-k, max_iter=300, tol=1e-3) for k in range(4, -3, -1))
+"""Ridge from 1e4 to 1e-2, the strongest first, for features whose mean square is 1."""
+_MODELS = (*LINEAR_MODELS, *(KNeighborsClassifier(count) for count in (30, 10, 3)))
+_NUM_FOLDS = 5
+_CONFIDENT_FRACTION = 0.2
+"""Share of the labeled points on which the model is taken to be right."""
+_MIN_LABELS_FOR_NOISE_ESTIMATE = 50
+_MIN_PROBABILITY = 1e-3
+"""Least probability of a class: one that the model has not seen is rare, not impossible."""
+
+
+def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
+    """The pool and the answers, with the noisy counts or the scores behind them where there are any.
+
+    Answers that were given for cells, or by a model, speak for every public point.
+    """
+    if release.num_pool_rounds:
+        label_Q, share_QC = _compute_pool_labels(release)
+        rounds = torch.arange(release.num_pool_rounds)
+        query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
+        return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
+    answered_Q, posterior_QC = release.answered_Q, None
+    if release.noisy_counts is not None:  # round by round, since rounds differ in how far teachers lead
+        parts = release.noisy_counts.split(release.queries_per_round)
+        posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
+    elif release.score_QC is not None:
+        posterior_QC = release.score_QC[answered_Q]
+        posterior_QC = posterior_QC / posterior_QC.sum(1, keepdim=True)  # each is the center of a bin: none is 0
+    query_Q, label_Q, round_Q = (part[answered_Q] for part in (release.query_Q, release.label_Q, release.round_Q))
+    return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC, soft=release.score_QC is not None, round_Q=round_Q)
+
+
+def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
+    """(label, class shares) of every public point, round after round, [Q] and [Q, C] with Q = R P."""
+    if release.score_RPC is not None:
+        share_QC = release.score_RPC.flatten(0, 1).softmax(1)
+        return share_QC.argmax(1), share_QC
+    assert release.cell_RP is not None and release.noisy_counts is not None
+    cell_Q = release.cell_RP.flatten()
+    return release.label_Q[cell_Q], compute_class_proportions(release.noisy_counts)[cell_Q]
+
+
+def estimate_lead(noisy: NoisyCounts) -> float:
+    """The maximum-likelihood lead g > 0, in votes; the class of each question is unknown.
+
+    log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
+    """
+    z_QC = _center_rows(noisy)
+    max_lead = float((z_QC.max(1).values - z_QC.min(1).values).max().clamp(min=1.0))
+    g_G = torch.linspace(1 / _NUM_GRID_POINTS, 1, _NUM_GRID_POINTS, dtype=torch.float64) * max_lead
+    penalty_G = g_G.square() * (1 - 1 / z_QC.shape[1]) / 2
+    log_GQ = torch.stack([((g * z_QC - p) / noisy.sigma**2).logsumexp(1) for g, p in zip(g_G, penalty_G, strict=True)])
+    return float(g_G[log_GQ.sum(1).argmax()])
+
+
+def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
+    """Class probabilities, float32 [Q, C], from a uniform prior; the lead is estimated from all questions together."""
+    if len(noisy.counts_QC) == 0:
+        return torch.zeros(noisy.counts_QC.shape)
+    return (estimate_lead(noisy) * _center_rows(noisy) / noisy.sigma**2).softmax(1).float()
+
+
+def compute_class_proportions(noisy: NoisyCounts) -> Tensor:
+    """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
+
+    A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
+    together outweigh the one that is there. A cell without any count above sigma gets equal proportions.
+    """
+    excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
+    total_Q1 = excess_QC.sum(1, keepdim=True)
+    return torch.where(total_Q1 > 0, excess_QC / total_Q1.clamp(min=1e-12), 1 / excess_QC.shape[1]).float()
+
+
+def _center_rows(noisy: NoisyCounts) -> Tensor:
+    counts_QC = noisy.counts_QC.double().cpu()
+    return counts_QC - counts_QC.mean(1, keepdim=True)
+
+
+def select_by_cross_validation(
+    x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, models: Sequence[Any] = _MODELS
+) -> tuple[Any, np.ndarray]:
+    """The model with the best cross-validated predictions, and those predictions: class probabilities [Q, C].
+
+    Ties go to the greater likelihood, then to the first. All labels of one point (``point_Q``) are in one fold.
+    """
+    num_folds = min(_NUM_FOLDS, len(np.unique(point_Q)))
+    if num_folds < 2:
+        return models[0], np.full((len(x_QD), num_classes), 1 / num_classes)
+    splits = list(GroupKFold(num_folds).split(x_QD, label_Q, point_Q))
+
+    def predict_out_of_fold(model: Any) -> np.ndarray:
+        proba_QC = np.empty((len(x_QD), num_classes))
+        for train, test in splits:
+            proba_QC[test] = _predict_proba(model, x_QD[train], label_Q[train], x_QD[test], num_classes)
+        return proba_QC
+
+    def compute_score(candidate: tuple[Any, np.ndarray]) -> tuple[int, float]:
+        likelihood_Q = candidate[1][np.arange(len(label_Q)), label_Q]
+        return int((candidate[1].argmax(1) == label_Q).sum()), float(np.log(likelihood_Q).mean())
+
+    return max(((model, predict_out_of_fold(model)) for model in models), key=compute_score)
+
+
+def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
+    """Class probabilities of other points, [P, C], by a model fitted to these labels."""
+    proba_PC = np.full((len(x_PD), num_classes), _MIN_PROBABILITY)
+    present_classes = np.unique(label_Q)
+    if len(present_classes) == 1:
+        proba_PC[:, present_classes] += 1.0
+    else:
+        model = clone(model)
+        if isinstance(model, KNeighborsClassifier):
+            model.set_params(n_neighbors=min(model.n_neighbors, len(x_QD)))
+        with suppress_class_warnings():
+            proba_PC[:, present_classes] += model.fit(x_QD, label_Q).predict_proba(x_PD)
+    return np.asarray(proba_PC / proba_PC.sum(1, keepdims=True))
+
+
+@contextmanager
+def suppress_class_warnings() -> Iterator[None]:
+    """Silence scikit-learn's warning about few labels for each class, which would come at every fit."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes")
+        yield
+
+
+def compute_rms(x_QD: np.ndarray) -> float:
+    """The root mean square: divided by it, one ridge means the same for features of any size."""
+    return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
+
+
+def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
+    """The share of wrong labels, kept below (C-1)/C: there a label says nothing, and its loss has no gradient."""
+    return min(noise_rate, 0.95 * (1 - 1 / num_classes))
+
+
+def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
+    """The problem with label posteriors in the place of labels, or as it is where there is no estimate.
+
+    With ``include_unqueried`` all public points have one, asked or not.
+    """
+    if len(problem.query_Q) < _MIN_LABELS_FOR_NOISE_ESTIMATE:
+        return problem
+    device, num_classes = problem.pool_x.device, problem.spec.num_classes
+    x_PD = problem.spec.normalize(problem.pool_x.cpu(), torch.float64).flatten(1).numpy()
+    x_PD = x_PD / compute_rms(x_PD)
+    query_Q, label_Q = problem.query_Q.cpu().numpy(), problem.label_Q.cpu().numpy()
+    model, proba_QC = select_by_cross_validation(x_PD[query_Q], label_Q, query_Q, num_classes)
+    is_predicted_Q, confidence_Q = proba_QC.argmax(1) == label_Q, proba_QC.max(1)
+    max_label_count = np.bincount(label_Q).max()
+    standard_error = np.sqrt(max_label_count * (1 - max_label_count / len(label_Q)))
+    if is_predicted_Q.sum() <= max_label_count + standard_error:
+        return problem
+    confident_Q = confidence_Q >= np.quantile(confidence_Q, 1 - _CONFIDENT_FRACTION)
+    noise_rate = clip_noise_rate(float((~is_predicted_Q)[confident_Q].mean()), num_classes)
+    rate_per_wrong_class = noise_rate / (num_classes - 1)
+    likelihood_QC = np.full(proba_QC.shape, rate_per_wrong_class)
+    likelihood_QC[np.arange(len(label_Q)), label_Q] = 1 - noise_rate
+    posterior_QC = _normalize_rows(proba_QC * likelihood_QC)
+    if not include_unqueried:
+        return replace(problem, posterior_QC=torch.from_numpy(posterior_QC).float().to(device))
+    # The model predicts noisy labels: the label-noise matrix is inverted to obtain class probabilities.
+    proba_PC = _predict_proba(model, x_PD[query_Q], label_Q, x_PD, num_classes)
+    posterior_PC = _normalize_rows((proba_PC - rate_per_wrong_class) / (1 - noise_rate - rate_per_wrong_class))
+    posterior_PC[query_Q] = posterior_QC
+    return replace(
+        problem,
+        query_Q=torch.arange(len(x_PD), device=device),
+        label_Q=torch.from_numpy(posterior_PC.argmax(1)).to(device),
+        posterior_QC=torch.from_numpy(posterior_PC).float().to(device),
+    )
+
+
+def _normalize_rows(weight_PC: np.ndarray) -> np.ndarray:
+    weight_PC = weight_PC.clip(min=_MIN_PROBABILITY)
+    return np.asarray(weight_PC / weight_PC.sum(1, keepdims=True))

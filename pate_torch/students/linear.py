@@ -1,0 +1,214 @@
+"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that gradients were fitted to.
+
+The latter (``mechanism=gradient_descent``) was fitted to private records, with noise, and is returned as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from pate_torch import networks
+from pate_torch.core import checks
+from pate_torch.core.progress import Log, Progress, do_nothing
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.contrastive import append_mean_shift
+from pate_torch.privacy.records import LinearModel
+from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
+from pate_torch.students.labels import (
+    LINEAR_MODELS,
+    compute_rms,
+    select_by_cross_validation,
+    suppress_class_warnings,
+)
+from pate_torch.students.training import build_problem
+
+_MISSING_CLASS_LOGIT = -30.0  # logit of a class without labels: a probability of 1e-13
+_MIN_COMPARED_PROBABILITY = 1e-30  # smaller probabilities, of which float32 knows few digits, are not compared
+_MAX_LOGIT_DEVIATION = 0.02
+"""Over the spread of the released logits: other features miss them by all of it, rounding by a thousandth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logistic(StudentAlgorithm):
+    """Multinomial logistic regression on the answered points; convex, so the seed changes nothing.
+
+    Symmetric label flips are left uncorrected: they shrink the fit but do not turn it, and the corrected loss would not
+    be convex.
+
+    Attributes:
+        ridge: Weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
+            None: chosen by cross-validation on the labels, for features scaled to a mean square of 1.
+    """
+
+    name: str = "logistic"
+    ridge: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.ridge is not None:
+            checks.positive("student.ridge", self.ridge)
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
+    ) -> Student:
+        """The linear classifier."""
+        problem = build_problem(task, seed, torch.device("cpu"))
+        spec, label_Q = task.spec, problem.label_Q.numpy()
+        x_QD = spec.normalize(problem.pool_x[problem.query_Q], torch.float64).flatten(1).numpy()
+        ridge, rms = self.ridge, 1.0
+        if ridge is None:
+            rms, point_Q = compute_rms(x_QD), problem.query_Q.numpy()
+            best_model, _ = select_by_cross_validation(x_QD / rms, label_Q, point_Q, spec.num_classes, LINEAR_MODELS)
+            ridge = 1 / best_model.C
+        x_SD, label_S, share_S = x_QD / rms, label_Q, None
+        if problem.soft:  # every class of every point is a row, weighted by its share: the same cross-entropy
+            label_S = np.tile(np.arange(spec.num_classes), len(x_SD))
+            x_SD, share_S = np.repeat(x_SD, spec.num_classes, 0), problem.target_QC.double().numpy().ravel()
+        weight_CD, bias_C = _fit_logistic(x_SD, label_S, spec.num_classes, ridge, share_S)
+        weight_CD /= rms
+        description = networks.describe("logistic", spec.input_shape, spec.num_classes)
+        module = networks.rebuild(description)
+        module.load_state_dict({"1.weight": torch.from_numpy(weight_CD), "1.bias": torch.from_numpy(bias_C)})
+        progress(1, 1)
+        error = float(np.mean((x_QD @ weight_CD.T + bias_C).argmax(1) != label_Q))
+        log("student/training_error", error, 0)
+        return Student(description, module.eval().to(device), spec, {"student/training_error": [(0, error)]})
+
+
+def _fit_logistic(
+    x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [C, D] and biases [C] of scikit-learn's fit, of all classes."""
+    weight_CD = np.zeros((num_classes, x_QD.shape[1]))
+    bias_C = np.full(num_classes, _MISSING_CLASS_LOGIT)
+    present_classes = np.unique(label_Q)
+    if len(present_classes) == 1:
+        bias_C[present_classes] = 0.0
+        return weight_CD, bias_C
+    with suppress_class_warnings():
+        model = LogisticRegression(C=1 / ridge, max_iter=2000, tol=1e-7).fit(x_QD, label_Q, share_Q)
+    coefficients, intercepts = model.coef_, model.intercept_
+    if len(present_classes) == 2:
+        # One logit for the second class: halves of either sign have the same softmax.
+        coefficients, intercepts = np.concatenate([-coefficients, coefficients]) / 2, intercepts * [-0.5, 0.5]
+    weight_CD[present_classes], bias_C[present_classes] = coefficients, intercepts
+    return weight_CD, bias_C
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedModel(StudentAlgorithm):
+    """The model that gradients were fitted to (``method=gradients``), as it was released. Nothing is trained.
+
+    Attributes:
+        features: Recipe of the run's features; None if the model takes the points themselves.
+    """
+
+    name: str = "released_model"
+    features: FeatureRecipe | None = None
+
+    @property
+    def returns_released_model(self) -> bool:
+        return True
+
+    @property
+    def feature_recipe(self) -> FeatureRecipe | None:
+        return self.features
+
+    @property
+    def guide(self) -> None:
+        """None: later rounds lie in features of a student, and this one has none of its own."""
+        return None
+
+    def fit(
+        self,
+        task: StudentTask,
+        *,
+        seed: int,
+        device: torch.device,
+        progress: Progress = do_nothing,
+        log: Log = do_nothing,
+    ) -> Student:
+        """The model.
+
+        Raises:
+            ValueError: No model was released, or it is of other features.
+        """
+        student = make_linear_student(task, None, self.features, seed, device)
+        progress(1, 1)
+        return student
+
+
+def make_linear_student(
+    task: StudentTask, guide: Student | None, recipe: FeatureRecipe | None, seed: int, device: torch.device
+) -> Student:
+    """The model of the last round, over the features in which it was fitted to the records.
+
+    Args:
+        task: Task of the last round, with the released model and its answers.
+        guide: Student in whose features the model was fitted; None if it was fitted in those of ``recipe``.
+        recipe: Recipe of the features; None if the model takes the points themselves.
+        seed: Seed of the features.
+        device: Device of the student.
+
+    Raises:
+        ValueError: No model was released, or it is of other features.
+    """
+    spec, model = task.spec, task.model
+    if model is None:
+        problem = "is the model trained on gradients, and none was released"
+        fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
+        raise checks.error("student.publish", "released_model", problem, fix)
+    trunk: nn.Module = nn.Flatten()
+    design: dict[str, Any] = {"name": "logistic", "options": {}}
+    if guide is not None:
+        trunk = networks.make_feature_extractor(guide.module)
+        design = {key: guide.network[key] for key in ("name", "options")}
+    elif recipe is not None:
+        if recipe.design is None:
+            fix = "Give the recipe a design (name and options of its network), or use student.publish=student."
+            raise checks.error("features", recipe.name, "does not say of which network the encoder is a part", fix)
+        trunk, design = recipe.learn(task.pool_x, spec, seed=seed, device=device), recipe.design
+    trunk = append_mean_shift(trunk.to(device), task.pool_x, spec, model.neighbors)
+    shift_options = {"points": len(task.pool_x), "neighbors": model.neighbors} if model.neighbors else {}
+    description = networks.describe("probe", spec.input_shape, spec.num_classes, of=design, **shift_options)
+    module = networks.rebuild(description)
+    state = {f"0.{name}": value for name, value in trunk.state_dict().items()}
+    state |= {"2.weight": (model.weight_DC.T / model.radius).contiguous(), "2.bias": model.bias_C / model.radius}
+    if module.get_submodule("2").weight.shape != state["2.weight"].shape:
+        raise _foreign_model_error("has another width")
+    module.load_state_dict(state)
+    student = Student(description, module.to(device).eval(), spec)
+    deviation = _compute_logit_deviation(student, task, model)
+    if not deviation < _MAX_LOGIT_DEVIATION:
+        raise _foreign_model_error(f"its logits lie {deviation:.2g} of their spread from the released ones")
+    return student
+
+
+def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearModel) -> float:
+    """The largest distance of the student's logits from the released ones, in units of their spread."""
+    assert task.posterior_QC is not None, "a model was released with its logits"
+    released_QC = task.posterior_QC.cpu().double()
+    comparable_Q = (released_QC > _MIN_COMPARED_PROBABILITY).all(1)
+    if not bool(comparable_Q.any()):
+        return 0.0
+    released_QC = released_QC[comparable_Q].log()
+    logit_QC = student.compute_logits(task.pool_x[task.query_Q[comparable_Q].cpu()]).cpu().double()
+    logit_QC = (model.radius * logit_QC).log_softmax(1)
+    return float((logit_QC - released_QC).abs().max() / released_QC.std().clamp(min=1))
+
+
+def _foreign_model_error(reason: str) -> ValueError:
+    problem = f"is a model of other features than those of the students: {reason}"
+    fix = "Use the student of the run that asked, with student@guide_student=same; or student.publish=student."
+    return checks.error("student.publish", "released_model", problem, fix)

@@ -1,0 +1,82 @@
+"""Every configured strategy asks distinct open points within the allowance, by public points and answers alone."""
+
+import dataclasses
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from pate_torch.queries.base import QueryState, QueryStrategy
+from pate_torch.queries.clusters import Prototypes
+from pate_torch.queries.disagreement import Disagreement
+from pate_torch.queries.random import Random
+from tests import ROOT
+from tests.queries.states import NONE, blobs, state
+
+STRATEGIES = {
+    file.stem: instantiate(OmegaConf.load(file), _convert_="all")
+    for file in sorted((ROOT / "conf" / "query").glob("*.yaml"))
+}
+
+
+@pytest.mark.parametrize("features", [True, False])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_asks_distinct_open_points_within_the_allowance_and_repeats_itself(name, features):
+    strategy = STRATEGIES[name]
+    assert isinstance(strategy, QueryStrategy) and strategy.name == name
+    x, y = blobs()
+    feature_PD = torch.nn.functional.normalize(x @ torch.randn(5, 4), dim=1) if features else None
+    asked, student_PC = NONE, None
+    for turn in range(strategy.rounds):
+        now = state(
+            x,
+            20 - len(asked),
+            strategy.rounds - turn,
+            query_Q=asked,
+            label_Q=torch.where(torch.arange(len(asked)) % 3 == 2, -1, y[asked]),  # every third is not answered
+            student_PC=student_PC,
+            feature_PD=feature_PD,
+        )
+        query_Q = strategy.select(now)
+        assert torch.equal(query_Q, strategy.select(now)), "the same state must give the same questions"
+        assert query_Q.dtype == torch.int64 and len(query_Q) <= now.num_remaining
+        asked = torch.cat([asked, query_Q])
+        assert len(asked.unique()) == len(asked) and set(asked.tolist()) <= set(range(len(x)))
+        if len(query_Q) == 0 or len(asked) == 20:
+            break
+        student_PC = torch.softmax(torch.randn(len(x), 3, generator=torch.Generator().manual_seed(turn)), 1)
+    assert len(asked) == 20 if name != "disagreement" else len(asked) > 0
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_whole_pool_a_pool_of_one_and_coinciding_points_may_be_asked(name):
+    strategy, asked = STRATEGIES[name], NONE
+    x, y = blobs(12)
+    for turn in range(strategy.rounds):
+        now = state(x, 12 - len(asked), strategy.rounds - turn, query_Q=asked, label_Q=y[asked])
+        asked = torch.cat([asked, strategy.select(now)])
+    assert len(asked.unique()) == len(asked) and (len(asked) == 12 or name == "disagreement")
+    assert strategy.select(state(x[:1], 1)).tolist() == [0]
+    query_Q = strategy.select(state(torch.ones(30, 5), 7))
+    assert len(query_Q.unique()) == len(query_Q) and len(query_Q) in (1, 7)
+
+
+def test_a_strategy_sees_no_private_label():
+    answered, predicted = {"query_Q", "label_Q", "num_remaining", "num_rounds_left"}, {"student_PC", "feature_PD"}
+    assert {field.name for field in dataclasses.fields(QueryState)} == {"spec", "pool_x", "seed"} | answered | predicted
+
+
+@pytest.mark.parametrize(
+    "make,key",
+    [
+        (lambda: Random(rounds=0), "query.rounds"),
+        (lambda: Random(shuffle=1), "query.shuffle"),
+        (lambda: Prototypes(rounds=0), "query.rounds"),
+        (lambda: Disagreement(slack=-1), "query.slack"),
+        (lambda: Disagreement(criterion="errors"), "Did you mean 'error'"),
+    ],
+)
+def test_bad_settings_are_named(make, key):
+    with pytest.raises(ValueError, match=key):
+        make()
