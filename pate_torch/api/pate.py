@@ -31,8 +31,8 @@ from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
-from pate_torch.data import locations, tensors
-from pate_torch.data.base import DatasetSource, compute_normalization
+from pate_torch.data import tensors
+from pate_torch.data.base import DatasetSource, check_name, compute_normalization
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
@@ -185,7 +185,7 @@ class PATE:
         device: torch.device | str = "cpu",
         quiet: bool = True,
     ) -> None:
-        locations.check_name(name)
+        check_name(name)
         if (mean is None) != (std is None):
             raise checks.error("std", std, "must be given together with mean")
         if isinstance(teacher, nn.Module):

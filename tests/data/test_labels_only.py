@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pate_torch import pipeline
-from pate_torch.data.digits import Digits
+from pate_torch.data.benchmark import Digits
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.data import tabular
-from pate_torch.data.roles import get_categories_origin
+from pate_torch.data.base import get_categories_origin
 from pate_torch.privacy.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
 
 MISSING = {"", "na", "n/a", "nan", "null", "none"}

@@ -1,0 +1,334 @@
+"""Data sets in an owner's files: roles, units, neighbors, consent, and nothing learned from private records."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pate_torch.data import image_folder, libsvm, tabular
+from pate_torch.data.base import DatasetSource
+from pate_torch.data.file_source import (
+    PRIVATE,
+    TEST,
+    assign_by_hash,
+    assign_by_position,
+    build_class_list,
+)
+from pate_torch.data.labels_only import LabelPrivacyDataset
+from pate_torch.privacy import units
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import NOT_FINITE, UNKNOWN_CLASS
+from tests.data.owner_files import (
+    CLASSES,
+    KINDS,
+    Csv,
+    ImageFolder,
+    Libsvm,
+    Text,
+    assert_same_public_side,
+    changed_cell,
+    index_by_unit,
+    sparse,
+    table,
+    write,
+    write_svm,
+)
+from tests.worlds import check_adjacency
+
+SOURCES = {"csv": tabular.Csv, "svm": libsvm.Libsvm, "images": image_folder.ImageFolder}
+
+# ---- roles -----------------------------------------------------------------------------------------------------------
+
+
+def test_assign_by_hash_follows_the_fractions_and_each_id_alone():
+    ids, file_N, fractions = (
+        np.array([f"person{i}" for i in range(20_000)]),
+        np.zeros(20_000, dtype=int),
+        (0.7, 0.2, 0.1),
+    )
+    role_N = assign_by_hash(ids, file_N, {PRIVATE}, fractions, 3)
+    assert np.abs(np.bincount(role_N) / len(ids) - fractions).max() < 0.015  # over four deviations
+    some = np.arange(0, len(ids), 7)
+    np.testing.assert_array_equal(assign_by_hash(ids[some], file_N[some], {PRIVATE}, fractions, 3), role_N[some])
+    assert (assign_by_hash(ids, file_N, {PRIVATE}, fractions, 4) != role_N).mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ({0, 1, 2}, {0: {0}, 1: {1}, 2: {2}}),
+        ({0, 1}, {0: {0}, 1: {1, 2}}),
+        ({0, 2}, {0: {0, 1}, 2: {2}}),
+        ({0}, {0: {0, 1, 2}}),
+    ],
+)
+def test_records_of_a_file_given_for_a_role_keep_it(files, allowed):
+    ids = np.array([str(i) for i in range(3000)])
+    file_N = np.array(sorted(files))[np.arange(3000) % len(files)]
+    role_N = assign_by_hash(ids, file_N, files, (0.8, 0.1, 0.1), 0)
+    assert {file: set(role_N[file_N == file].tolist()) for file in files} == allowed
+
+
+def test_assign_by_position_has_the_sizes_printed_in_lzcw21():
+    for count, sizes in (8124, [6499, 163, 1462]), (48842, [39073, 977, 8792]), (72309, [57847, 1447, 13015]):
+        assert np.bincount(assign_by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes
+
+
+def test_build_class_list_sorts_numbers_by_value_and_keeps_declared_order():
+    assert build_class_list(None, ["10", "9", "-1"]) == ("-1", "9", "10")
+    assert build_class_list([1, -1], ["1"]) == ("1", "-1")
+
+
+# ---- neighbors -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1000), equals_another=st.booleans())
+def test_a_replaced_row_moves_no_other_where_positions_decide(seed, equals_another, tmp_path):
+    draw, frame = np.random.default_rng(seed), table(200, seed)
+    options = {"ignore": ["user", "key"], "classes": CLASSES, "categories": {"color": ["red", "green", "blue"]}}
+    options |= {"roles": "position", "seed": seed}
+    before = Csv(path=write(frame, tmp_path / "a.csv"), **options).load()
+    position = int(draw.choice(before.private.unit_id))
+    frame.iloc[position] = (frame.iloc[[int(draw.integers(200))]] if equals_another else table(1, 1000 + seed)).iloc[0]
+    after = Csv(path=write(frame, tmp_path / "b.csv"), **options).load()
+    assert_same_public_side(before, after)
+    assert len(before.private) == 160 and after.private.unit_id.tolist() == before.private.unit_id.tolist()
+    others = before.private.unit_id != str(position)
+    assert others.sum() == 159 and torch.equal(before.private.x[others], after.private.x[others])
+    assert torch.equal(before.private.y[others], after.private.y[others])
+    left, right = (ReplaceOne().make_shards(data.private, 7, seed) for data in (before, after))
+    assert torch.equal(left.index_KS, right.index_KS)
+
+
+def test_a_replaced_row_may_move_others_where_ids_decide(tmp_path):
+    """This is why replace_one is refused then."""
+    frame, sizes = table(200)[["age", "height", "label"]], set()
+    for trial in range(8):
+        other = frame.copy()
+        other.iloc[trial] = table(1, 1000 + trial)[["age", "height", "label"]].iloc[0]
+        sizes.add(len(Csv(path=write(other, tmp_path / "t.csv")).load().private))
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "text", "svm"])
+@pytest.mark.parametrize(
+    ("options", "parts", "adjacencies", "advice"),
+    [
+        ({}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
+        ({"benchmark": True}, "path", {"add_remove"}, "Use dataset.roles=position, or give"),
+        ({}, "path test_path", {"add_remove"}, "Give the public records a file of their own (dataset.public_path)."),
+        ({}, "path public_path", {"add_remove", "replace_one"}, ""),
+        ({"group": ...}, "path public_path", {"add_remove"}, "Use partition=add_remove"),
+        ({"roles": "position"}, "path", {"replace_one"}, "Use partition=replace_one, or dataset.roles=hash."),
+        ({"roles": "position", "benchmark": True}, "path", {"add_remove", "replace_one"}, ""),
+    ],
+)
+def test_sources_state_the_neighbors_that_they_support(kind, options, parts, adjacencies, advice, files):
+    format = "csv" if kind == "text" else kind
+    if "group" in options:
+        options = {"group": "qid" if kind == "svm" else "user"}
+    paths = dict.fromkeys(parts.split(), files[f"apart {format}"]) | {"path": files[f"own {format}"]}
+    source = Text(column="age", **paths, **options) if kind == "text" else KINDS[kind](**paths, **options)
+    data = source.load()
+    assert set(data.adjacencies) == adjacencies
+    for adjacency in ("add_remove", "replace_one"):
+        if adjacency in adjacencies:
+            check_adjacency(data, adjacency)
+        else:
+            with pytest.raises(ValueError, match=f"partition='{adjacency}'.*{re.escape(advice)}"):
+                check_adjacency(data, adjacency)
+
+
+@pytest.mark.parametrize("parts", ["", "public_path", "public_path test_path benchmark"])
+def test_a_replaced_image_may_move_others(parts, files):
+    options = {part: True if part == "benchmark" else files["apart images"] for part in parts.split()}
+    source = ImageFolder(path=files["own images"], **options)
+    check_adjacency(source.load(), "add_remove")
+    for data in (source.load(), LabelPrivacyDataset(source=source).load()):
+        with pytest.raises(ValueError, match=r"Use partition=add_remove \(and labels_only=false\)"):
+            check_adjacency(data, "replace_one")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "unit"),
+    [
+        (".csv", {"group": "user"}, "group:user"),
+        (".csv", {"id": "key"}, "record"),
+        (".csv", {}, "record"),
+        (".parquet", {"group": "user"}, "group:user"),
+        (".parquet", {}, "record"),
+        (".svm", {}, "record"),
+        ("images", {}, "record"),
+        ("images", {"group": "^(p[0-9]+)_"}, "group:file name"),
+    ],
+)
+def test_removing_a_private_unit_changes_nothing_else(kind, options, unit, tmp_path, files):
+    frame, (x, y) = table(), sparse()
+    options = options | {"fractions": (0.5, 0.3, 0.2)}
+
+    def load_without(gone=None):
+        """All records, or those of other units than ``gone``."""
+        content = None if gone is None else np.frombuffer(records[gone][0][0], dtype=np.float32)
+        if kind == ".svm":
+            is_left = slice(None) if gone is None else np.abs(x[:, : len(content)] - content).max(1) >= 1e-6
+            return Libsvm(path=write_svm(tmp_path, x[is_left], y[is_left]), **options).load()
+        if kind == "images":
+            folder = tmp_path / f"without {gone}".replace("/", "-")
+            shutil.copytree(files["own images"], folder)
+            for file in folder.rglob("*.png"):
+                if gone and (file.relative_to(folder).as_posix() == gone or file.name.startswith(f"{gone}_")):
+                    file.unlink()
+            return ImageFolder(path=str(folder), **options).load()
+        column = options.get("group", options.get("id"))
+        if gone is None:
+            is_left = slice(None)
+        elif column is None:  # found by its features, which no two rows share
+            is_left = ~(np.isclose(frame.age, content[0]) & np.isclose(frame.height, content[1]))
+        else:
+            is_left = frame[column] != gone
+        return Csv(path=write(frame[is_left], tmp_path / f"t{kind}"), **options).load()
+
+    whole = load_without()
+    assert whole.private.unit == unit
+    records = index_by_unit(whole.private)
+    for gone in sorted(records)[:2]:
+        fewer = load_without(gone)
+        assert_same_public_side(whole, fewer)
+        assert index_by_unit(fewer.private) == {name: value for name, value in records.items() if name != gone}
+
+
+def test_a_strange_private_record_changes_no_other(tmp_path):
+    """An unknown class, an unknown category, text in a numeric column, a huge value: each touches its own record."""
+    paths = {
+        f"{part}_path": write(table(30, seed), tmp_path / f"{part}.csv") for seed, part in ((1, "public"), (2, "test"))
+    }
+    options, frame = {"id": "key", "ignore": ["user"], **paths}, table(60)
+    plain = Csv(path=write(frame, tmp_path / "a.csv"), missing="drop", **options).load()
+    strange = frame.iloc[:4].astype(object)
+    strange["key"] = ["s0", "s1", "s2", "s3"]
+    strange.loc[0, "label"], strange.loc[1, "color"] = "perhaps", "ultraviolet"
+    strange.loc[2, "age"], strange.loc[3, "height"] = "old", 1e30
+    more = pd.concat([frame.astype(object), strange], ignore_index=True)
+    loaded = Csv(path=write(more, tmp_path / "b.csv"), **options).load()
+    assert_same_public_side(plain, loaded)
+    filled = units.drop_unusable(loaded, "replace_one").private
+    assert len(filled) == 64 and filled.x.isfinite().all() and not filled.x[-2].any() and not filled.y[-4]
+    assert loaded.num_dropped_by_reason == {NOT_FINITE: 1, UNKNOWN_CLASS: 1}
+    records, plain_records = (
+        index_by_unit(units.drop_unusable(loaded, "add_remove").private),
+        index_by_unit(plain.private),
+    )
+    assert set(records) - set(plain_records) == {"s1", "s3"}
+    assert {name: records[name] for name in plain_records} == plain_records
+    assert np.frombuffer(records["s1"][0][0], dtype=np.float32)[2:].tolist() == [0, 0, 0]
+
+
+def test_equal_records_share_a_unit_and_a_role(tmp_path):
+    frame = table()[["age", "height", "label"]]
+    data = Csv(path=write(pd.concat([frame, frame]), tmp_path / "t.csv")).load()
+    assert set(map(len, index_by_unit(data.private).values())) == {2}
+
+
+def test_the_pool_is_not_sorted_by_class(files):
+    """Image folders come class by class; a strategy that asks in order must not see one class only."""
+    data = ImageFolder(path=files["own images"], fractions=(0.3, 0.6, 0.1)).load()
+    first = data.evaluation.pool_y[: len(data.pool) // 3]
+    assert 0.2 < float(first.double().mean()) < 0.8
+
+
+# ---- settings and paths ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fractions": (0.5, 0.5, 0.0)}, r"dataset\.fractions=0"),
+        ({"fractions": (0.5, 0.5)}, r"dataset\.fractions=\[0\.5, 0\.5\]"),
+        ({"fractions": (0.5, 0.2, 0.2)}, r"dataset\.fractions=.*summing to 1"),
+        ({"fractions": (1.2, -0.1, -0.1)}, r"dataset\.fractions=-0\.1"),
+        ({"name": "a b"}, r"dataset\.name='a b'"),
+        ({"publish_split": "yes"}, r"dataset\.publish_split='yes': must be true or false"),
+        ({"nominal_size": 0}, r"dataset\.nominal_size=0"),
+        ({"roles": "hush"}, r"dataset\.roles='hush'.*hash"),
+        ({"roles": "position", "public_path": "p"}, r"dataset\.roles='position'.*Use dataset\.roles=hash"),
+    ],
+)
+def test_settings_are_refused_before_anything_is_read(kind, options, message):
+    assert isinstance(SOURCES[kind](), DatasetSource)
+    with pytest.raises(ValueError, match=message):
+        SOURCES[kind](**options)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_missing_paths_are_named(kind, tmp_path):
+    with pytest.raises(ValueError, match=r"dataset\.path=None.*Set dataset\.path"):
+        SOURCES[kind]().load()
+    with pytest.raises(ValueError, match=r"dataset\.path='gone'.*Looked for .*gone and .*gone"):
+        SOURCES[kind](path="gone", root=str(tmp_path)).load()
+
+
+def test_paths_are_found_below_the_data_root(files, monkeypatch):
+    monkeypatch.setenv("PATE_DATA", str(Path(files["own csv"]).parent))
+    assert len(Csv(path="t.csv").load().private) > 80
+
+
+# ---- what becomes public ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["public_path", "test_path"])
+def test_the_private_file_is_not_the_public_one_too(key, files):
+    path = Path(files["own csv"])
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*every private record would be public"):
+        Csv(path=str(path), **{key: str(path.parent / "images" / ".." / "t.csv")}).load()
+    with pytest.raises(ValueError, match=rf"dataset\.{key}=.*or a folder around it"):
+        ImageFolder(path=files["own images"], **{key: str(path.parent)}).load()
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_nothing_private_becomes_public_without_consent(kind, files):
+    source, path, apart = SOURCES[kind], files[f"own {kind}"], files[f"apart {kind}"]
+    request = r"dataset\.publish_split=False: about 10% of its records.*become public.*dataset\.publish_split=true"
+    for options, message in (
+        ({}, request),
+        ({"publish_test": True}, request),
+        ({"test_path": apart}, "about 11% of its records"),  # a test file leaves less to be split
+    ):
+        with pytest.raises(ValueError, match=message):
+            source(path=path, **options).load()
+    for options, split, is_public in (
+        ({"publish_split": True}, 0.1, False),
+        ({"publish_split": True, "publish_test": True}, 0.1, True),
+        ({"publish_split": True, "test_path": apart}, 1 / 9, True),
+        ({"public_path": apart}, 0, True),
+        ({"benchmark": True}, 0, True),
+    ):
+        data = source(path=path, **options).load()
+        assert data.pool.split == pytest.approx(split) and data.evaluation.public is is_public
+
+
+def test_the_request_for_consent_speaks_of_units(files):
+    with pytest.raises(ValueError, match=r"about 10% of its units \(dataset\.group=user\), with all their records"):
+        tabular.Csv(path=files["own csv"], group="user").load()
+
+
+@pytest.mark.parametrize("publish_test", [False, True])
+def test_private_test_records_are_not_looked_at(publish_test, tmp_path):
+    """Neither a class nor a category comes from test records that are the owner's alone."""
+    frame = table(200).drop(columns=["user"])
+    options = {"id": "key", "publish_split": True, "publish_test": publish_test}
+    source = tabular.Csv(path=str(tmp_path / "t.csv"), **options)
+    role_N = assign_by_hash(frame.key.to_numpy(), np.zeros(200, dtype=int), {PRIVATE}, source.fractions, 0)
+    row = int(np.flatnonzero(role_N == TEST)[0])
+    write(changed_cell(changed_cell(frame, "label", row, "perhaps"), "color", row, "ultraviolet"), tmp_path / "t.csv")
+    data = source.load()
+    assert ("perhaps" in data.spec.class_names) is publish_test
+    assert data.spec.input_shape == (5 + publish_test,)
+    assert data.num_dropped_by_reason == ({} if publish_test else {UNKNOWN_CLASS: 1})
