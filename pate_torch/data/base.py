@@ -36,7 +36,6 @@ Constants = tuple[tuple[float, ...], tuple[float, ...]]
 PathLike = str | os.PathLike[str]
 
 DATA_ROOT_VARIABLE = "PATE_DATA"
-_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,6 @@ def assemble_dataset(
     *,
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
-    constants: Constants | None = None,
     classes_origin: str = FROM_OWNER,
     categories_origin: str | None = None,
     size_origin: str = FROM_OWNER,
@@ -105,20 +103,19 @@ def assemble_dataset(
         evaluation: Test records.
         class_names: Name of each class.
         standardize: Features of rows that are centered and scaled by the pool's statistics. Images always are.
-        constants: Declared normalization constants, or None to compute them from the pool.
         classes_origin: Provenance (``PROVENANCES``) of the classes.
         categories_origin: Provenance of a table's categories.
         size_origin: Provenance of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
-    mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
+    mean, std = compute_normalization(pool.x, standardize)
     input_shape = tuple(pool.x.shape[1:])
     spec = DataSpec(
         num_classes=len(class_names), input_shape=input_shape, class_names=class_names, mean=mean, std=std, **spec_facts
     )
     origins = {
         CLASSES: classes_origin,
-        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
+        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
         NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
         CATEGORIES: categories_origin,
     }
@@ -177,14 +174,10 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
 
 def get_data_root(root: PathLike | None) -> Path:
     """Return the folder of all data sets: ``root``, else the environment variable PATE_DATA, else ``data``."""
-    return to_path("data_root", root or os.environ.get(DATA_ROOT_VARIABLE) or "data")
-
-
-def to_path(key: str, path: PathLike) -> Path:
-    """Convert a setting to a path. Raise ValueError if it is neither text nor a path."""
-    if not isinstance(path, str | os.PathLike):
-        raise checks.error(key, path, "must be the path of a folder or file")
-    return Path(path).expanduser()
+    root = root or os.environ.get(DATA_ROOT_VARIABLE) or "data"
+    if not isinstance(root, str | os.PathLike):
+        raise checks.error("data_root", root, "must be the path of a folder")
+    return Path(root).expanduser()
 
 
 def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path:
@@ -198,20 +191,20 @@ def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path
     Raises:
         ValueError: The path is not set or does not exist.
     """
-    if not path:
+    if not path or not isinstance(path, str | os.PathLike):
         raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
-    user_path = to_path(key, path)
+    user_path = Path(path).expanduser()
     candidates = dict.fromkeys((user_path, get_data_root(root) / user_path))  # one, if the path is absolute
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    fix = f"Looked for {' and '.join(str(path.absolute()) for path in candidates)}; set {key} or data_root."
-    raise checks.error(key, str(path), "must exist", fix)
+    tried_paths = " and ".join(str(candidate.absolute()) for candidate in candidates)
+    raise checks.error(key, str(path), "must exist", f"Looked for {tried_paths}; set {key} or data_root.")
 
 
 def check_name(name: Any) -> str:
     """Check the declared name of a data set, which is the ledger's account and part of a folder's name."""
-    if not isinstance(name, str) or not _NAME_PATTERN.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         message = "must be letters, digits, '.', '_' and '-', starting with one of the first two"
         raise checks.error("dataset.name", name, message)
     return name

@@ -163,7 +163,7 @@ class FileSource(DatasetSource):
         raise NotImplementedError
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
-        """Build the points of all records. Only the records of ``_is_public(role_N)`` may be looked at."""
+        """Build the points of all records. Only those of ``_public_roles`` may be looked at."""
         raise NotImplementedError
 
     @property
@@ -200,18 +200,15 @@ class FileSource(DatasetSource):
         total = private + public + test
         return public / total, test / total
 
-    def _is_releasable(self, role_N: np.ndarray) -> np.ndarray:
-        """Find the records that may be shown. To agree to figures on test records is not to agree to show them."""
-        return np.isin(role_N, (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,))
-
-    def _is_public(self, role_N: np.ndarray) -> np.ndarray:
-        """Find the records that may be looked at: classes and categories are read off them, figures are published."""
-        return np.isin(role_N, (PUBLIC, TEST)) if self.publish_test else self._is_releasable(role_N)
+    @property
+    def _releasable_roles(self) -> tuple[int, ...]:
+        """Roles of the records that may be shown. Consent to figures on test records is not consent to show them."""
+        return (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,)
 
     @property
-    def _is_pool_public(self) -> bool:
-        """Whether the public points are public: they came as such, or their owner agreed."""
-        return bool(self.benchmark or self.publish_split or not self._compute_split_shares()[0])
+    def _public_roles(self) -> tuple[int, ...]:
+        """Roles of the records that may be looked at: classes and categories are read off them."""
+        return (PUBLIC, TEST) if self.publish_test else self._releasable_roles
 
     def _find_files(self) -> dict[int, tuple[str, Path]]:
         """Find the key and the path of each role's file. Refuse files that would make private records public."""
@@ -225,7 +222,7 @@ class FileSource(DatasetSource):
             if role != PRIVATE and path.resolve() in (private_path, *private_path.parents):
                 message = "is dataset.path, or a folder around it: every private record would be public"
                 raise checks.error(key, str(path), message, "Name points of their own, or leave it out.")
-        if not self._is_pool_public:
+        if not (self.benchmark or self.publish_split or self.public_path):
             raise self._make_consent_error()
         return files
 
@@ -250,14 +247,17 @@ class FileSource(DatasetSource):
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
         unusable_by_reason = find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
-        unknown_N = unusable_by_reason.pop(UNKNOWN_CLASS, find_any(len(y_N), [])).numpy()
-        is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy() & (~unknown_N | (role_N == PUBLIC))
+        if UNKNOWN_CLASS in unusable_by_reason:
+            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # the pool needs no labels
+        is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy()
         self._check_role_sizes(role_N[is_usable_N])
         private = np.flatnonzero(role_N == PRIVATE)
         # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
         public = np.flatnonzero(is_usable_N & (role_N == PUBLIC))
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
         test = np.flatnonzero(is_usable_N & (role_N == TEST))
+        pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
+        split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
         data = assemble_dataset(
             PrivateRecords.from_rows(
                 points.x[private],
@@ -267,17 +267,8 @@ class FileSource(DatasetSource):
                 num_classes=len(class_names),
                 is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
             ),
-            PublicPool(
-                points.x[public],
-                0.0 if self.benchmark else self._compute_split_shares()[0],
-                self._make_point_names(files, points, public) if self._is_pool_public else None,
-            ),
-            Evaluation(
-                points.x[test],
-                y_N[test],
-                y_N[public] if bool((y_N[public] >= 0).all()) else None,
-                public=bool(self._is_public(np.array([TEST]))[0]),
-            ),
+            PublicPool(points.x[public], split_share, self._make_point_names(files, points, public)),
+            Evaluation(points.x[test], y_N[test], pool_y, public=TEST in self._public_roles),
             class_names=class_names,
             classes_origin=FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
             name=self.name,
@@ -286,7 +277,6 @@ class FileSource(DatasetSource):
             **points.options,
         )
         counts = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
-        counts[UNKNOWN_CLASS] = int(unknown_N[role_N != PUBLIC].sum())
         num_dropped = {reason: count for reason, count in counts.items() if count}
         adjacencies, advice = self._get_adjacency_terms()
         return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=num_dropped)
@@ -308,7 +298,7 @@ class FileSource(DatasetSource):
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
         """Encode the labels of all records by the classes, int64 [N], with -1 for a label of no class."""
         labels = [normalize_class_name(value) for file in files.values() for value in file.labels]
-        public_labels = {labels[row] for row in np.flatnonzero(self._is_public(role_N)).tolist()}
+        public_labels = {labels[row] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()}
         class_names = build_class_list(self.classes, public_labels)
         code_by_class = {value: code for code, value in enumerate(class_names)}
         return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])

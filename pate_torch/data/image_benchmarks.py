@@ -15,7 +15,7 @@ import torch
 from torchvision import datasets
 
 from pate_torch.core import checks
-from pate_torch.data.base import DATA_ROOT_VARIABLE, SourceFacts, get_data_root, to_path
+from pate_torch.data.base import DATA_ROOT_VARIABLE, SourceFacts, get_data_root
 from pate_torch.data.benchmark import Benchmark, LabeledImages
 from pate_torch.privacy.records import Dataset
 
@@ -73,7 +73,7 @@ class ImageBenchmark(Benchmark):
 
     def _load_split(self, split: str) -> LabeledImages:
         """Read one file. Raise ValueError if it is missing or damaged, or could not be fetched."""
-        root = to_path("dataset.path", self.path) if self.path else get_data_root(self.root)
+        root = get_data_root(self.path or self.root)
         try:
             x, y = self._read_split(root, split)
             if len(x) != len(y) or len(y) == 0:

@@ -93,11 +93,11 @@ class ImageFolder(FileSource):
         images = [image for file in files.values() for image in file.content]
         shape = self.channels, self.size, self.size
         x, is_readable_N = torch.zeros(len(images), *shape, dtype=torch.uint8), np.ones(len(images), dtype=bool)
-        for row, (image, is_public) in enumerate(zip(images, self._is_public(role_N).tolist(), strict=True)):
+        for row, image in enumerate(images):
             try:
                 x[row] = read_image("dataset.path", image, shape, RESIZE_METHOD)
             except ValueError:
-                if is_public:
+                if role_N[row] in self._public_roles:
                     raise
                 is_readable_N[row] = False
         return Points(

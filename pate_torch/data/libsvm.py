@@ -75,7 +75,7 @@ class Libsvm(FileSource):
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         width = max(file.content.shape[1] for file in files.values())
         rows = sp.vstack([_widen(file.content, width) for file in files.values()], format="csr")
-        public_N = self._is_public(role_N)
+        public_N = np.isin(role_N, self._public_roles)
         x = self._to_dense(rows, public_N)
         if not bool(x[torch.from_numpy(public_N)].isfinite().all()):
             message = "has public records whose features are not finite numbers"

@@ -126,7 +126,7 @@ class Csv(TableSource):
                 key, message = PATH_FIELDS[role], f"lacks the feature columns {missing_columns} of dataset.path"
                 raise checks.error(f"dataset.{key}", getattr(self, key), message)
         table = {name: _concatenate_column(files, name) for name in names}
-        public_N = self._is_public(role_N)
+        public_N = np.isin(role_N, self._public_roles)
         schema = self._build_schema(_select_rows(table, np.flatnonzero(public_N)))
         x = schema.encode(table, unknown="zeros", missing="nan")
         is_finite_ND = np.isfinite(x[public_N])
@@ -135,7 +135,7 @@ class Csv(TableSource):
             message = "stops at numeric columns with empty, infinite or non-numeric public values: "
             fix = "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore."
             raise checks.error("dataset.missing", self.missing, message + ", ".join(bad_columns), fix)
-        releasable_table = _select_rows(table, np.flatnonzero(self._is_releasable(role_N)))
+        releasable_table = _select_rows(table, np.flatnonzero(np.isin(role_N, self._releasable_roles)))
         owner_columns = self.categories or ()
         return Points(
             x=torch.from_numpy(x),
@@ -202,7 +202,7 @@ class Text(TableSource):
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         column = _concatenate_column(files, self.column)
         has_text_N = np.array([texts.is_text(text) for text in column])
-        num_missing = int((~has_text_N[self._is_public(role_N)]).sum())
+        num_missing = int((~has_text_N[np.isin(role_N, self._public_roles)]).sum())
         if num_missing and self.empty == "error":
             message = f"stops at {num_missing} public records without a text in column {self.column!r}"
             fix = "Remove them, or drop them one by one (dataset.empty=drop)."
@@ -264,7 +264,7 @@ class Embeddings(TableSource):
         row_N = torch.tensor([row_by_id.get(name, -1) for name in record_ids])
         x = vectors[row_N]
         x[row_N < 0] = torch.nan
-        is_missing_N = ~x.isfinite().all(1).numpy() & self._is_public(role_N)
+        is_missing_N = ~x.isfinite().all(1).numpy() & np.isin(role_N, self._public_roles)
         if is_missing_N.any():
             first_id = record_ids[int(is_missing_N.argmax())]
             message = f"has no finite vector of {is_missing_N.sum()} public records, such as {first_id!r}"
