@@ -24,7 +24,7 @@ GENERAL = set(OmegaConf.load(CONF / "config.yaml").recommended)
 def read(path):
     """The content of a file, after that of the file of the same folder that it begins with."""
     content = OmegaConf.load(path)
-    parents = [name for name in content.pop("defaults", []) if isinstance(name, str) and name != "_self_"]
+    parents = [name.removesuffix("@_here_") for name in content.pop("defaults", []) if "@_here_" in str(name)]
     return OmegaConf.merge(*(read(path.with_stem(name)) for name in parents), content, {"seed": 5, "data_root": None})
 
 
