@@ -77,21 +77,15 @@ def test_idx_files(source, folder, tmp_path, monkeypatch):
     data = source(root=str(tmp_path), public=12, test=5).load()
     check_parts(data, (train[0][:, None], train[1]), (test[0][:, None], test[1]), 12, 5)
     assert data.spec.nominal_size == 60_000 and data.spec.num_classes == 10
+    write_idx(tmp_path / "black" / folder / "raw", (np.zeros_like(train[0]), train[1]), test)
+    black = source(root=str(tmp_path / "black"), public=12, test=5).load()
+    assert black.spec == data.spec  # normalization ignores private images
     few = source(path=str(tmp_path), root="/nowhere", public=12, test=5, private=7).load()
     assert len(few.private) == few.spec.nominal_size == 7
     monkeypatch.setenv("PATE_DATA", str(tmp_path))
     assert len(source(public=12, test=5).load().private) == 30
     with pytest.raises(ValueError, match=r"public \+ dataset\.test=21.*at most 20"):
         source(public=15, test=6).load()
-
-
-def test_normalization_ignores_private_images(tmp_path):
-    train, test = images(30, 28, 28), images(20, 28, 28)
-    specs = []
-    for name, x in (("a", train[0]), ("b", np.zeros_like(train[0]))):
-        write_idx(tmp_path / name / "MNIST" / "raw", (x, train[1]), test)
-        specs.append(Mnist(root=str(tmp_path / name), public=12, test=5).load().spec)
-    assert specs[0] == specs[1]
 
 
 def test_svhn_files(tmp_path, any_checksum):
