@@ -19,7 +19,7 @@ class Whitening:
 
     Attributes:
         center_D: Mean of the public points.
-        axis_DD: Their principal axes, each over the standard deviation along it (with a ridge).
+        axis_DD: Principal axes of the public points, each over the standard deviation along it (with a ridge).
         radius: Clipping norm of a whitened feature.
     """
 
@@ -29,13 +29,12 @@ class Whitening:
 
     @classmethod
     def from_features(cls, feature_PD: Tensor, ridge: float, effective_dim: float | None = None) -> Whitening:
-        """The public points' own; the clipping norm is their median length.
+        """Compute the map that whitens the public points. The clipping norm is the median length of their images.
 
         Args:
             feature_PD: Features of the public points.
-            ridge: Added to the variance of every direction, in units of the mean variance.
-            effective_dim: Effective number of directions: the ridge is then the one that leaves so many
-                (``solve_ridge``).
+            ridge: Number added to the variance of every direction, in units of the mean variance.
+            effective_dim: Effective number of directions, from which ``solve_ridge`` then computes the ridge.
         """
         center_D = feature_PD.mean(0)
         centered_PD = (feature_PD - center_D).double()
@@ -48,19 +47,19 @@ class Whitening:
         return replace(unclipped_map, radius=float(unclipped_map(feature_PD).norm(dim=1).median()))
 
     def __call__(self, feature_PD: Tensor) -> Tensor:
-        """Whitened features and a 1, whose weight is the intercept, float32 [P, D + 1]; not clipped."""
+        """Whiten features without clipping, and append a 1, whose weight is the intercept: float32 [P, D + 1]."""
         return F.pad((feature_PD - self.center_D) @ self.axis_DD, (0, 1), value=1.0)
 
     def to_linear_model(self, weight_DC: Tensor, neighbors: int) -> LinearModel:
-        """The model linear in whitened features and their 1, as one linear in the features themselves."""
+        """Convert a model that is linear in whitened features and their 1 to one that is linear in the features."""
         weight_FC = self.axis_DD.double() @ weight_DC[:-1]
         bias_C = weight_DC[-1] - self.center_D.double() @ weight_FC
         return LinearModel(weight_FC.float(), bias_C.float(), neighbors, self.radius)
 
     def whiten_and_clip(self, feature_PD: Tensor) -> Tensor:
-        """Whitened features with their 1, clipped to ``radius`` and divided by it, float64 [P, D + 1].
+        """Whiten features, append the 1, clip to ``radius`` and divide by it: float64 [P, D + 1].
 
-        A point whose whitened features are not finite becomes zeros: a record that is one says nothing.
+        A point whose whitened features are not finite becomes zeros, so that a record that is one contributes nothing.
         """
         z_PD = self(feature_PD).double() / self.radius
         length_P1 = z_PD.norm(dim=1, keepdim=True)
@@ -73,9 +72,10 @@ _RIDGE_RANGE = (1e-3, 1e6)
 
 
 def solve_ridge(values_D: Tensor, effective_dim: float) -> float:
-    """The ridge r, in units of the mean variance v: sum_d v_d / (v_d + r v) = effective_dim, or the nearest end.
+    """Solve sum_d v_d / (v_d + r v) = effective_dim for the ridge r, in units of the mean variance v.
 
-    The sum is the mean squared length of a whitened point: the effective dimension of ridge regression.
+    The sum is the mean squared length of a whitened point, which is the effective dimension of ridge regression. If no
+    ridge of the searched range solves the equation, the nearer end of the range is returned.
     """
     unit_D = values_D / values_D.mean().clamp(min=1e-12)
 
