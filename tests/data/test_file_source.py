@@ -13,6 +13,7 @@ from pate_torch.data.file_source import PRIVATE, TEST, assign_by_hash, assign_by
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.privacy.records import UNKNOWN_CLASS
 from tests.data.owner_files import (
+    CLASSES,
     KINDS,
     Csv,
     ImageFolder,
@@ -67,6 +68,21 @@ def test_build_class_list_sorts_numbers_by_value_and_keeps_declared_order():
 
 
 # ---- neighbors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["44,171.5,yes,u1", "18,,no,u3", "18,long text,perhaps,new"])
+def test_a_replaced_text_moves_no_other_where_positions_decide(other, files, tmp_path):
+    """Rows of the other forms are replaced by ``test_neighbors_differ_by_one_unit_of_the_private_side``."""
+    options = {"roles": "position", "column": "height", "classes": CLASSES}
+    before = Text(path=files["own csv"], **options).load()
+    position = int(before.private.unit_id[7])
+    lines = Path(files["own csv"]).read_text().splitlines()
+    lines[1 + position] = other
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    after = Text(path=str(tmp_path / "t.csv"), **options).load()
+    assert_same_public_side(before, after)
+    records, other_records = index_by_unit(before.private), index_by_unit(after.private)
+    assert len(records) == 96 and {name for name in records if records[name] != other_records[name]} == {str(position)}
 
 
 def test_a_replaced_row_may_move_others_where_ids_decide(files, tmp_path):

@@ -19,7 +19,6 @@ from pate_torch.data import table_files
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv, Embeddings, Text
-from pate_torch.data.tensors import Tensors
 from pate_torch.privacy import records, unit_ids
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.schema import TableSchema
@@ -147,14 +146,6 @@ def as_number(value):
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def load_tensors(rows, folder):
-    x = torch.tensor([[as_number(row["number"]), 1.0] for row in rows])
-    y = torch.as_tensor(np.array([row["code"] for row in rows]))  # one fraction makes all of them fractions
-    pool = torch.ones(3, 2)
-    given = {"pool_x": pool, "test_x": pool, "test_y": torch.tensor([0, 1, 0])}
-    return Tensors(name="mine", x=x, y=y, class_names=2, **given).load().private
-
-
 def make_from_lists(rows, folder):
     x = [[row["number"], row["a"]] for row in rows]
     x = [[number, as_number(number)] for number, _ in x]
@@ -179,7 +170,6 @@ ENTRIES = {
     "libsvm by group": lambda rows, folder: load_libsvm(rows, folder, group="qid"),
     "embeddings": load_embeddings,
     "images": load_images,
-    "tensors": load_tensors,
     "lists": make_from_lists,
     "data frame": make_from_frame,
 }
@@ -279,7 +269,7 @@ def drop_labels_by_their_column(monkeypatch):
         (scale_by_the_largest, "data frame"),
         (name_units_through_their_column, "data frame"),
         (read_columns_by_pandas, "csv by content"),
-        (drop_labels_by_their_column, "tensors"),
+        (drop_labels_by_their_column, "lists"),
     ],
 )
 def test_a_gate_that_looks_at_other_rows_is_found(plant, entry, monkeypatch, tmp_path):
