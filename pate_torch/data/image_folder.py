@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from pate_torch.core import checks
-from pate_torch.data.file_source import PUBLIC, FileRecords, FileSource, Points, hash_points
+from pate_torch.data.file_source import FileRecords, FileSource, Points, hash_points
+from pate_torch.privacy.roles import PUBLIC
 from pate_torch.privacy.unit_ids import parse_unit_ids
 
 RESIZE_METHOD = "bilinear"
