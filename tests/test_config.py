@@ -468,6 +468,7 @@ GOOD = {"name": "t", "class_names": 3, "test_y": torch.tensor([0, 1, 2, 0]), **R
         ({"class_names": 1}, "two classes"),
         ({"class_names": ["a"]}, "two classes"),
         ({"unit_id": ["a"]}, "one id for each record"),
+        ({"mean": [0.0, 0.0]}, "std"),
         ({"name": "a/b"}, "dataset.name"),
         ({"name": ""}, "dataset.name"),
     ],

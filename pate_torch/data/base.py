@@ -90,6 +90,7 @@ def assemble_dataset(
     *,
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
+    constants: Constants | None = None,
     classes_origin: str = FROM_OWNER,
     categories_origin: str | None = None,
     size_origin: str = FROM_OWNER,
@@ -103,19 +104,20 @@ def assemble_dataset(
         evaluation: Test records.
         class_names: Name of each class.
         standardize: Features of rows that are centered and scaled by the pool's statistics. Images always are.
+        constants: Declared normalization constants, or None to compute them from the pool.
         classes_origin: Provenance (``PROVENANCES``) of the classes.
         categories_origin: Provenance of a table's categories.
         size_origin: Provenance of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
-    mean, std = compute_normalization(pool.x, standardize)
+    mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
     input_shape = tuple(pool.x.shape[1:])
     spec = DataSpec(
         num_classes=len(class_names), input_shape=input_shape, class_names=class_names, mean=mean, std=std, **spec_facts
     )
     origins = {
         CLASSES: classes_origin,
-        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
+        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
         NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
         CATEGORIES: categories_origin,
     }

@@ -33,12 +33,7 @@ from pate_torch.privacy.records import (
 )
 from pate_torch.privacy.roles import PRIVATE, PUBLIC, TEST, assign_by_hash, assign_by_position
 from pate_torch.privacy.schema import is_number, normalize_class_name
-from pate_torch.privacy.unit_ids import (
-    UnitIds,
-    concatenate_unit_ids,
-    make_content_ids,
-    make_position_ids,
-)
+from pate_torch.privacy.unit_ids import UnitIds, concatenate_unit_ids, make_content_ids, make_position_ids
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
 

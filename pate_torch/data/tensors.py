@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset, check_name
+from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset, check_name
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
 
 
@@ -33,6 +33,8 @@ class Tensors(DatasetSource):
         unit_id: Names [N] of the privacy units, or None to name a record by a hash of its content, so that equal
             records are one unit.
         unit: "record" or "group:<what>".
+        mean: Mean of each channel or feature, or None to compute mean and std from the pool.
+        std: Standard deviation of each channel or feature.
         benchmark: Whether the records are public data. Accuracies on the private side are then shown.
         nominal_size: Publicly declared approximate number of private records.
     """
@@ -47,11 +49,15 @@ class Tensors(DatasetSource):
     pool_y: Tensor | None = None
     unit_id: Sequence[str] | np.ndarray | None = None
     unit: str = "record"
+    mean: Sequence[float] | None = None
+    std: Sequence[float] | None = None
     benchmark: bool = False
     nominal_size: int | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        if (self.mean is None) != (self.std is None):
+            raise checks.error("std", self.std, "must be given together with mean")
 
     def __repr__(self) -> str:
         return f"Tensors({self.name!r}, content withheld)"
@@ -81,12 +87,16 @@ class Tensors(DatasetSource):
                 raise checks.error(key, tuple(part_x.shape), f"must have points like x, {tuple(x.shape[1:])} {x.dtype}")
         test_y = parse_labels("test_y", self.test_y, len(test_x), len(classes))
         pool_y = None if self.pool_y is None else parse_labels("pool_y", self.pool_y, len(pool_x), len(classes))
+        constants: Constants | None = None
+        if self.mean is not None and self.std is not None:
+            constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
         return assemble_dataset(
             private,
             PublicPool(pool_x),
             Evaluation(test_x, test_y, pool_y),
             name=self.name,
             class_names=classes,
+            constants=constants,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
         )

@@ -28,8 +28,8 @@ def test_tensors_pass_through_with_the_pools_statistics():
     assert len(set(data.private.unit_id)) == 20
     fewer = tensors(x=source.x[1:], y=source.y[1:]).load()
     assert fewer.private.unit_id.tolist() == data.private.unit_id.tolist()[1:] and fewer.spec == data.spec
-    named = tensors(unit_id=[f"u{i % 5}" for i in range(20)], unit="group:u").load()
-    assert named.private.unit == "group:u"
+    named = tensors(unit_id=[f"u{i % 5}" for i in range(20)], unit="group:u", mean=[0] * 4, std=[1] * 4).load()
+    assert named.private.unit == "group:u" and named.spec.mean == (0.0,) * 4
     image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     images = tensors(x=image, y=torch.tensor([0, 1]), pool_x=image, test_x=image, test_y=torch.tensor([0, 1]))
     assert images.load().spec.input_shape == (1, 8, 8)
@@ -48,6 +48,7 @@ def test_tensors_pass_through_with_the_pools_statistics():
         ({"y": torch.full((20,), 0.5)}, r"no integer in 0\.\.2"),
         ({"unit_id": ["a"]}, "unit_id"),
         ({"class_names": 1}, "class_names=1"),
+        ({"mean": [0.0] * 4}, "together with mean"),
     ],
 )
 def test_tensors_are_refused_clearly(changes, message):

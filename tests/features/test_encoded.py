@@ -106,19 +106,11 @@ def test_what_the_data_set_declares_is_declared_still(tmp_path):
     assert (facts.name, facts.num_private, facts.num_classes, facts.is_benchmark) == ("mails", 300, None, False)
 
 
-class Unscaled(Tensors):
-    """Rows that are not normalized."""
-
-    def load(self):
-        data = super().load()
-        return dataclasses.replace(data, spec=dataclasses.replace(data.spec, mean=(0.0,) * 4, std=(1.0,) * 4))
-
-
 def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
     x = torch.randn(40, 4).abs()
-    given = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2}
+    given = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
     x[7, 2] = -5.0
-    source = Unscaled(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **given)
+    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **given)
 
     class Root(torch.nn.Module):
         def forward(self, x):
