@@ -24,7 +24,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from pate_torch import PATE, load_student
-from pate_torch.data.digits import Digits
+from pate_torch.data.benchmark import Digits
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.queries.clusters import Prototypes

@@ -26,30 +26,15 @@ def picture(character: str, font: ImageFont.FreeTypeFont, size: int) -> np.ndarr
     return np.asarray(image, dtype=np.float32) / 255
 
 
-def dataset(
-    *,
-    kind: str,
-    name: str,
-    seed: int,
-    class_names: tuple[str, ...],
-    batch: Batch,
-    size: int,
-    private: int,
-    public: int,
-    test: int,
-) -> Dataset:
-    """A data set of ``private``, ``public`` and ``test`` drawn records.
+def dataset(source: benchmark.Benchmark, *, kind: str, seed: int, batch: Batch, size: int) -> Dataset:
+    """The data set of a source whose records are drawn.
 
     Args:
+        source: Says how many records each part has, and which classes there are.
         kind: Names the random streams.
-        name: Declared name.
         seed: Seed of the data set.
-        class_names: All classes.
         batch: Draws a batch of records.
         size: Records in a batch.
-        private: Records of the private side.
-        public: Public points.
-        test: Test records.
     """
 
     def records(part: str, count: int) -> tuple[Tensor, Tensor]:
@@ -58,10 +43,7 @@ def dataset(
         x, y = (torch.cat(parts)[:count] for parts in zip(*drawn, strict=True))
         return x, y
 
-    return benchmark.assemble(
-        name=name,
-        class_names=class_names,
-        private=records("private", private),
-        public_test=(*records("public", public), *records("test", test)),
-        nominal_size=private,
+    assert source.private is not None
+    return source.assemble(
+        records("private", source.private), records("public", source.public), records("test", source.test)
     )

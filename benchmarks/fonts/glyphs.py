@@ -80,17 +80,8 @@ class Glyphs(benchmark.Benchmark):
 
     def load(self) -> Dataset:
         atlas = _atlas(self.size * _OVERSAMPLING)[:, : self.num_classes]
-        return drawn.dataset(
-            kind="glyphs",
-            name=self.name,
-            seed=self.seed,
-            class_names=self.class_names,
-            batch=functools.partial(self._batch, atlas),
-            size=_BATCH,
-            private=self.private,
-            public=self.public,
-            test=self.test,
-        )
+        draw = functools.partial(self._batch, atlas)
+        return drawn.dataset(self, kind="glyphs", seed=self.seed, batch=draw, size=_BATCH)
 
     def _distortion(self) -> Affine:
         """In pixels of the oversampled picture."""

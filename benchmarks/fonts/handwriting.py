@@ -20,7 +20,8 @@ from torch import Tensor
 
 from benchmarks.fonts import drawn
 from pate_torch.core import checks, rng
-from pate_torch.data import benchmark, locations
+from pate_torch.data import benchmark
+from pate_torch.data.base import resolve_path
 from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import Dataset
 
@@ -74,19 +75,10 @@ class Handwriting(benchmark.Benchmark):
         Raises:
             ValueError: There is no folder, or no font in it has ten different digits.
         """
-        atlas = _atlas(locations.resolve_path("dataset.path", self.path, self.root))
+        atlas = _atlas(resolve_path("dataset.path", self.path, self.root))
         order = torch.randperm(len(atlas), generator=rng.make_torch_generator(self.seed, "handwriting", "fonts"))
-        return drawn.dataset(
-            kind="handwriting",
-            name=self.name,
-            seed=self.seed,
-            class_names=self.class_names,
-            batch=functools.partial(self._batch, atlas, 1 / (order + 1).double()),
-            size=_BATCH,
-            private=self.private,
-            public=self.public,
-            test=self.test,
-        )
+        draw = functools.partial(self._batch, atlas, 1 / (order + 1).double())
+        return drawn.dataset(self, kind="handwriting", seed=self.seed, batch=draw, size=_BATCH)
 
     def _distortion(self) -> Affine:
         return Affine(rotate=self.rotate, shear=self.shear, scale=self.scale)

@@ -36,8 +36,8 @@ from pate_torch.api.inputs import (
 from pate_torch.api.pate import PATE, annotate_disk_error, find_account
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
+from pate_torch.data.base import get_categories_origin
 from pate_torch.data.encoded_dataset import encode_sides, replace_non_finite
-from pate_torch.data.roles import get_categories_origin
 from pate_torch.features.encoder import TEXT_SPEC, Encoder
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent

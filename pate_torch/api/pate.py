@@ -30,8 +30,8 @@ from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.core.run_folders import make_unique_run_id
-from pate_torch.data import locations, tensors
-from pate_torch.data.base import Constants, DatasetSource, compute_normalization
+from pate_torch.data import tensors
+from pate_torch.data.base import Constants, DatasetSource, check_name, compute_normalization
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
@@ -165,7 +165,7 @@ class PATE:
     quiet: bool = True
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
+        check_name(self.name)
         self._check_teacher()
         names = range(checks.integer("classes", self.classes, low=2)) if isinstance(self.classes, int) else self.classes
         self.class_names = tuple(map(str, names))

@@ -36,9 +36,9 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource, SourceFacts
-from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.data.labels_only import LabelPrivacyDataset
+from pate_torch.data.tabular import Embeddings
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.files import escape_spreadsheet_cell, write_atomically
-from pate_torch.data import image_folder, tabular
+from pate_torch.data import image_folder, table_files
 from pate_torch.students.base import Student
 from pate_torch.students.store import load_student
 
@@ -28,7 +28,7 @@ def read_table(student: Student, file: Path, options: argparse.Namespace) -> tup
         ValueError: The student or the table does not fit; names the columns and values.
     """
     quotes = not options.no_quotes
-    table = tabular.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
+    table = table_files.read_table("records", file, options.separator, columns=options.columns, quotes=quotes)
     if options.id is not None:
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)

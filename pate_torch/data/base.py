@@ -1,9 +1,11 @@
-"""Where data come from: what every source declares before it reads anything, and the data set that it loads."""
+"""Sources of data sets: the public facts of a source, the place of its files, and the Dataset that it loads."""
 
 from __future__ import annotations
 
+import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from pate_torch.core import checks
 from pate_torch.privacy.records import (
+    CATEGORIES,
     CLASSES,
     FROM_OWNER,
+    FROM_OWNER_AND_PUBLIC_POINTS,
     FROM_PUBLIC_POINTS,
     NORMALIZATION_CONSTANTS,
     NUMBER_OF_RECORDS,
@@ -23,23 +28,28 @@ from pate_torch.privacy.records import (
     PrivateRecords,
     PublicPool,
 )
+from pate_torch.privacy.schema import TableSchema
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and deviation, per channel or feature."""
+"""Mean and standard deviation of each channel or feature."""
+
+PathLike = str | os.PathLike[str]
+
+DATA_ROOT_VARIABLE = "PATE_DATA"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """Releasable. What a source declares before it reads anything; None where it declares nothing.
+    """Releasable. The facts that a source declares before it reads anything. None stands for an undeclared fact.
 
     Attributes:
         name: Declared name of the data set.
         num_classes: Number C of classes.
-        num_private: About how many private records there are, as published or declared.
+        num_private: Approximate number of private records, as published or declared.
         num_public: Number P of public points.
         is_benchmark: Whether all records are public data.
-        paths: Where the main file of an owner may lie; empty for data that are no files of an owner.
-        root: The data root, where the source names one.
+        paths: Candidate locations of the owner's main file. Empty if the data are not files of an owner.
+        root: Data root, if the source names one.
     """
 
     name: str
@@ -54,22 +64,22 @@ class SourceFacts:
 class DatasetSource(ABC):
     """Loads one data set."""
 
-    if TYPE_CHECKING:  # a field of most sources, which a property here would give itself as its default value
+    if TYPE_CHECKING:  # most sources have a field of this name, and a property here would become its default value
 
         @property
         def name(self) -> str:
-            """Declared name."""
+            """Declared name of the data set."""
 
     def declared_facts(self) -> SourceFacts:
-        """The public facts that are known before anything is read."""
+        """Return the public facts that are known before anything is read."""
         return SourceFacts(name=self.name)
 
     @abstractmethod
     def load(self) -> Dataset:
-        """The private, public and evaluation sides.
+        """Load the private records, the public points and the test records.
 
         Raises:
-            ValueError: The data cannot be found; names the folder and the switch.
+            ValueError: The data cannot be found or read. The message names the file and the key.
         """
 
 
@@ -81,48 +91,64 @@ def assemble_dataset(
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
     constants: Constants | None = None,
-    origin: str = FROM_OWNER,
-    dataset_facts: Mapping[str, Any] | None = None,
+    classes_origin: str = FROM_OWNER,
+    categories_origin: str | None = None,
+    size_origin: str = FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """The data set of parts that a source has read, normalized by constants of its public points.
+    """Build a Dataset from its parts. The normalization constants are statistics of the public points.
 
     Args:
-        private: The private side.
-        pool: The public pool.
-        evaluation: The evaluation side.
-        class_names: One name for each class.
-        standardize: Which features of rows are centered and scaled by the pool's statistics; images always are.
-        constants: Declared constants; None: the pool's.
-        origin: Where classes and the number of records come from: one of ``PROVENANCES``.
-        dataset_facts: Further fields of ``Dataset``; its provenance goes before ``origin``.
+        private: Private records.
+        pool: Public points.
+        evaluation: Test records.
+        class_names: Name of each class.
+        standardize: Features of rows that are centered and scaled by the pool's statistics. Images always are.
+        constants: Declared normalization constants, or None to compute them from the pool.
+        classes_origin: Provenance (``PROVENANCES``) of the classes.
+        categories_origin: Provenance of a table's categories.
+        size_origin: Provenance of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
     mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
+    input_shape = tuple(pool.x.shape[1:])
     spec = DataSpec(
-        num_classes=len(class_names),
-        input_shape=tuple(pool.x.shape[1:]),
-        class_names=class_names,
-        mean=mean,
-        std=std,
-        **spec_facts,
+        num_classes=len(class_names), input_shape=input_shape, class_names=class_names, mean=mean, std=std, **spec_facts
     )
-    provenance = {
-        CLASSES: origin,
+    origins = {
+        CLASSES: classes_origin,
         NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
-        **({} if spec.nominal_size is None else {NUMBER_OF_RECORDS: origin}),
+        NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
+        CATEGORIES: categories_origin,
     }
-    options = {"num_dropped_by_reason": private.num_unusable_by_reason, **(dataset_facts or {})}
-    options["provenance"] = provenance | options.get("provenance", {})
-    return Dataset(spec, private, pool, evaluation, **options)
+    provenance = {name: origin for name, origin in origins.items() if origin is not None}
+    num_dropped = private.num_unusable_by_reason
+    return Dataset(spec, private, pool, evaluation, num_dropped_by_reason=num_dropped, provenance=provenance)
 
 
-def compute_channel_statistics(x: Tensor) -> Constants:
-    """Mean and deviation per channel of public uint8 images [Q, Ch, H, W], as fractions of 255.
+def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] = True) -> Constants:
+    """Compute normalization constants of public points, never of private records.
 
-    Of the public pool, never of private records. The usual published constants of these benchmarks are statistics of
-    their training images, which are the private side here.
+    The published constants of image benchmarks are statistics of the training images, which are private here.
+
+    Args:
+        public_x: uint8 images [P, Ch, H, W], uint8 texts [P, L] or float rows [P, D].
+        standardize: Features of rows that are centered and scaled. A feature that is constant in the pool has
+            deviation 1, because a small one would blow up private records that differ from the pool.
     """
+    if public_x.dim() == 4:
+        return _compute_channel_statistics(public_x)
+    if public_x.dtype == torch.uint8:  # texts
+        return (0.0,), (1.0,)
+    x_PD = public_x.double()
+    is_standardized = torch.as_tensor(standardize).expand(x_PD.shape[1])
+    std = x_PD.std(0, correction=0)
+    mean = torch.where(is_standardized, x_PD.mean(0), 0.0)
+    return tuple(mean.tolist()), tuple(torch.where(is_standardized & (std > 1e-8), std, 1.0).tolist())
+
+
+def _compute_channel_statistics(x: Tensor) -> Constants:
+    """Compute the mean and deviation of each channel of uint8 images, as fractions of 255, from exact counts."""
     channels = x.transpose(0, 1).flatten(1)
     counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
     level = torch.arange(256, dtype=torch.float64) / 255
@@ -133,24 +159,54 @@ def compute_channel_statistics(x: Tensor) -> Constants:
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] = True) -> Constants:
-    """Constants of public points; of rows [Q, D], ``standardize`` says which features are centered and scaled.
-
-    The deviation is 1 where the pool is constant: a small one would blow up private records that differ from the pool.
-    """
-    if public_x.dim() == 4:
-        return compute_channel_statistics(public_x)
-    if public_x.dtype == torch.uint8:  # texts
-        return (0.0,), (1.0,)
-    x_PD = public_x.double()
-    is_standardized = torch.as_tensor(standardize).expand(x_PD.shape[1])
-    std = x_PD.std(0, correction=0)
-    mean = torch.where(is_standardized, x_PD.mean(0), 0.0)
-    return tuple(mean.tolist()), tuple(torch.where(is_standardized & (std > 1e-8), std, 1.0).tolist())
-
-
 def compute_common_scale(public_x: Tensor) -> Constants:
-    """The mean of each feature of public rows [Q, D], and one deviation for all, so that angles stay about the same."""
+    """Compute the mean of each feature of public rows [P, D], and one deviation for all, which preserves angles."""
     x_PD = public_x.double()
     std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
     return tuple(x_PD.mean(0).tolist()), (std,) * x_PD.shape[1]
+
+
+def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -> str:
+    """Return the provenance of a table's categories, of which those of ``owner_columns`` were declared."""
+    is_declared = {column.name in owner_columns for column in schema.columns if column.categories is not None}
+    if is_declared == {True}:
+        return FROM_OWNER
+    return FROM_OWNER_AND_PUBLIC_POINTS if True in is_declared else FROM_PUBLIC_POINTS
+
+
+def get_data_root(root: PathLike | None) -> Path:
+    """Return the folder of all data sets: ``root``, else the environment variable PATE_DATA, else ``data``."""
+    root = root or os.environ.get(DATA_ROOT_VARIABLE) or "data"
+    if not isinstance(root, str | os.PathLike):
+        raise checks.error("data_root", root, "must be the path of a folder")
+    return Path(root).expanduser()
+
+
+def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path:
+    """Find a user's file or folder in the working directory or else below the data root.
+
+    Args:
+        key: Name of the setting, for messages.
+        path: Path as the user wrote it.
+        root: Data root.
+
+    Raises:
+        ValueError: The path is not set or does not exist.
+    """
+    if not path or not isinstance(path, str | os.PathLike):
+        raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
+    user_path = Path(path).expanduser()
+    candidates = dict.fromkeys((user_path, get_data_root(root) / user_path))  # one, if the path is absolute
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    tried_paths = " and ".join(str(candidate.absolute()) for candidate in candidates)
+    raise checks.error(key, str(path), "must exist", f"Looked for {tried_paths}; set {key} or data_root.")
+
+
+def check_name(name: Any) -> str:
+    """Check the declared name of a data set, which is the ledger's account and part of a folder's name."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        message = "must be letters, digits, '.', '_' and '-', starting with one of the first two"
+        raise checks.error("dataset.name", name, message)
+    return name

@@ -1,13 +1,15 @@
-"""A user's own files: what their sources share, from the declared choices to the Dataset.
+"""Data sets in an owner's files: the role and the privacy unit of each record, the classes, and the Dataset.
 
-Nothing is learnt from private records: roles come from each unit's own id or position, class lists and statistics from
-the public side (or are declared), and a private record that does not fit is dropped by itself.
+Guarantee: nothing is learned from private records. The role of a record follows from its unit's id or position alone,
+classes and statistics are declared or come from public records, and a private record that does not fit is dropped by
+itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,9 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data import locations, roles
-from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset
-from pate_torch.data.roles import PRIVATE, PUBLIC, TEST
+from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset, check_name, get_data_root, resolve_path
 from pate_torch.privacy.records import (
-    CATEGORIES,
-    CLASSES,
+    FROM_OWNER,
     FROM_PUBLIC_POINTS,
     UNKNOWN_CLASS,
     Dataset,
@@ -32,73 +31,75 @@ from pate_torch.privacy.records import (
     find_any,
     find_unusable_rows,
 )
-from pate_torch.privacy.schema import TableSchema, normalize_class_name
+from pate_torch.privacy.roles import PRIVATE, PUBLIC, TEST, assign_by_hash, assign_by_position
+from pate_torch.privacy.schema import is_number, normalize_class_name
 from pate_torch.privacy.unit_ids import UnitIds, concatenate_unit_ids, make_content_ids, make_position_ids
+
+PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Part:
+class FileRecords:
     """PRIVATE. The records of one file or folder.
 
     Attributes:
-        content: What it holds, in the form of its source.
-        label: Their labels [N]; "" unknown.
-        make_unit_ids: Makes the names of their units [N].
+        content: Points in the form of their source.
+        labels: Label of each record as text [N]; "" for an unknown label.
+        unit_ids: Name of each record's privacy unit [N].
+        point_names: Names [N] by which whoever holds the file finds its records, by the kind of name and, for an id,
+            its column.
     """
 
     content: Any
-    label: Sequence[str]
-    make_unit_ids: Callable[[], UnitIds]
+    labels: Sequence[str]
+    unit_ids: UnitIds
+    point_names: Mapping[tuple[str, str | None], Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Points:
-    """PRIVATE. The points of all records, one file after another, each read from its own row or file alone.
+    """PRIVATE. The points of all records, one file after another, each read from its own row or image alone.
 
     Attributes:
-        x: uint8 [N, Ch, H, W], texts as uint8 [N, L] (zeros for none) or float32 [N, D] (NaN for what is missing).
-        is_readable_N: Whether a point could be read, bool [N]; None: all could.
-        standardize: Which features are centered and scaled by the pool's statistics (images always are).
-        schema: How a table became these rows, as it may be published.
-        owner_columns: Columns whose categories the owner declared.
-        resize: How images became these.
-        text: The column whose texts these are.
-        make_content_ids: Hashes by which whoever holds public points without ids finds them, of their indices among the
-            records.
+        x: Images, uint8 [N, Ch, H, W]; texts, uint8 [N, L], with zeros for a missing text; or rows, float32 [N, D],
+            with NaN for missing numbers.
+        is_readable_N: Whether each point could be read, bool [N], or None if all could.
+        make_content_ids: Computes content hashes of the public points at the given indices, for readers who hold
+            points without ids. None if the points cannot be found by their content.
+        options: Further arguments of ``assemble_dataset``.
     """
 
     x: Tensor
     is_readable_N: np.ndarray | None = None
-    standardize: bool | Sequence[bool] = False
-    schema: TableSchema | None = None
-    owner_columns: Collection[str] = ()
-    resize: str | None = None
-    text: str | None = None
     make_content_ids: Callable[[np.ndarray], list[str]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource(DatasetSource):
-    """Records of an owner's own files; private, public and test by ``fractions`` of the units, or from other files.
+    """Records in an owner's files. A role without a file of its own is split off by ``fractions`` of the units.
 
     Attributes:
         name: Declared name.
-        path: The main file or folder, which is private, from the working directory or the data root.
-        public_path: A public file of public points, which may lack labels when there is a test file.
-        test_path: A public file of test records. A role without a file is split off by ``fractions``.
-        root: The data root.
-        seed: Seed of the split, which goes by a keyed hash of each unit's own name.
-        fractions: Private, public and test.
-        group: What names the privacy unit (say, a user); None: a record is one.
-        classes: All of them; None: those of the public side. Private records of another class are dropped.
-        publish_split: The owner agrees that the public points are split off ``path``, and so become public: their
+        path: Main file or folder, which is private, in the working directory or below the data root.
+        public_path: Public file of public points. It may lack labels if there is a test file.
+        test_path: Public file of test records.
+        root: Data root.
+        seed: Seed of the split.
+        roles: "hash" to split by a keyed hash of each unit's id, or "position" to split one file of single records by a
+            seeded permutation of the positions, which then are the units' ids (for replace_one).
+        fractions: Fractions of private, public and test units.
+        group: Privacy unit: a column of a table, "qid" in a LIBSVM file, or a regular expression on the names of image
+            files. None if each record is a unit.
+        classes: All classes, or None to take those of the public records. Private records of other classes are dropped.
+        publish_split: Whether the owner agrees that the public points are split off ``path`` and become public: their
             categories, and a hash of the features of those that are asked, are released.
-        publish_test: The owner agrees that figures on test records split off ``path`` become public.
+        publish_test: Whether the owner agrees that figures on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether the records are public data: accuracies on the private side are then shown.
+        benchmark: Whether all records are public data. Accuracies on the private side are then shown.
 
     Raises:
-        ValueError: Names the file or key, what is allowed and the fix.
+        ValueError: The message names the file or the key, the allowed values and the fix.
     """
 
     name: str
@@ -107,6 +108,7 @@ class FileSource(DatasetSource):
     test_path: str | None = None
     root: str | None = None
     seed: int = 0
+    roles: str = "hash"
     fractions: Sequence[float] = (0.8, 0.1, 0.1)
     group: str | None = None
     classes: Sequence[Any] | None = None
@@ -116,20 +118,24 @@ class FileSource(DatasetSource):
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
-        roles.check_fractions(self.fractions)
-        for key in ("publish_split", "publish_test", "benchmark"):
-            checks.boolean(f"dataset.{key}", getattr(self, key))
+        check_name(self.name)
+        key = "dataset.fractions"
+        fractions = [checks.positive(key, fraction) for fraction in checks.collection(key, self.fractions)]
+        if len(fractions) != 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
+            message = "must be three positive numbers [private, public, test] summing to 1"
+            raise checks.error(key, list(self.fractions), message)
+        for name in ("publish_split", "publish_test", "benchmark"):
+            checks.boolean(f"dataset.{name}", getattr(self, name))
         if self.nominal_size is not None:
             checks.integer("dataset.nominal_size", self.nominal_size, low=1)
-        checks.one_of("dataset.roles", self._role_assignment, ("hash", "position"))
-        if self._role_assignment == "position" and not self._has_unnamed_records:
+        checks.one_of("dataset.roles", self.roles, ("hash", "position"))
+        if self.roles == "position" and not self._has_unnamed_records:
             message = "goes with one file of single records, named by position"
-            raise checks.error("dataset.roles", self._role_assignment, message, "Use dataset.roles=hash.")
+            raise checks.error("dataset.roles", self.roles, message, "Use dataset.roles=hash.")
 
     def declared_facts(self) -> SourceFacts:
         path = None if self.path is None else Path(self.path).expanduser()
-        candidates = () if path is None else (path, locations.get_data_root(self.root) / path)
+        candidates = () if path is None else (path, get_data_root(self.root) / path)
         return SourceFacts(
             name=self.name,
             num_classes=None if self.classes is None else len(self.classes),
@@ -139,43 +145,37 @@ class FileSource(DatasetSource):
             root=self.root,
         )
 
-    def _read_part(self, role: int, key: str, path: Path) -> Part:
-        """The records of one file.
+    def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
+        """Read one file.
 
         Args:
-            role: The role it was given for (PRIVATE: the main file).
-            key: The setting that names it, for messages.
-            path: The file or folder.
+            role: Role that the file was given for; PRIVATE for the main file.
+            key: Name of the setting, for messages.
+            path: File or folder.
         """
         raise NotImplementedError
 
-    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
-        """The points of the records of all files, of which those of ``_is_public`` may be looked at."""
+    def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
+        """Build the points of all records. Only those of ``_public_roles`` may be looked at."""
         raise NotImplementedError
 
     @property
-    def _role_assignment(self) -> str:
-        """How roles are dealt: "hash" or "position"."""
-        return "hash"
-
-    @property
     def _has_unnamed_records(self) -> bool:
-        """Whether there is one file of single records, which are named by nothing but their positions."""
+        """Whether there is one file of single records that have no names but their positions."""
         return not (self.public_path or self.test_path or self.group)
 
     @property
     def _unit_name(self) -> str:
-        """What the privacy unit is."""
         return "record" if self.group is None else f"group:{self.group}"
 
     def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
-        """``Dataset.adjacencies`` and ``Dataset.advice``: the relations under which no other record moves.
+        """Return ``Dataset.adjacencies`` and ``Dataset.advice``: the relations under which no other record moves.
 
-        Where an id decides, a replaced row may take another role and change how many are private, unless the whole file
-        is private. Where the position decides, a row less renames all later ones, which harms nobody only on a public
-        benchmark.
+        Where an id decides, a replaced row may take another role and change the number of private records, unless the
+        whole file is private. Where the position decides, removing a row renames all later ones, which harms nobody
+        only if the data are public.
         """
-        if self._role_assignment == "position":
+        if self.roles == "position":
             advice = "Use partition=replace_one, or dataset.roles=hash."
             return (("add_remove", "replace_one") if self.benchmark else ("replace_one",)), advice
         if self.group is not None:
@@ -185,145 +185,152 @@ class FileSource(DatasetSource):
         advice = "Use dataset.roles=position, or give" if self._has_unnamed_records else "Give"
         return ("add_remove",), f"{advice} the public records a file of their own (dataset.public_path)."
 
-    def _make_point_names(self, parts: dict[int, Part], points: Points, public: np.ndarray) -> PointNames | None:
-        """By what whoever holds the public points finds them: of their indices among the records, and of no others'."""
-        source = None if self.public_path is None else Path(self.public_path).name
-        if points.make_content_ids is None:
-            return None
-        return PointNames("content", tuple(points.make_content_ids(public)), source)
-
     def _compute_split_shares(self) -> tuple[float, float]:
-        """The shares of the main file that become (public points, test records); 0 where these come from elsewhere."""
+        """Compute the shares of the main file's units that become public points and test records."""
         private, public, test = self.fractions
         public = 0.0 if self.public_path else public
         test = 0.0 if self.public_path or self.test_path else test
         total = private + public + test
         return public / total, test / total
 
-    def _is_releasable(self, role_N: np.ndarray) -> np.ndarray:
-        """Which records may be shown as they are: who agreed to figures on test records agreed to no more."""
-        return np.isin(role_N, (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,))
-
-    def _is_public(self, role_N: np.ndarray) -> np.ndarray:
-        """Which records may be looked at: they give classes, categories and widths, and figures are published."""
-        return np.isin(role_N, (PUBLIC, TEST)) if self.publish_test else self._is_releasable(role_N)
+    @property
+    def _releasable_roles(self) -> tuple[int, ...]:
+        """Roles of the records that may be shown. Consent to figures on test records is not consent to show them."""
+        return (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,)
 
     @property
-    def _is_pool_public(self) -> bool:
-        """Whether the public points are public: they came as such, or their owner agreed."""
-        return bool(self.benchmark or self.publish_split or not self._compute_split_shares()[0])
+    def _public_roles(self) -> tuple[int, ...]:
+        """Roles of the records that may be looked at: classes and categories are read off them."""
+        return (PUBLIC, TEST) if self.publish_test else self._releasable_roles
 
-    def _list_files(self) -> list[tuple[int, str, Path]]:
-        """The role, the key and the path of every file there is.
-
-        Raises:
-            ValueError: One is missing, or private records would become public without a word.
-        """
-        keys = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
-        files = [
-            (role, f"dataset.{key}", locations.resolve_path(f"dataset.{key}", getattr(self, key), self.root))
-            for role, key in keys.items()
-            if getattr(self, key) or role == PRIVATE
-        ]
-        private_path = files[0][2].resolve()
-        for role, key, path in files:
-            if role != PRIVATE and {private_path, *private_path.parents} & {path.resolve()}:
+    def _find_files(self) -> dict[int, tuple[str, Path]]:
+        """Find the key and the path of each role's file. Refuse files that would make private records public."""
+        files = {
+            role: (f"dataset.{name}", resolve_path(f"dataset.{name}", getattr(self, name), self.root))
+            for role, name in PATH_FIELDS.items()
+            if getattr(self, name) or role == PRIVATE
+        }
+        private_path = files[PRIVATE][1].resolve()
+        for role, (key, path) in files.items():
+            if role != PRIVATE and path.resolve() in (private_path, *private_path.parents):
                 message = "is dataset.path, or a folder around it: every private record would be public"
                 raise checks.error(key, str(path), message, "Name points of their own, or leave it out.")
-        if not self._is_pool_public:
-            raise self._unpublished_split_error()
+        if not (self.benchmark or self.publish_split or self.public_path):
+            raise self._make_consent_error()
         return files
 
-    def _unpublished_split_error(self) -> ValueError:
-        """The error of a private file of which a part would become public: its owner has not said that it may."""
+    def _make_consent_error(self) -> ValueError:
+        """Make the error of a private file of which a part would become public without its owner's consent."""
         public, test = self._compute_split_shares()
-        subject = (
-            "its records" if self.group is None else f"its units (dataset.group={self.group}), with all their records"
-        )
-        hint = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
-        return checks.error(
-            "dataset.publish_split",
-            False,
+        subject = "its records"
+        if self.group is not None:
+            subject = f"its units (dataset.group={self.group}), with all their records"
+        message = (
             f"about {public:.0%} of {subject} in {self.path} would become public: a student learns from them as they "
-            "are, class names, categories and hashes of theirs are released, and no epsilon covers them",
-            "Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true."
-            + hint,
+            "are, class names, categories and hashes of theirs are released, and no epsilon covers them"
         )
-
-    def _read_parts(self) -> dict[int, Part]:
-        """The records of every file, by the role it was given for."""
-        return {role: self._read_part(role, key, path) for role, key, path in self._list_files()}
+        fix = "Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true."
+        hint = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
+        return checks.error("dataset.publish_split", False, message, fix + hint)
 
     def load(self) -> Dataset:
-        """Part the records by role: each by its own unit's name or position."""
-        parts = self._read_parts()
-        sizes = [len(part.label) for part in parts.values()]
-        if self._role_assignment == "position":
-            unit_id = make_position_ids(sizes[0])
-            role_N = roles.assign_by_position(sizes[0], self.fractions, self.seed)
-        else:
-            unit_id = concatenate_unit_ids([part.make_unit_ids() for part in parts.values()])
-            role_N = roles.assign_by_hash(unit_id, np.repeat(list(parts), sizes), set(parts), self.fractions, self.seed)
-        roles.check_parts(self.name, *np.bincount(role_N, minlength=3).tolist())
-        points = self._build_points(parts, role_N)
-        x = points.x
-        class_names, y_N = self._encode_labels(parts, role_N)
-        unusable_by_reason = find_unusable_rows(x, y_N, len(class_names), points.is_readable_N)
-        unknown_N = unusable_by_reason.pop(UNKNOWN_CLASS, find_any(len(x), [])).numpy()
-        has_point_N = ~find_any(len(x), unusable_by_reason.values()).numpy()
+        files = {role: self._read_file(role, key, path) for role, (key, path) in self._find_files().items()}
+        unit_id, role_N = self._assign_roles(files)
+        self._check_role_sizes(role_N)
+        points = self._build_points(files, role_N)
+        class_names, y_N = self._encode_labels(files, role_N)
+        unusable_by_reason = find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
+        if UNKNOWN_CLASS in unusable_by_reason:
+            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # the pool needs no labels
+        is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy()
+        self._check_role_sizes(role_N[is_usable_N])
         private = np.flatnonzero(role_N == PRIVATE)
         # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
-        public = np.flatnonzero((role_N == PUBLIC) & has_point_N)
+        public = np.flatnonzero(is_usable_N & (role_N == PUBLIC))
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
-        test = np.flatnonzero((role_N == TEST) & has_point_N & ~unknown_N)
-        num_usable = int((has_point_N & ~unknown_N)[private].sum())
-        roles.check_parts(self.name, num_usable, len(public), len(test))
-        counts = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
-        counts[UNKNOWN_CLASS] = int(unknown_N[role_N != PUBLIC].sum())
-        adjacencies, advice = self._get_adjacency_terms()
-        provenance = {CLASSES: FROM_PUBLIC_POINTS} if self.classes is None else {}
-        if points.schema is not None:
-            provenance[CATEGORIES] = roles.get_categories_origin(points.schema, points.owner_columns)
-        records = PrivateRecords.from_rows(
-            x[private],
-            y_N[private],
-            unit_id[private],
-            self._unit_name,
-            num_classes=len(class_names),
-            is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
-        )
-        point_names = self._make_point_names(parts, points, public) if self._is_pool_public else None
+        test = np.flatnonzero(is_usable_N & (role_N == TEST))
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
-        is_test_public = bool(self._is_public(np.array([TEST]))[0])
-        return assemble_dataset(
-            records,
-            PublicPool(x[public], 0.0 if self.benchmark else self._compute_split_shares()[0], point_names),
-            Evaluation(x[test], y_N[test], pool_y, public=is_test_public),
+        split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
+        data = assemble_dataset(
+            PrivateRecords.from_rows(
+                points.x[private],
+                y_N[private],
+                unit_id[private],
+                self._unit_name,
+                num_classes=len(class_names),
+                is_readable_N=None if points.is_readable_N is None else points.is_readable_N[private],
+            ),
+            PublicPool(points.x[public], split_share, self._make_point_names(files, points, public)),
+            Evaluation(points.x[test], y_N[test], pool_y, public=TEST in self._public_roles),
             class_names=class_names,
-            standardize=points.standardize,
-            dataset_facts={
-                "adjacencies": adjacencies,
-                "advice": advice,
-                "num_dropped_by_reason": {reason: count for reason, count in counts.items() if count},
-                "provenance": provenance,
-            },
+            classes_origin=FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
             name=self.name,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
-            schema=points.schema,
-            resize=points.resize,
-            text=points.text,
+            **points.options,
         )
+        counts = {reason: int(rows_N.sum()) for reason, rows_N in unusable_by_reason.items()}
+        num_dropped = {reason: count for reason, count in counts.items() if count}
+        adjacencies, advice = self._get_adjacency_terms()
+        return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=num_dropped)
 
-    def _encode_labels(self, parts: dict[int, Part], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
-        """The classes, which public labels show or the owner declared, and each record's [N]; -1 where it is none."""
-        labels = [normalize_class_name(value) for part in parts.values() for value in part.label]
-        public_labels = {labels[row] for row in np.flatnonzero(self._is_public(role_N)).tolist()}
-        class_names = roles.build_class_list(self.classes, public_labels)
+    def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
+        """Assign a unit id and a role to each record of all files, each [N]."""
+        sizes = [len(file.labels) for file in files.values()]
+        if self.roles == "position":
+            return make_position_ids(sizes[0]), assign_by_position(sizes[0], self.fractions, self.seed)
+        unit_id = concatenate_unit_ids([file.unit_ids for file in files.values()])
+        return unit_id, assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), self.fractions, self.seed)
+
+    def _check_role_sizes(self, role_N: np.ndarray) -> None:
+        for role, count in zip(("private", "public", "test"), np.bincount(role_N, minlength=3).tolist(), strict=True):
+            if count == 0:
+                fix = "Check dataset.fractions and dataset.classes, and that the files hold labeled records."
+                raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
+
+    def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
+        """Encode the labels of all records by the classes, int64 [N], with -1 for a label of no class."""
+        labels = [normalize_class_name(value) for file in files.values() for value in file.labels]
+        public_labels = {labels[row] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()}
+        class_names = build_class_list(self.classes, public_labels)
         code_by_class = {value: code for code, value in enumerate(class_names)}
         return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
 
+    def _make_point_names(self, files: dict[int, FileRecords], points: Points, public: np.ndarray) -> PointNames | None:
+        """Make names of the public points at these indices: those of their own file, or else content hashes."""
+        source = None
+        if self.public_path is not None:
+            source, rows = Path(self.public_path).name, (public - len(files[PRIVATE].labels)).tolist()
+            for (kind, column), file_names in files[PUBLIC].point_names.items():
+                names = tuple(file_names[row].strip() for row in rows)
+                if len(set(names)) == len(names):  # a group may own several points
+                    return PointNames(kind, names, source, column)
+        if points.make_content_ids is None:
+            return None
+        return PointNames("content", tuple(points.make_content_ids(public)), source)
+
+
+def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the declared classes, or else the sorted classes of public records (numbers by value); at least two."""
+    public_classes = set(public_labels) - {""}
+    if declared_classes is None:
+        is_numeric = all(is_number(name) for name in public_classes)
+        classes = tuple(sorted(public_classes, key=float) if is_numeric else sorted(public_classes))
+        if len(classes) < 2:
+            message = f"must be declared, because the public records show only {len(classes)} class(es): {classes}"
+            fix = "List all classes in dataset.classes, or raise the public fraction."
+            raise checks.error("dataset.classes", None, message, fix)
+        return classes
+    classes = tuple(normalize_class_name(value) for value in checks.collection("dataset.classes", declared_classes))
+    if len(classes) < 2 or len(set(classes)) < len(classes):
+        raise checks.error("dataset.classes", list(classes), "must list at least two different classes")
+    if unknown_classes := sorted(public_classes - set(classes)):
+        message = f"is too short: public records also have {unknown_classes[:10]}"
+        fix = "Add these classes, or leave their records out of the public data."
+        raise checks.error("dataset.classes", list(classes), message, fix)
+    return classes
+
 
 def hash_points(x_N: Tensor) -> list[str]:
-    """A hash of each point's own numbers."""
+    """Compute a content hash of each point."""
     return make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()

@@ -1,4 +1,4 @@
-"""LIBSVM / svmlight files (.svm, .svm.gz): sparse rows made dense, or hashed to fewer dimensions."""
+"""LIBSVM / svmlight files (.svm, .svm.gz): sparse rows, made dense or hashed to fewer dimensions."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ from sklearn.datasets import load_svmlight_file
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.file_source import FileSource, Part, Points
+from pate_torch.data.file_source import FileRecords, FileSource, Points
 from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
 _MAX_FEATURES = 2**24
-"""A random sign is drawn for each: more take minutes."""
+"""A random sign is drawn for each feature, which takes minutes for more of them."""
+_MAX_DENSE_FEATURES = 4096
+_HASHED_DIMENSIONS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Libsvm(FileSource):
     """Rows ``label index:value ...``. x: float32 [N, D].
 
+    Rows of more than 4,096 features are projected to 1,024 dimensions by a fixed signed hashing.
+
     Attributes:
-        roles: "hash" (each unit's own id decides) or "position" (a seeded permutation of the file's positions, which
-            are the units' ids: for replace_one, and for benchmarks).
-        group: "qid" makes the ``qid:`` field the privacy unit.
-        num_features: Declared, or None to read it off the public records; private features beyond are dropped.
-        zero_based: Whether indices start at 0; never guessed, since a guess would depend on private records.
-        feature_limit: Above so many features, rows are projected by fixed signed hashing.
-        projected_dim: Dimensions they are projected to.
+        num_features: Declared number of features, or None to read it off the public records. Further features of
+            private records are dropped.
+        zero_based: Whether indices start at 0. It is never guessed, because a guess would depend on private records.
         standardize: Whether features are centered and scaled by the pool's statistics.
 
-    Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206); the 80/2/18 split, LZCW21 section 6.
+    Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206).
     """
 
     name: str = "libsvm"
-    roles: str = "hash"
     num_features: int | None = None
     zero_based: bool = False
-    feature_limit: int = 4096
-    projected_dim: int = 1024
     standardize: bool = False
 
     def __post_init__(self) -> None:
@@ -55,69 +52,51 @@ class Libsvm(FileSource):
             checks.boolean(f"dataset.{key}", getattr(self, key))
         if self.num_features is not None:
             checks.integer("dataset.num_features", self.num_features, low=1, high=_MAX_FEATURES)
-        checks.integer("dataset.feature_limit", self.feature_limit, low=1)
-        checks.integer("dataset.projected_dim", self.projected_dim, low=1)
 
-    @property
-    def _role_assignment(self) -> str:
-        return self.roles
+    def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
+        has_groups = self.group is not None
+        try:
+            rows, y, *query_ids = load_svmlight_file(str(path), zero_based=self.zero_based, query_id=has_groups)
+        except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
+            # Without the parser's own words: they repeat what stands in the file, and this message may be logged.
+            message = f"is not a readable LIBSVM file ({type(error).__name__})"
+            fix = "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true."
+            raise checks.error(key, str(path), message, fix) from error
+        if len(y) == 0:
+            raise checks.error(key, str(path), "has no rows")
+        rows, labels = sp.csr_matrix(rows), [normalize_class_name(value) for value in y.tolist()]
+        if not has_groups:
+            return FileRecords(content=rows, labels=labels, unit_ids=_make_row_ids(rows, labels))
+        if len(query_ids[0]) != len(y):
+            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {path}")
+        unit_ids = parse_unit_ids("dataset.group", query_ids[0], len(y))
+        return FileRecords(content=rows, labels=labels, unit_ids=unit_ids)
 
-    def _build_points(self, parts: dict[int, Part], role_N: np.ndarray) -> Points:
-        width = max(part.content.shape[1] for part in parts.values())
-        rows = sp.vstack([_widen(part.content, width) for part in parts.values()], format="csr")
-        public_N = self._is_public(role_N)
+    def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
+        width = max(file.content.shape[1] for file in files.values())
+        rows = sp.vstack([_widen(file.content, width) for file in files.values()], format="csr")
+        public_N = np.isin(role_N, self._public_roles)
         x = self._to_dense(rows, public_N)
         if not bool(x[torch.from_numpy(public_N)].isfinite().all()):
             message = "has public records whose features are not finite numbers"
             raise checks.error("dataset.name", self.name, message, "Remove NaN and infinity.")
-        return Points(x=x, standardize=self.standardize)
-
-    def _read_part(self, role: int, key: str, path: Path) -> Part:
-        """Sparse float rows, labels as text, and unit ids."""
-        try:
-            rows, y, *query_ids = load_svmlight_file(
-                str(path), zero_based=self.zero_based, query_id=self.group is not None
-            )
-        except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
-            raise checks.error(
-                key,
-                str(path),
-                # Not the parser's own words: they repeat what stands in the file, and this message may be logged.
-                f"is not a readable LIBSVM file ({type(error).__name__})",
-                "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true.",
-            ) from error
-        rows = sp.csr_matrix(rows)
-        if len(y) == 0:
-            raise checks.error(key, str(path), "has no rows")
-        label = [normalize_class_name(value) for value in y.tolist()]
-        if query_ids and len(query_ids[0]) != len(y):
-            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {path}")
-        return Part(
-            content=rows,
-            label=label,
-            make_unit_ids=lambda: (
-                parse_unit_ids("dataset.group", query_ids[0], len(y))
-                if query_ids
-                else _compute_content_ids(rows, label)
-            ),
-        )
+        return Points(x=x, options={"standardize": self.standardize})
 
     def _to_dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
-        """float32 [N, D], D declared or read off the public side."""
-        index = rows[public_N].indices
-        width = self.num_features or int(index.max(initial=0)) + 1
+        """Convert rows to float32 [N, D], of a width D that is declared or read off the public rows."""
+        width = self.num_features or int(rows[public_N].indices.max(initial=0)) + 1
         if width > _MAX_FEATURES:
             fix = f"Set dataset.num_features, at most {_MAX_FEATURES}: features beyond are left out."
             raise checks.error("dataset.num_features", None, f"public rows have features up to number {width}", fix)
         with np.errstate(over="ignore"):  # infinite, which is not finite
             rows = _widen(rows, width)[:, :width].astype(np.float32)
-        if width > self.feature_limit:
-            rows = rows @ make_hashing_matrix(width, self.projected_dim)
+        if width > _MAX_DENSE_FEATURES:
+            rows = rows @ make_hashing_matrix(width, _HASHED_DIMENSIONS)
         return torch.from_numpy(rows.toarray())
 
 
 def make_hashing_matrix(features: int, dimensions: int) -> sp.csr_matrix:
-    """A fixed signed hashing, sparse [features, dimensions]: one entry of +-1 a row. Inner products stay unbiased."""
+    """Make a fixed signed hashing, sparse [features, dimensions], with one +-1 a row. Inner products stay unbiased."""
     uniform_N2 = rng.make_numpy_generator(0, "libsvm", "hashing").random((features, 2))
     bucket = (uniform_N2[:, 0] * dimensions).astype(np.int64)
     sign = np.where(uniform_N2[:, 1] < 0.5, -1, 1).astype(np.float32)
@@ -125,15 +104,12 @@ def make_hashing_matrix(features: int, dimensions: int) -> sp.csr_matrix:
 
 
 def _widen(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
-    """The same rows with at least ``width`` columns."""
     shape = (rows.shape[0], max(width, rows.shape[1]))
     return sp.csr_matrix((rows.data, rows.indices, rows.indptr), shape=shape)
 
 
-def _compute_content_ids(rows: sp.csr_matrix, label: list[str]) -> UnitIds:
-    """A hash of every row's own label and entries."""
-    index, value, start = rows.indices.astype("<i8"), rows.data.astype("<f8"), rows.indptr
-    return make_content_ids(
-        (name.encode(), index[a:b].tobytes(), value[a:b].tobytes())
-        for name, (a, b) in zip(label, itertools.pairwise(start), strict=True)
-    )
+def _make_row_ids(rows: sp.csr_matrix, labels: list[str]) -> UnitIds:
+    """Make unit ids of rows by a hash of each row's own label and entries."""
+    index, value = rows.indices.astype("<i8"), rows.data.astype("<f8")
+    ranges = zip(labels, itertools.pairwise(rows.indptr), strict=True)
+    return make_content_ids((label.encode(), index[a:b].tobytes(), value[a:b].tobytes()) for label, (a, b) in ranges)

@@ -1,4 +1,4 @@
-"""Data already in memory, for the Python API and for tests."""
+"""Data sets of tensors in memory."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.data import locations
-from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset
+from pate_torch.data.base import Constants, DatasetSource, SourceFacts, assemble_dataset, check_name
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool, convert_labels, convert_points
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Tensors(DatasetSource):
-    """A data set of tensors: the private side (x, y), public points, and labels for measuring.
+    """A data set of tensors: private records, public points, and test records.
 
-    Images are uint8 [*, Ch, H, W], feature rows float [*, D] (kept as float32).
+    Images are uint8 [*, Ch, H, W], and rows float [*, D], which are kept as float32.
 
     Attributes:
         name: Declared name.
         x: Private records.
-        y: Their labels, integers in 0..C-1.
+        y: Labels of the private records, integers in 0..C-1.
         pool_x: Public points.
         test_x: Test records.
-        test_y: Their labels.
-        class_names: All classes, declared (never read off y, which is private); an integer C names them 0..C-1.
-        pool_y: The pool's truth, if known.
-        unit_id: Stable names [N] of the privacy units; None names a record by a hash of its content, and equal records
-            are one unit.
+        test_y: Labels of the test records.
+        class_names: Names of all classes, which are never read off y, or their number C.
+        pool_y: True labels of the public points, or None if they are not known.
+        unit_id: Names [N] of the privacy units, or None to name a record by a hash of its content, so that equal
+            records are one unit.
         unit: "record" or "group:<what>".
-        mean: Constants per channel or feature; None: the pool's.
-        std: Likewise.
-        benchmark: Whether the records are public data: accuracies on the private side are then shown.
+        mean: Mean of each channel or feature, or None to compute mean and std from the pool.
+        std: Standard deviation of each channel or feature.
+        benchmark: Whether the records are public data. Accuracies on the private side are then shown.
         nominal_size: Publicly declared approximate number of private records.
     """
 
@@ -56,7 +55,7 @@ class Tensors(DatasetSource):
     nominal_size: int | None = None
 
     def __post_init__(self) -> None:
-        locations.check_name(self.name)
+        check_name(self.name)
         if (self.mean is None) != (self.std is None):
             raise checks.error("std", self.std, "must be given together with mean")
 
@@ -64,10 +63,9 @@ class Tensors(DatasetSource):
         return f"Tensors({self.name!r}, content withheld)"
 
     def declared_facts(self) -> SourceFacts:
-        num_classes = len(self._class_names)
         return SourceFacts(
             name=self.name,
-            num_classes=num_classes,
+            num_classes=len(self._class_names),
             num_private=self.nominal_size,
             num_public=len(self.pool_x),
             is_benchmark=self.benchmark,
@@ -107,17 +105,17 @@ class Tensors(DatasetSource):
 def build_private_data(
     x: Any, y: Any, unit_id: Any, unit: str, num_classes: int
 ) -> tuple[PrivateRecords, dict[str, int]]:
-    """PRIVATE. ``PrivateRecords.from_rows`` of arrays, and how many cannot be used, by the reason.
+    """PRIVATE. Make records of arrays (``PrivateRecords.from_rows``), and count the unusable ones by the reason.
 
     Args:
         x: Images or rows.
         y: Labels.
-        unit_id: Ids of their units; None names a record by a hash of its content.
+        unit_id: Ids of the privacy units, or None to name a record by a hash of its content.
         unit: "record" or "group:<what>".
         num_classes: Number C of classes.
 
     Raises:
-        ValueError: Another shape or type; no record has a known class; ids that name no units.
+        ValueError: A shape or type is wrong, no record can be used, or an id is missing or ambiguous.
     """
     x = parse_points("x", x, require_finite=False)
     kind = getattr(y, "dtype", None)
@@ -125,16 +123,16 @@ def build_private_data(
         raise checks.error("y", kind, "must be integers, one for each point")
     private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes)
     if private.usable_N is not None and not bool(private.usable_N.any()):
-        problem = f"has no integer in 0..{num_classes - 1} beside a finite point"
-        raise checks.error("y", kind, problem, "List all classes.")
+        message = f"has no integer in 0..{num_classes - 1} beside a finite point"
+        raise checks.error("y", kind, message, "List all classes.")
     return private, dict(private.num_unusable_by_reason)
 
 
 def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor:
-    """Images or rows in the form that data sets hold them.
+    """Convert points to uint8 images or float32 rows.
 
     Raises:
-        ValueError: Another shape or type, none, or not finite where they must be.
+        ValueError: There are none, their shape or type is wrong, or they are not finite although they must be.
     """
     if hasattr(value, "columns"):
         fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
@@ -144,23 +142,23 @@ def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor
         if require_finite and not bool(x.isfinite().all()):
             raise checks.error(key, tuple(x.shape), "must be finite", "Remove NaN and infinity.")
     elif not (x.dim() == 4 and x.dtype == torch.uint8):
-        found_type = f"{('*', *x.shape[1:])} {x.dtype}"
-        raise checks.error(key, found_type, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
+        found = f"{('*', *x.shape[1:])} {x.dtype}"
+        raise checks.error(key, found, "must be uint8 images [*, Ch, H, W] or float rows [*, D]")
     if len(x) == 0:
         raise checks.error(key, tuple(x.shape), "must have at least one point")
     return x.contiguous()
 
 
 def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tensor:
-    """Labels as int64 [count].
+    """Convert labels to int64 [count].
 
     Raises:
-        ValueError: Another number of them, not integers, or outside 0..classes-1.
+        ValueError: Their number is wrong, or one is no integer in 0..num_classes-1.
     """
     y = convert_labels(value)
     if y.shape != (count,):
         raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
-        problem = f"must be integers in 0..{num_classes - 1}"
-        raise checks.error(key, "labels", problem, "class_names must list every class.")
+        message = f"must be integers in 0..{num_classes - 1}"
+        raise checks.error(key, "labels", message, "class_names must list every class.")
     return y

@@ -1,7 +1,7 @@
-"""How a table becomes numbers: its columns, their order and their categories, for whoever has a release to encode by.
+"""Schema of a table: its columns, their order and their categories, by which readers of a release encode records.
 
-Guarantee: a schema holds declared values and values of public records, and nothing else: it may be published. Encoding
-by it looks at one record at a time: no record changes another's numbers.
+Guarantee: a schema holds declared values and values of public records alone, so it may be published. Each record is
+encoded by itself: no record changes another's numbers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pate_torch.privacy.unit_ids import compute_content_id
 
 MAX_CATEGORIES: Final = 64
 WITHHELD_CATEGORY: Final = " withheld"
-"""In place of a category's name. No value can be it: values are stripped."""
+"""Stands in place of a category's name. No value equals it, because values are stripped."""
 _MISSING_TEXTS = {"", "na", "n/a", "nan", "null", "none"}
 _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() takes: 1_2 is a name
 
 
 class TooManyCategoriesError(ValueError):
-    """Public records show more values of a column than a schema takes.
+    """Error of a column in which public records show more values than a schema takes.
 
     Attributes:
-        column: Its name.
-        count: How many they show.
+        column: Name of the column.
+        count: Number of values.
     """
 
     def __init__(self, column: str, count: int, max_categories: int) -> None:
@@ -45,9 +45,9 @@ class Column:
     """One column of a table.
 
     Attributes:
-        name: Its name.
-        categories: Its values, each a feature that is 0 or 1; None: the column is numeric.
-        fill: What stands for a missing number; None: a missing number is an error.
+        name: Name of the column.
+        categories: Values of the column, each a feature that is 0 or 1, or None if the column is numeric.
+        fill: Number in place of a missing one, or None if a missing number is an error.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Column:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Names of its features, in order."""
+        """Names of the features, in order."""
         return (self.name,) if self.categories is None else tuple(f"{self.name}={value}" for value in self.categories)
 
 
@@ -67,7 +67,7 @@ class TableSchema:
     Guarantee: made of declared and public values alone (``from_public``); may be published.
 
     Attributes:
-        columns: The columns that are used.
+        columns: Columns that are used.
     """
 
     columns: tuple[Column, ...]
@@ -85,17 +85,17 @@ class TableSchema:
         categories: Mapping[str, Sequence[Any]] | None = None,
         max_categories: int = MAX_CATEGORIES,
     ) -> TableSchema:
-        """Read a schema off PUBLIC records: a column is numeric if all its values are, else takes those it shows.
+        """Read a schema off PUBLIC records. A column is numeric if all its values are, and else takes those it shows.
 
         Args:
-            public: Public records, as ``encode`` takes them; all columns are used. Never private ones: a category that
-                one record alone shows would be published.
-            categories: {column: [values]}, declared.
-            max_categories: Most values that records may show of a column without an entry.
+            public: Public records, as ``encode`` takes them, of which all columns are used. Private records must not be
+                given: a category that one record alone shows would be published.
+            categories: Declared categories, {column: [values]}.
+            max_categories: Largest number of values that records may show in a column without an entry.
 
         Raises:
-            TooManyCategoriesError: They show more.
-            ValueError: Not a table, or values are declared of a column that is not there.
+            TooManyCategoriesError: Records show more values.
+            ValueError: ``public`` is no table, or lacks a column whose values are declared.
         """
         declared_categories = categories or {}
         table = _to_text_columns(public)
@@ -115,7 +115,7 @@ class TableSchema:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """A name for each feature, as "age" or "color=red"."""
+        """Name of each feature, as "age" or "color=red"."""
         return tuple(name for column in self.columns for name in column.features)
 
     @property
@@ -130,63 +130,55 @@ class TableSchema:
         return tuple(index for index, is_numeric in enumerate(is_numeric_feature) if is_numeric)
 
     def encode(self, table: Any, *, unknown: str = "error", missing: str = "error") -> np.ndarray:
-        """Features of records, float32 [N, D].
+        """Encode records, float32 [N, D].
 
         A number and its text are the same, as are a missing value and the empty text. Columns that the schema does not
-        have are left aside.
+        have are ignored.
 
         Args:
-            table: A DataFrame, or {column: values}; an array [N, columns] where every column is numeric.
-            unknown: What becomes of a value outside its column's categories: "error"; "zeros", none of them; or "warn",
-                zeros and one warning that names the columns. Private records take zeros: whether there is an error
-                would depend on them.
-            missing: What becomes of a number that is empty, not finite or none: "error", or "nan": the column's fill,
-                where it has one.
+            table: A DataFrame, or {column: values}, or an array [N, columns] if every column is numeric.
+            unknown: Treatment of a value outside its column's categories: "error"; "zeros" for none of the categories;
+                or "warn" for zeros and one warning that names the columns. Private records take zeros, because whether
+                there is an error would depend on them.
+            missing: Treatment of a number that is empty, not finite or no number: "error", or "nan", which gives the
+                column's fill if it has one.
 
         Raises:
-            ValueError: Names the columns and values that do not fit.
+            ValueError: Columns or values do not fit. The message names them.
         """
         checks.one_of("unknown", unknown, ("error", "warn", "zeros"))
         checks.one_of("missing", missing, ("error", "nan"))
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         blocks: list[np.ndarray] = []
-        unknown_values: dict[str, str] = {}
-        missing_values: list[str] = []
+        unknown_cells: dict[str, str] = {}
+        missing_cells: dict[str, str] = {}
         for column in self.columns:
             text = text_by_column[column.name]
-            block, bad_N = (
-                _encode_numbers(text) if column.categories is None else _encode_one_hot(text, column.categories)
-            )
-            if column.fill is not None:
-                missing_N = np.array([value.casefold() in _MISSING_TEXTS for value in text], dtype=bool)
-                missing_N = bad_N if missing == "nan" else missing_N
-                block[missing_N], bad_N = column.fill, bad_N & ~missing_N
+            block, bad_N = _encode_column(column, text, fills_all=missing == "nan")
             blocks.append(block)
             if bad_N.any():
-                first_bad_row = int(bad_N.argmax())
-                cell = f"{column.name}={text[first_bad_row]!r} (row {first_bad_row})"
-                if column.categories is None:
-                    missing_values.append(cell)
-                else:
-                    unknown_values[column.name] = cell
-        if missing_values and missing == "error":
-            message = "are no finite numbers"
-            raise checks.error("table", ", ".join(missing_values), message, "Fill them in, or leave such records out.")
-        if unknown_values and unknown == "error":
+                row = int(bad_N.argmax())
+                cells = missing_cells if column.categories is None else unknown_cells
+                cells[column.name] = f"{column.name}={text[row]!r} (row {row})"
+        if missing_cells and missing == "error":
+            fix = "Fill them in, or leave such records out."
+            raise checks.error("table", ", ".join(missing_cells.values()), "are no finite numbers", fix)
+        if unknown_cells and unknown == "error":
             message = "must be one of the categories that public records show or the owner declared"
             fix = "unknown=zeros takes other values as none of these."
-            raise checks.error("table", ", ".join(unknown_values.values()), message, fix)
-        if unknown_values and unknown == "warn":
-            columns_text = ", ".join(map(repr, unknown_values))
-            message = f"Some values of {columns_text} are missing or are not among the known categories"
-            warnings.warn(f"{message}. They are encoded as in training: as none of the categories.", stacklevel=2)
+            raise checks.error("table", ", ".join(unknown_cells.values()), message, fix)
+        if unknown_cells and unknown == "warn":
+            message = f"Some values of {', '.join(map(repr, unknown_cells))} are missing or are not among the known"
+            warnings.warn(
+                f"{message} categories. They are encoded as in training: as none of the categories.", stacklevel=2
+            )
         return np.concatenate(blocks, axis=1)
 
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
-        """This schema without the names of categories that nobody may see: their features stay, and no value is one.
+        """Replace the names of non-public categories by a placeholder. Their features stay, and no input matches them.
 
         Args:
-            public: Records that may be shown as they are.
+            public: Records that may be shown.
             owner_columns: Columns whose categories were declared.
         """
         text_by_column = _to_text_columns(public, [column.name for column in self.columns])
@@ -201,13 +193,13 @@ class TableSchema:
         return TableSchema(tuple(columns))
 
     def compute_content_ids(self, table: Any) -> list[str]:
-        """A hash of each record's values as the schema reads them: a number and its text have the same.
+        """Compute a hash of each record's values as the schema reads them: a number and its text have the same hash.
 
-        By these ``labels.csv`` names public points that have no names of their own. Whoever can guess all values of a
-        record can check the guess: never of records that are not public.
+        The file ``labels.csv`` names public points without ids by these hashes. They must not be published of private
+        records, because whoever guesses all values of a record can check the guess.
 
         Args:
-            table: As ``encode`` takes it.
+            table: Records, as ``encode`` takes them.
         """
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns = [
@@ -220,11 +212,11 @@ class TableSchema:
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
     def find_unused_columns(self, table: Any) -> list[str]:
-        """Columns of a table that ``encode`` leaves aside."""
+        """List the columns of a table that ``encode`` ignores."""
         return [name for name in _get_column_names(table) or [] if name not in {column.name for column in self.columns}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Convert to plain data, for JSON."""
         columns = [
             {"name": column.name}
             | ({} if column.categories is None else {"categories": list(column.categories)})
@@ -235,11 +227,7 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TableSchema:
-        """Inverse of ``to_dict``.
-
-        Raises:
-            ValueError: It is not what ``to_dict`` gives.
-        """
+        """Make a schema of what ``to_dict`` returned. Raise ValueError for anything else."""
         columns = []
         for item in checks.collection("columns", checks.mapping("schema", facts).get("columns")):
             values = checks.mapping("columns", item).get("categories")
@@ -252,7 +240,7 @@ class TableSchema:
         return cls(tuple(columns))
 
     def with_fill_values(self, public: Any) -> TableSchema:
-        """This schema with the mean of each numeric column's PUBLIC values for what is missing; 0 where all are."""
+        """Fill missing numbers by the mean of each column's PUBLIC values, or by 0 if all of them are missing."""
         x_ND = self.encode(public, unknown="zeros", missing="nan").astype(np.float64)
         features = iter(range(self.num_features))
         columns = []
@@ -269,7 +257,7 @@ class TableSchema:
 
 
 def normalize_class_name(value: Any) -> str:
-    """One spelling for a class or category: 1, 1.0, "1" and "+1" are the same."""
+    """Spell a class or category in one way: 1, 1.0, "1" and "+1" are the same."""
     text = format_value(value)
     if not is_number(text):
         return text
@@ -278,12 +266,12 @@ def normalize_class_name(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Whether a name is a number, plainly written."""
+    """Return whether a name is a plainly written number."""
     return _NUMBER_PATTERN.fullmatch(text) is not None
 
 
 def _infer_categories(values: set[str]) -> list[str] | None:
-    """The categories of a column that shows these values; None where all are numbers."""
+    """Return the categories of a column that shows these values, or None if all are numbers."""
     if all(value.casefold() in _MISSING_TEXTS or not math.isnan(_parse_number(value)) for value in values):
         return None
     return sorted({normalize_class_name(value) for value in values})
@@ -296,8 +284,25 @@ def _parse_number(text: str) -> float:
         return math.nan
 
 
+def _encode_column(column: Column, text: Sequence[str], fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Encode one column, float32 [N, features], and find the values that do not fit, bool [N].
+
+    Args:
+        column: The column.
+        text: Values [N].
+        fills_all: Whether the column's fill stands for every number that is not finite, or only for missing ones.
+    """
+    if column.categories is not None:
+        return _encode_one_hot(text, column.categories)
+    block, bad_N = _encode_numbers(text)
+    if column.fill is not None:
+        is_missing_N = np.array([value.casefold() in _MISSING_TEXTS for value in text], dtype=bool)
+        is_filled_N = bad_N if fills_all else is_missing_N
+        block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
+    return block, bad_N
+
+
 def _encode_numbers(text: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [N, 1], and which are not finite."""
     # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
     with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
         block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
@@ -305,7 +310,6 @@ def _encode_numbers(text: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """float32 [N, categories], and which are none of them."""
     code_by_category = {value: code for code, value in enumerate(categories)}
     code_by_text = {value: code_by_category.get(normalize_class_name(value), -1) for value in set(text)}
     code_N = np.array([code_by_text[value] for value in text], dtype=np.int64)
@@ -313,18 +317,18 @@ def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.
 
 
 def _get_column_names(table: Any) -> list[str] | None:
-    """Names of a table's columns; None: it is an array."""
+    """Return the names of a table's columns, or None for an array."""
     columns = table if isinstance(table, Mapping) else getattr(table, "columns", None)
     return None if columns is None else [str(name) for name in columns]
 
 
 def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
-    """The columns of a table as text, "" for what is missing.
+    """Convert the columns of a table to text, with "" for a missing value.
 
     Args:
-        table: As ``TableSchema.encode`` takes it.
-        required: The columns to read, in order; None: all.
-        array: Whether an array will do.
+        table: Records, as ``TableSchema.encode`` takes them.
+        required: Columns to read, in order, or None for all.
+        array: Whether an array is allowed.
     """
     names = _get_column_names(table)
     if names is None:
@@ -349,7 +353,7 @@ def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: b
 
 
 def _to_texts(column: Any) -> list[str]:
-    """Values as a CSV file would hold them, one at a time; "" for those that are missing."""
+    """Convert values to text as a CSV file holds them, one at a time, with "" for a missing value."""
     if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise checks.error("table", type(column).__name__, "must hold a list of values in each column")
     # An array gives its values in their own precision: of float32, .1 is "0.1" and not what a double makes of it.
@@ -360,7 +364,7 @@ def _to_texts(column: Any) -> list[str]:
 
 
 def format_value(value: Any) -> str:
-    """A value as text, a function of this one value; "" for one that is missing."""
+    """Format a value as text, by itself, with "" for a missing value."""
     if value is None:
         return ""
     try:

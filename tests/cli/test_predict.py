@@ -16,7 +16,7 @@ from PIL import Image
 
 from pate_torch import load_student, networks
 from pate_torch.cli import predict
-from pate_torch.data.digits import Digits
+from pate_torch.data.benchmark import Digits
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.tabular import Csv
 from pate_torch.students import store

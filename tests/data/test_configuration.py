@@ -22,7 +22,10 @@ GENERAL = set(OmegaConf.load(CONF / "config.yaml").recommended)
 
 
 def read(path):
-    return OmegaConf.merge(OmegaConf.load(path), {"seed": 5, "data_root": None})
+    """The content of a file, after that of the file of the same folder that it begins with."""
+    content = OmegaConf.load(path)
+    parents = [name.removesuffix("@_here_") for name in content.pop("defaults", []) if "@_here_" in str(name)]
+    return OmegaConf.merge(*(read(path.with_stem(name)) for name in parents), content, {"seed": 5, "data_root": None})
 
 
 @pytest.mark.parametrize("path", sorted((CONF / "dataset").glob("*.yaml")), ids=lambda path: path.stem)
@@ -50,5 +53,5 @@ def test_dataset_yaml(path):
 
 @pytest.mark.parametrize("path", sorted((CONF / "partition").glob("*.yaml")), ids=lambda path: path.stem)
 def test_partition_yaml(path):
-    partition = instantiate(read(path)["_target_"] and OmegaConf.load(path), _convert_="all")
+    partition = instantiate(OmegaConf.load(path), _convert_="all")
     assert partition.name == partition.adjacency == path.stem

@@ -19,9 +19,8 @@ from pate_torch.cli import main as cli
 from pate_torch.core.files import compute_file_digest
 from pate_torch.core.progress import Stages
 from pate_torch.data.encoded_dataset import EncodedDataset
-from pate_torch.data.tabular import Csv
+from pate_torch.data.tabular import Csv, Text
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.text import Text
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds

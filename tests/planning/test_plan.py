@@ -19,9 +19,8 @@ from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.cli import plan as command
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import SourceFacts
-from pate_torch.data.digits import Digits
-from pate_torch.data.mnist import Mnist
-from pate_torch.data.svhn import Svhn
+from pate_torch.data.benchmark import Digits
+from pate_torch.data.image_benchmarks import Mnist, Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax

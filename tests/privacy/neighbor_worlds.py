@@ -20,13 +20,11 @@ from PIL import Image
 
 from pate_torch.core import texts
 from pate_torch.data.base import DatasetSource
-from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.libsvm import Libsvm
-from pate_torch.data.tabular import Csv
+from pate_torch.data.tabular import Csv, Embeddings, Text
 from pate_torch.data.tensors import Tensors
-from pate_torch.data.text import Text
 
 CLASSES = ("0", "1", "2")
 """The last occurs in one private row at most."""

@@ -62,26 +62,31 @@ def everything(folder):
 
 
 def test_points_of_a_public_file_are_named_by_its_own_ids(source, tmp_path):
-    folder, table, record = released(tmp_path, source("public", "test", id="person"))
+    data = source("public", "test", id="person")
+    folder, table, record = released(tmp_path, data)
     assert record["points"] == {"source": "public.csv", "named_by": "id", "column": "person"}
     assert list(table[0]) == ["query", "label", "class", "id"]
     public, student = pd.read_csv(tmp_path / "public.csv").set_index("person"), load_student(folder)
-    held = public.loc[[row["id"] for row in table]].reset_index()
-    pool = source("public", "test", id="person").load().pool
-    assert torch.equal(student.encode(held), pool.x[[int(row["query"]) for row in table]])
+    named = public.loc[[row["id"] for row in table]].reset_index()
+    assert torch.equal(student.encode(named), data.load().pool.x[[int(row["query"]) for row in table]])
     assert ONLY_PRIVATE.encode() not in everything(folder)
+    plan = changed(tiny(tmp_path), dataset=data, folder=folder.parent.with_name("again"), labels=record["release_id"])
+    pipeline.run(plan)  # the release is read again
+    assert load_student(plan.folder).spec == student.spec
 
 
-@pytest.mark.parametrize("named", [{}, {"group": "house"}], ids=["no id", "group"])
-def test_points_without_names_of_their_own_are_named_by_content(source, tmp_path, named):
-    data = source("public", "test", **{"ignore": ["note", "person", "house"], **named})
+def test_points_without_names_of_their_own_are_named_by_content(source, tmp_path):
+    data = source("public", "test", ignore=["note", "person", "house"])
     folder, table, record = released(tmp_path, data)
     assert record["points"] == {"source": "public.csv", "named_by": "content"}
     student, public = load_student(folder), pd.read_csv(tmp_path / "public.csv")
-    place = {name: row for row, name in enumerate(student.spec.schema.compute_content_ids(public))}
-    assert place == {n: r for r, n in enumerate(student.spec.schema.compute_content_ids(public.astype(str)))}
-    held = public.iloc[[place[row["content"]] for row in table]]
-    assert torch.equal(student.encode(held), data.load().pool.x[[int(row["query"]) for row in table]])
+    names = student.spec.schema.compute_content_ids(public)
+    assert names == student.spec.schema.compute_content_ids(public.astype(str))
+    named = public.iloc[[names.index(row["content"]) for row in table]]
+    pool = data.load().pool
+    assert torch.equal(student.encode(named), pool.x[[int(row["query"]) for row in table]])
+    by_group = source("public", "test", ignore=["note", "person"], group="house").load().pool  # of several points
+    assert by_group.names.describe() == pool.names.describe() and set(by_group.names.names) == set(pool.names.names)
 
 
 def test_of_points_split_off_the_data_features_alone_are_hashed(source, tmp_path):
@@ -100,14 +105,6 @@ def test_of_points_split_off_the_data_features_alone_are_hashed(source, tmp_path
     found = everything(folder)
     for text in ("person-", "house-", "note-", ONLY_PRIVATE):
         assert text.encode() not in found
-
-
-def test_a_release_of_named_points_is_read_again(source, tmp_path):
-    data = source("public", "test", id="person")
-    folder, _, record = released(tmp_path, data)
-    plan = changed(tiny(tmp_path), dataset=data, folder=folder.parent.with_name("again"), labels=record["release_id"])
-    pipeline.run(plan)
-    assert load_student(plan.folder).spec == load_student(folder).spec
 
 
 def test_nothing_but_positions_is_told_where_nobody_agreed(source, tmp_path):

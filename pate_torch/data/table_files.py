@@ -1,0 +1,223 @@
+"""Strict readers of tables (CSV, Parquet) and of vectors that were computed elsewhere (.npy, safetensors, Parquet)."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import itertools
+import lzma
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from pate_torch.core import checks, texts
+from pate_torch.core.files import read_tensors
+from pate_torch.privacy.unit_ids import parse_unit_ids
+
+_DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_OPEN_QUOTE_MESSAGE = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
+_UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
+
+Table = dict[str, list[Any]]
+"""The columns of a table as text, with "" for null: types guessed per column would let one record change all others."""
+
+
+def read_table(
+    key: str,
+    file: Path,
+    separator: str,
+    *,
+    columns: Sequence[str] | None = None,
+    quotes: bool = True,
+    id_column: str | None = None,
+) -> Table:
+    """Read a CSV or Parquet file.
+
+    Args:
+        key: Name of the setting, for messages.
+        file: CSV file (.gz, .bz2 and .xz are decompressed) or Parquet file (.parquet, .pq).
+        separator: Character between the values of a row of a CSV file.
+        columns: Names of the columns of a CSV file without a header line.
+        quotes: Whether quotation marks enclose values of a CSV file. If not, they are ordinary characters.
+        id_column: Column whose values a Parquet file keeps as they are, because their type decides whether they name
+            privacy units.
+
+    Raises:
+        ValueError: The file is damaged, has no rows, or its rows do not fit its header.
+    """
+    try:
+        is_parquet = file.suffix in (".parquet", ".pq")
+        table = _read_parquet(file, id_column) if is_parquet else _read_csv(file, separator, columns, quotes)
+    except UnicodeDecodeError as error:
+        message = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
+        raise checks.error(key, str(file), message, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
+    except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
+        message = f"is not a readable CSV or Parquet file ({error})"
+        fix = "A CSV file has a header line; set dataset.separator if it is not a comma."
+        raise checks.error(key, str(file), message, fix) from error
+    if not table or not count_rows(table):
+        raise checks.error(key, str(file), "has no rows")
+    return table
+
+
+def count_rows(table: Table) -> int:
+    """Count the rows of a table."""
+    return len(next(iter(table.values())))
+
+
+def _read_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes: bool) -> Table:
+    with _open_text(file) as lines:
+        rows = _iterate_rows(lines, separator, quotes, 0 if columns is None else len(columns))
+        names = _check_header(next(rows, []) if columns is None else list(columns))
+        # One flat list: a list for each row would be searched for cycles by the garbage collector, over and over.
+        values = list(itertools.chain.from_iterable(rows))
+    return {name: values[start :: len(names)] for start, name in enumerate(names)}
+
+
+def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[list[str]]:
+    """Iterate over the header and the rows, each on a line of its own and of ``width`` fields (0: as the header).
+
+    A quote left open takes everything up to the next quote for its own: fields, and whole rows, would go unseen.
+    """
+    if quotes:
+        reader = csv.reader(_iterate_balanced_lines(lines), delimiter=separator, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter=separator, strict=True, quoting=csv.QUOTE_NONE)
+    last_line = 0
+    try:
+        for row in reader:
+            line, last_line = last_line + 1, reader.line_num
+            if last_line > line:
+                raise ValueError(f"line {line}: {_OPEN_QUOTE_MESSAGE}")
+            if not row:
+                continue
+            width = width or len(row)
+            if len(row) != width:
+                raise ValueError(f"line {line} has {len(row)} fields, and the header {width}")
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
+
+
+def _iterate_balanced_lines(lines: Iterable[str]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if '"' in line and line.count('"') % 2:
+            raise ValueError(f"line {number}: {_OPEN_QUOTE_MESSAGE}")
+        yield line
+
+
+def _check_header(header: list[str]) -> list[str]:
+    for number, name in enumerate(header, start=1):
+        if not name.strip():
+            raise ValueError(f"column {number} of the header has no name (pandas writes none with index=False)")
+    if duplicates := [name for name, count in Counter(header).items() if count > 1]:
+        raise ValueError(f"the header names column {duplicates[0]!r} more than once")
+    return header
+
+
+def _open_text(file: Path) -> IO[str]:
+    if file.suffix in _UNSUPPORTED_SUFFIXES:
+        raise ValueError(f"{file.suffix} is not read: pack it as {', '.join(_DECOMPRESSORS)}, or not at all")
+    # Universal newlines, so that a line is a line on every system. A byte order mark is no part of a name.
+    decompress = _DECOMPRESSORS.get(file.suffix, open)
+    return io.TextIOWrapper(decompress(file, "rb"), encoding="utf-8-sig")
+
+
+def _read_parquet(file: Path, id_column: str | None) -> Table:
+    table = pq.read_table(file)
+    # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
+    indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    names = _check_header([table.column_names[i] for i in indices])
+    pairs = zip(names, indices, strict=True)
+    return {
+        name: table.column(i).to_pylist() if name == id_column else _to_texts(name, table.column(i))
+        for name, i in pairs
+    }
+
+
+def _to_texts(name: str, column: pa.ChunkedArray) -> list[str]:
+    """Convert a column to text as pandas writes it into a CSV file."""
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_timestamp(column.type):  # however fine the column is
+            return [texts.to_canonical_text(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
+        if pa.types.is_decimal(column.type):  # likewise
+            column = column.cast(pa.float64())
+        if pa.types.is_boolean(column.type):
+            column = pc.if_else(column, "True", "False")
+        return pc.fill_null(column.cast(pa.string()), "").to_pylist()
+    except pa.ArrowNotImplementedError as error:
+        raise ValueError(f"column {name!r} of type {column.type} is no plain value") from error
+
+
+def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> tuple[list[str], Tensor]:
+    """Read ids [N] and vectors, float32 [N, D].
+
+    Args:
+        file: .npy [N, D]; .safetensors with ``embeddings`` [N, D] and perhaps ``id`` [N], whole numbers; or .parquet
+            with a column of lists, ``embedding``, or else columns of numbers.
+        id_column: Column of the ids in a Parquet file.
+        declared_ids: Ids in the order of the vectors, or None if their file holds them.
+
+    Raises:
+        ValueError: The file is damaged, its vectors are not rows of one length, or ids are missing.
+    """
+    key, message = "dataset.vectors", "must be .npy, .safetensors or .parquet"
+    if file.suffix not in (".npy", ".safetensors", ".parquet"):
+        raise checks.error(key, str(file), message)
+    try:
+        ids, array = _read_ids_and_array(file, id_column)
+    except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
+        raise checks.error(key, str(file), f"is not readable ({error})", f"It {message}.") from error
+    ids = ids if declared_ids is None else declared_ids
+    if ids is None:
+        fix = "Give dataset.ids=<file>, one id a line in their order."
+        raise checks.error(key, str(file), "holds no ids to join its vectors by", fix)
+    if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
+        message = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
+        raise checks.error(key, str(file), message)
+    if len(ids) != len(array):
+        message = f"has {len(array)} vectors, and there are {len(ids)} ids"
+        raise checks.error(key, str(file), message, "One id for each vector, in their order.")
+    if len(set(ids)) < len(ids):
+        raise checks.error(key, str(file), "has several vectors of one id")
+    with np.errstate(over="ignore"):
+        return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _read_ids_and_array(file: Path, id_column: str) -> tuple[list[str] | None, np.ndarray]:
+    if file.suffix == ".npy":
+        return None, np.load(file, allow_pickle=False)
+    if file.suffix == ".safetensors":
+        tensors = read_tensors(file)
+        if "embeddings" not in tensors:
+            raise ValueError(f"it has no tensor 'embeddings', but {', '.join(sorted(tensors)) or 'none'}")
+        ids = [str(value) for value in tensors["id"].tolist()] if "id" in tensors else None
+        return ids, tensors["embeddings"].float().numpy()
+    table, ids = pq.read_table(file), None
+    if id_column in table.column_names:
+        ids = parse_unit_ids(f"column {id_column}", table.column(id_column).to_pylist(), table.num_rows).tolist()
+        table = table.drop_columns([id_column])
+    if "embedding" in table.column_names:
+        rows = table.column("embedding").to_pylist()
+        widths = {len(row) for row in rows if row is not None}
+        if len(widths) != 1:
+            raise ValueError("its vectors are of several lengths")
+        return ids, np.array([[np.nan] * max(widths) if row is None else row for row in rows], dtype=np.float32)
+    numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
+    if not numbers:
+        raise ValueError("it has neither a column 'embedding' nor columns of floating-point numbers")
+    return ids, np.stack([table.column(name).to_numpy() for name in numbers], 1)

@@ -1,0 +1,266 @@
+"""Tables of an owner: columns, texts and vectors come with their labels and units; what does not fit is refused."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pate_torch.core import texts
+from pate_torch.data import tabular
+from pate_torch.data.base import get_categories_origin
+from pate_torch.data.tabular import Embeddings
+from pate_torch.privacy.schema import Column, TableSchema
+from tests.data.owner_files import (
+    CLASSES,
+    Csv,
+    Text,
+    changed_cell,
+    table,
+    write,
+)
+
+# ---- columns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
+def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
+    frame, fractions = table(), (0.5, 0.3, 0.2)
+    frame["flag"] = frame["age"] > 40
+    data = Csv(path=write(frame, tmp_path / f"t{suffix}"), id="key", ignore=["user"], fractions=fractions).load()
+    assert data.spec.class_names == CLASSES and data.spec.input_shape == (7,)
+    assert len(data.private) + len(data.pool) + len(data.evaluation.y) == 120
+    row_by_key = frame.set_index("key")
+    for name, x, y in zip(data.private.unit_id, data.private.x, data.private.y, strict=True):
+        row = row_by_key.loc[name]
+        one_hot = [float(row.color == color) for color in ("blue", "green", "red")]
+        assert x.tolist() == pytest.approx(
+            [row.age, row.height, *one_hot, float(not row.flag), float(row.flag)], rel=1e-6
+        )
+        assert CLASSES[y] == row.label
+    z = data.spec.normalize(data.pool.x, torch.float64)
+    torch.testing.assert_close(z[:, :2].mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(z[:, :2].std(0, correction=0), torch.ones(2, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert data.spec.mean[2:] == (0.0,) * 5 and data.spec.std[2:] == (1.0,) * 5
+    assert data.private.unit == "record" and not data.spec.benchmark and data.spec.nominal_size is None
+
+
+def test_files_of_their_own_and_an_unlabeled_pool(tmp_path):
+    pool = table(30, 9).drop(columns=["label", "user", "key"])
+    paths = {key: write(table(40, seed), tmp_path / f"{key}.csv") for seed, key in enumerate(("path", "test_path"))}
+    data = Csv(**paths, public_path=write(pool, tmp_path / "p.csv"), group="user", id="key").load()
+    assert (len(data.private), len(data.pool), len(data.evaluation.y)) == (40, 30, 40)
+    assert data.evaluation.pool_y is None and data.private.unit == "group:user"
+
+
+def test_declared_classes_categories_and_features(tmp_path):
+    path = write(table(), tmp_path / "t.csv")
+    declared = {"classes": ["yes", "no"], "categories": {"color": ["red", "blue"]}}
+    spec = Csv(path=path, id="key", ignore=["user"], **declared).load().spec
+    assert spec.class_names == ("yes", "no") and spec.input_shape == (4,)
+    chosen = Csv(path=path, id="key", features=["height", "age"]).load()
+    assert chosen.spec.input_shape == (2,) and float(chosen.private.x[0, 0]) > float(chosen.private.x[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "message"),
+    [
+        (table(), {"label": "lable"}, r"dataset\.label='lable': must be one of age, color.*Did you mean 'label'"),
+        (table(), {"group": "users"}, r"dataset\.group='users'"),
+        (table(), {"id": "kee"}, r"dataset\.id='kee'"),
+        (table(), {"ignore": ["nothing"]}, r"dataset\.ignore='nothing'"),
+        (table(), {"features": ["label"]}, "leaves no feature column"),
+        (table(), {"classes": ["yes"]}, r"dataset\.classes=\['yes'\].*at least two"),
+        (table(), {"classes": ["yes", "perhaps"]}, "is too short.*'no'"),
+        (table().assign(label="yes"), {}, r"dataset\.classes=None: must be declared.*\('yes',\)"),
+        (
+            table(),
+            {"max_categories": 2, "ignore": ["user", "key"]},
+            r"3 different public values: is it the unit\? dataset\.group=color\.",
+        ),
+        (table(), {"fractions": [0.998, 0.001, 0.001], "group": "user"}, "has no (public|test) records"),
+        (changed_cell(table(), "user", 3, ""), {"group": "user"}, r"dataset\.group='list': has missing ids"),
+        (table(), {"separator": "::"}, r"dataset\.separator='::': must be one character"),
+        (table(), {"missing": "keep"}, r"dataset\.missing='keep': must be one of drop, error"),
+        *(
+            (table().assign(age=value), {"id": "key", "ignore": ["user"]}, r"dataset\.missing='error'.*: age\.")
+            for value in ("", "NaN", "inf", "1e60")
+        ),
+    ],
+)
+def test_tables_are_refused_clearly(frame, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        Csv(path=write(frame, tmp_path / "t.csv"), **options).load()
+
+
+def test_a_public_file_without_a_feature_column_is_refused(tmp_path):
+    paths = {"path": write(table(), tmp_path / "t.csv")}
+    paths["public_path"] = write(table().drop(columns="age"), tmp_path / "u.csv")
+    with pytest.raises(ValueError, match=r"dataset\.public_path=.*lacks the feature columns \['age'\]"):
+        Csv(**paths).load()
+
+
+@pytest.mark.parametrize(
+    ("consent", "is_shown", "width"),
+    [
+        ({"publish_test": True}, False, 5),
+        ({"benchmark": True}, True, 5),
+        ({"publish_test": True, "categories": {"town": ["a", "Oz"]}}, True, 3),
+        ({}, False, 4),
+    ],
+)
+def test_consent_to_figures_on_test_records_is_no_consent_to_show_their_values(tmp_path, consent, is_shown, width):
+    frame = pd.DataFrame({"key": np.arange(180), "town": ["a", "b", "c"] * 60, "x": np.arange(180.0) + 0.5})
+    frame["label"] = ["no", "yes"] * 90
+
+    def load(**changes):
+        path = write(frame, tmp_path / "all.csv")
+        return tabular.Csv(path=path, id="key", publish_split=True, **changes).load()
+
+    test_values = {float(x) for x in load().evaluation.x[:, -1]}
+    frame.loc[frame["x"].isin(test_values), "town"] = "Oz"  # who is a test record is decided by the key alone
+    spec = load(**consent).spec
+    assert ("Oz" in json.dumps(spec.schema.to_dict()), spec.schema.num_features) == (is_shown, width)
+    assert spec.input_shape == (width,)
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ((), "read off public points"),
+        (("town", "sex"), "declared by the owner"),
+        (("town",), "declared by the owner for some columns, and read off public points for the others"),
+        (("age",), "read off public points"),
+    ],
+)
+def test_get_categories_origin(declared, expected):
+    columns = (Column("age", None), Column("town", ("a", "b")), Column("sex", ("f", "m")))
+    assert get_categories_origin(TableSchema(columns), declared) == expected
+
+
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+COUNT, WIDTH = 90, 5
+
+
+def write_mails(folder, suffix=".csv", **changes):
+    rows = {
+        "body": [f"text {i} is, {'short' if i % 3 else 'long ' * 30}" for i in range(COUNT)],
+        "kind": [("spam", "ham")[i % 2] for i in range(COUNT)],
+        "user": [f"u{i // 3}" for i in range(COUNT)],
+        "key": [f"k{i}" for i in range(COUNT)],
+    }
+    frame = pd.DataFrame(rows | changes)
+    return frame, write(frame, folder / f"mails{suffix}")
+
+
+def text(path, **changes):
+    options = {"path": path, "column": "body", "label": "kind", "fractions": (0.6, 0.2, 0.2)}
+    return Text(**(options | changes))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_texts_come_with_their_labels_and_units(tmp_path, suffix):
+    frame, path = write_mails(tmp_path, suffix)
+    data = text(path, group="user", max_bytes=64).load()
+    assert data.spec.kind == "text" and data.spec.text == "body" and data.spec.class_names == ("ham", "spam")
+    assert data.private.unit == "group:user" and data.spec.input_shape == (64,) and data.private.x.dtype == torch.uint8
+    class_by_text = {body[:64]: kind for body, kind in zip(frame["body"], frame["kind"], strict=True)}
+    for x, y in zip(texts.decode_texts(data.private.x), data.private.y.tolist(), strict=True):
+        assert class_by_text[x] == data.spec.class_names[y]
+    parts = [set(texts.decode_texts(x)) for x in (data.private.x, data.pool.x, data.evaluation.x)]
+    assert sum(map(len, parts)) == COUNT and not parts[0] & parts[1] and not parts[1] & parts[2]
+    assert data.adjacencies == ("add_remove",) and data.pool.names.kind == "content"
+
+
+def test_a_tab_comes_as_a_shell_passes_it_on(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f'"Odd" number {i}, she said "\tc{i % 2}\n' for i in range(80)))
+    options = {"separator": "\\t", "columns": ["text", "label"], "column": "text", "label": "label", "quotes": False}
+    data = text(str(tmp_path / "a.tsv"), **options).load()
+    assert all(x.startswith('"Odd" number') for x in texts.decode_texts(data.private.x))
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"column": "subject"}, r"dataset\.column='subject': must be one of body, key, kind, user"),
+        ({}, {"max_bytes": 3}, r"dataset\.max_bytes=3"),
+        ({}, {"empty": "keep"}, r"dataset\.empty='keep': must be one of drop, error"),
+        ({"body": ["", "x"] * 45}, {}, r"dataset\.empty='error': stops at \d+ public records without a text"),
+    ],
+)
+def test_texts_are_refused_clearly(tmp_path, changes, options, message):
+    _, path = write_mails(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message) as refused:
+        text(path, **options).load()
+    assert "\n" not in str(refused.value)
+
+
+# ---- vectors ---------------------------------------------------------------------------------------------------------
+
+IDS = [str(i) for i in range(COUNT)]
+
+
+def write_vectors(folder, kind, x, ids=IDS):
+    """Write vectors in a shuffled order; the options of ``Embeddings`` that read them."""
+    order = np.random.default_rng(0).permutation(len(ids))
+    ids, x = [ids[i] for i in order], x[order]
+    file = folder / f"vectors.{kind.split()[0]}"
+    if kind == "npy":
+        np.save(file, x)
+        (folder / "ids.txt").write_text("\n".join(ids) + "\n")
+        return {"vectors": str(file), "ids": str(folder / "ids.txt")}
+    if kind == "safetensors":
+        save_file({"embeddings": torch.from_numpy(x).clone(), "id": torch.tensor([int(i) for i in ids])}, file)
+    elif kind == "parquet of lists":
+        pd.DataFrame({"key": ids, "embedding": list(x)}).to_parquet(file)
+    else:
+        pd.DataFrame({"key": ids, **{f"v{d}": x[:, d] for d in range(x.shape[1])}}).to_parquet(file)
+    return {"vectors": str(file)}
+
+
+@pytest.fixture(scope="module")
+def id_table(tmp_path_factory):
+    frame = pd.DataFrame({"key": IDS, "kind": [("spam", "ham")[i % 2] for i in range(COUNT)]})
+    return write(frame, tmp_path_factory.mktemp("ids") / "table.csv")
+
+
+def embeddings(path, **changes):
+    options = {"path": path, "id": "key", "label": "kind", "publish_split": True, "fractions": (0.6, 0.2, 0.2)}
+    return Embeddings(**(options | changes))
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet of lists", "parquet of columns"])
+def test_vectors_are_joined_by_id_whatever_their_order(tmp_path, kind, id_table):
+    x = np.random.default_rng(1).normal(size=(COUNT, WIDTH)).astype(np.float32)
+    options = write_vectors(tmp_path, kind, x) | {"encoder": {"name": "ours", "license": "MIT"}}
+    data = embeddings(id_table, **options).load()
+    assert data.spec.input_shape == (WIDTH,) and data.spec.encoder.name == "ours" and data.spec.encoder.kind == "given"
+    for unit, row, y in zip(data.private.unit_id, data.private.x.numpy(), data.private.y.tolist(), strict=True):
+        assert np.array_equal(row, x[int(unit)]) and data.spec.class_names[y] == ("spam", "ham")[int(unit) % 2]
+    z = data.spec.normalize(data.pool.x)
+    assert torch.allclose(z.mean(0), torch.zeros(WIDTH), atol=1e-5) and float(z.square().mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("rows", "value"), [(COUNT // 2, 0.0), (COUNT, np.nan)])
+def test_public_records_without_a_finite_vector_are_refused(rows, value, tmp_path, id_table):
+    x = np.full((rows, WIDTH), value, np.float32)
+    with pytest.raises(ValueError, match=r"dataset\.vectors=.*has no finite vector of \d+ public records"):
+        embeddings(id_table, **write_vectors(tmp_path, "npy", x, IDS[:rows])).load()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"id": None}, r"dataset\.id=None"),
+        ({"encoder": {"licence": "MIT"}}, r"dataset\.encoder='licence': must be one of disjoint, license"),
+        ({"vectors": None}, r"dataset\.vectors=None"),
+        ({"vectors": "missing.npy"}, r"dataset\.vectors='missing\.npy': must exist"),
+        ({"roles": "position"}, r"dataset\.roles='position'.*Use dataset\.roles=hash"),
+    ],
+)
+def test_embeddings_are_refused_clearly(changes, message, id_table):
+    with pytest.raises(ValueError, match=message):
+        embeddings(id_table, **changes).load()

@@ -1,0 +1,56 @@
+"""Data sets of tensors in memory."""
+
+import pytest
+import torch
+
+from pate_torch.data.base import DatasetSource
+from pate_torch.data.tensors import Tensors
+
+
+def tensors(**changes):
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    parts = {
+        "x": x[:20],
+        "y": torch.arange(20) % 3,
+        "pool_x": x[20:26],
+        "test_x": x[26:],
+        "test_y": torch.arange(4) % 3,
+    }
+    return Tensors(**({"name": "mine", "class_names": 3} | parts | changes))
+
+
+def test_tensors_pass_through_with_the_pools_statistics():
+    source = tensors()
+    data = source.load()
+    assert isinstance(source, DatasetSource) and "withheld" in repr(source)
+    assert torch.equal(data.private.x, source.x) and data.private.y.dtype == torch.int64
+    assert data.spec.mean == pytest.approx(source.pool_x.double().mean(0).tolist())
+    assert len(set(data.private.unit_id)) == 20
+    fewer = tensors(x=source.x[1:], y=source.y[1:]).load()
+    assert fewer.private.unit_id.tolist() == data.private.unit_id.tolist()[1:] and fewer.spec == data.spec
+    named = tensors(unit_id=[f"u{i % 5}" for i in range(20)], unit="group:u", mean=[0] * 4, std=[1] * 4).load()
+    assert named.private.unit == "group:u" and named.spec.mean == (0.0,) * 4
+    image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    images = tensors(x=image, y=torch.tensor([0, 1]), pool_x=image, test_x=image, test_y=torch.tensor([0, 1]))
+    assert images.load().spec.input_shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.full((20, 4), float("nan"))}, "no integer in 0..2 beside a finite point"),
+        ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
+        ({"x": torch.zeros(20, 1, 8, 8)}, "uint8 images"),
+        ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
+        ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
+        ({"y": torch.arange(20) + 3}, r"no integer in 0\.\.2"),
+        ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
+        ({"y": torch.full((20,), 0.5)}, r"no integer in 0\.\.2"),
+        ({"unit_id": ["a"]}, "unit_id"),
+        ({"class_names": 1}, "class_names=1"),
+        ({"mean": [0.0] * 4}, "together with mean"),
+    ],
+)
+def test_tensors_are_refused_clearly(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tensors(**changes).load()

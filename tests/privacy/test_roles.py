@@ -1,0 +1,37 @@
+"""Roles follow the fractions, each record by its own unit's id or by the position alone."""
+
+import numpy as np
+import pytest
+
+from pate_torch.privacy.roles import PRIVATE, assign_by_hash, assign_by_position
+
+
+def test_assign_by_hash_follows_the_fractions_and_each_id_alone():
+    ids, fractions = np.array([f"person{i}" for i in range(20_000)]), (0.7, 0.2, 0.1)
+    file_N = np.zeros(len(ids), dtype=int)
+    role_N = assign_by_hash(ids, file_N, {PRIVATE}, fractions, 3)
+    assert np.abs(np.bincount(role_N) / len(ids) - fractions).max() < 0.015  # over four deviations
+    some = np.arange(0, len(ids), 7)
+    np.testing.assert_array_equal(assign_by_hash(ids[some], file_N[some], {PRIVATE}, fractions, 3), role_N[some])
+    assert (assign_by_hash(ids, file_N, {PRIVATE}, fractions, 4) != role_N).mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ({0, 1, 2}, {0: {0}, 1: {1}, 2: {2}}),
+        ({0, 1}, {0: {0}, 1: {1, 2}}),
+        ({0, 2}, {0: {0, 1}, 2: {2}}),
+        ({0}, {0: {0, 1, 2}}),
+    ],
+)
+def test_records_of_a_file_given_for_a_role_keep_it(files, allowed):
+    ids = np.array([str(i) for i in range(3000)])
+    file_N = np.array(sorted(files))[np.arange(3000) % len(files)]
+    role_N = assign_by_hash(ids, file_N, files, (0.8, 0.1, 0.1), 0)
+    assert {file: set(role_N[file_N == file].tolist()) for file in files} == allowed
+
+
+def test_assign_by_position_has_the_sizes_printed_in_lzcw21():
+    for count, sizes in (8124, [6499, 163, 1462]), (48842, [39073, 977, 8792]), (72309, [57847, 1447, 13015]):
+        assert np.bincount(assign_by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes

@@ -1,0 +1,140 @@
+"""A schema encodes a DataFrame, a mapping and an array alike, one record at a time, and names what does not fit."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pate_torch.privacy.schema import Column, TableSchema, TooManyCategoriesError, normalize_class_name
+
+SCHEMA = TableSchema((Column("age", None), Column("color", ("blue", "red")), Column("member", ("False", "True"))))
+FRAME = pd.DataFrame({"color": ["red", "blue"], "age": [3.5, 40], "member": [True, False], "label": ["a", "b"]})
+ENCODED = [[3.5, 0, 1, 0, 1], [40, 1, 0, 1, 0]]
+CELLS = st.sampled_from(
+    ["1", "1.0", "+1", " 2.50", "1_2", "1e400", "-0", "nan", "NA", "", " ", "red", "True", "é", "inf"]
+)
+
+
+NUMBERS = {"1": 1, "1.0": 1, "+1": 1, " 2.50": 2.5, "1_2": 12, "-0": -0.0}
+
+
+def encode_cell(column, cell):
+    """The features of one cell; NaN for a number that is not finite."""
+    if column.categories is None:
+        return [NUMBERS.get(cell, np.nan)]
+    return [float(normalize_class_name(cell.strip()) == value) for value in column.categories]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=8), st.data())
+def test_a_schema_encodes_each_cell_by_itself(rows, data):
+    table = dict(zip("abc", map(list, zip(*rows, strict=True)), strict=True))
+    public = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
+    declared = data.draw(st.sampled_from([{}, {"b": [1, "red", ""]}, {"a": []}]))
+    schema = TableSchema.from_public({k: [v[row] for row in public] for k, v in table.items()}, categories=declared)
+    x = schema.encode(table, unknown="zeros", missing="nan")
+    assert x.dtype == np.float32 and x.shape[1] == schema.num_features == len(schema.feature_names)
+    for row, cells in enumerate(rows):
+        expected = [v for column, cell in zip(schema.columns, cells, strict=True) for v in encode_cell(column, cell)]
+        np.testing.assert_array_equal(np.where(np.isfinite(x[row]), x[row], np.nan), np.float32(expected))
+        alone = schema.encode({k: [v[row]] for k, v in table.items()}, unknown="zeros", missing="nan")
+        assert alone.tobytes() == x[row : row + 1].tobytes()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        FRAME,
+        FRAME[["member", "age", "color"]],
+        FRAME.astype({"age": "float32", "color": "category", "member": "boolean"}),
+        FRAME.astype(str),
+        FRAME.convert_dtypes(),
+        {"age": ["3.5", " 40 "], "color": ["red", "blue "], "member": ["True", "False"]},
+        {"age": (3.5, 40), "color": np.array(["red", "blue"]), "member": np.array([True, False])},
+    ],
+)
+def test_tables_of_every_kind_encode_the_same(table):
+    assert SCHEMA.encode(table).tolist() == ENCODED
+
+
+def test_numbers_and_their_text_are_one_category_and_one_number():
+    spellings = (1, 1.0, "1", "+1", " 1.0", -1.0, "1_2", "cat", 0.5)
+    names = ["1", "1", "1", "1", "1", "-1", "1_2", "cat", "0.5"]
+    assert [normalize_class_name(value) for value in spellings] == names
+    schema = TableSchema((Column("code", ("1", "2", "0.1")), Column("value", None)))
+    numbers = {"code": [1, 2.0, np.float32(0.1)], "value": [0.1, 7, np.float64(1e-3)]}
+    texts = {"code": ["1.0", "+2", "0.1"], "value": ["0.1", "7.0", "1e-3"]}
+    assert (schema.encode(numbers) == schema.encode(texts)).all()
+    assert (schema.encode(numbers)[:, :3] == np.eye(3)).all()
+
+
+def test_arrays_are_taken_where_every_column_is_numeric():
+    schema = TableSchema.from_public(np.array([[1.0, 2.0]]))
+    assert schema.feature_names == ("0", "1") and schema.numeric_indices == (0, 1)
+    assert schema.encode([[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+    assert schema.encode(pd.DataFrame([[1, 2]])).tolist() == [[1, 2]]
+    with pytest.raises(ValueError, match="an array of 2 columns"):
+        schema.encode([[1, 2, 3]])
+    with pytest.raises(ValueError, match=r"must be a DataFrame or \{column: values\}\."):
+        SCHEMA.encode(np.zeros((2, 5)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"color": ["green", "red"]}, r"color='green' \(row 0\).*one of the categories.*unknown=zeros"),
+        ({"color": ["red", None]}, r"color='' \(row 1\)"),
+        ({"color": ["red", float("nan")], "member": [1, True]}, r"color='' \(row 1\), member='1' \(row 0\)"),
+        ({"age": ["old", 3]}, r"age='old' \(row 0\).*no finite numbers"),
+        ({"age": [3, pd.NA]}, r"age='' \(row 1\)"),
+        ({"age": [3, 1e300]}, r"age='1e\+300' \(row 1\)"),
+        ({"age": [3]}, "columns of one length"),
+        ({"age": "34"}, "list of values"),
+        ({"age": np.zeros((2, 2))}, "one value a record"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        SCHEMA.encode({**{name: FRAME[name] for name in FRAME}, **changes})
+
+
+def test_missing_columns_are_named_and_others_left_aside():
+    with pytest.raises(ValueError, match="lacks the columns age, member"):
+        SCHEMA.encode(FRAME[["color", "label"]])
+    assert SCHEMA.find_unused_columns(FRAME) == ["label"]
+    with pytest.raises(ValueError, match="more than one column age"):
+        SCHEMA.encode(pd.concat([FRAME, FRAME[["age"]]], axis=1))
+
+
+def test_unknown_categories_become_zeros_where_one_says_so():
+    strange = FRAME.assign(color=["green", None], age=["", 1])
+    with pytest.raises(ValueError, match="age=''"):
+        SCHEMA.encode(strange, unknown="zeros")
+    x = SCHEMA.encode(strange, unknown="zeros", missing="nan")
+    assert np.isnan(x[0, 0]) and (x[:, 1:3] == 0).all()
+
+
+def test_a_schema_is_read_off_public_values_or_declared():
+    assert TableSchema.from_public(FRAME, categories={"age": [3.5, 4]}).columns[1] == Column("age", ("3.5", "4"))
+    with pytest.raises(TooManyCategoriesError, match=r"max_categories=2: column 'key' has 3 different public values"):
+        TableSchema.from_public({"key": ["a", "b", "c"]}, max_categories=2)
+    with pytest.raises(ValueError, match=r"categories='colour'.*color"):
+        TableSchema.from_public(FRAME, categories={"colour": ["red"]})
+    assert SCHEMA.numeric_indices == (0,) and SCHEMA.num_features == 5
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        None,
+        {},
+        *({"columns": columns} for columns in ([1], [{"name": 3}], [], [{"name": "a", "categories": [1]}])),
+    ],
+)
+def test_a_schema_goes_through_json_and_damage_is_refused(damaged):
+    assert TableSchema.from_dict(json.loads(json.dumps(SCHEMA.to_dict()))) == SCHEMA
+    with pytest.raises(ValueError):
+        TableSchema.from_dict(damaged)
