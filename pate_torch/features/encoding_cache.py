@@ -19,8 +19,13 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch.core import locks
-from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
+from pate_torch.core.files import (
+    atomic_replacement,
+    compute_tensor_digest,
+    create_private_folder,
+    read_tensors,
+)
+from pate_torch.core.run_folders import hold_lock
 
 README = """PRIVATE: do not publish, do not share.
 
@@ -65,7 +70,7 @@ class EncodingCache:
         def report_busy(holder: str) -> None:
             self.notify(f"Waiting for {holder}, which encodes the same points.")
 
-        with locks.hold(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
+        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
             feature_ND = self._load(file)
             if feature_ND is None:
                 feature_ND = encode()
