@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core.parallel import run_in_parallel, single_thread_mode
+from pate_torch.core.device import run_in_parallel, single_thread_mode
 from pate_torch.core.progress import Progress
 
 BATCH_SIZE = 8

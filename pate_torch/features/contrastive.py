@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.device import to_device
+from pate_torch.core.device import run_in_parallel, to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.parallel import run_in_parallel
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
 from pate_torch.features.base import FeatureRecipe

@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26

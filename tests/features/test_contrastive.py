@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from pate_torch import networks
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.rng import derive_member_seed, make_torch_generator
 from pate_torch.features import contrastive, neighbors
 from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
