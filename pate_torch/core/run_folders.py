@@ -34,16 +34,12 @@ def get_run_id() -> str:
     Under torchrun every rank would otherwise take its own time and write into a folder of its own.
     """
     environment = os.environ
-    if environment.get("PATE_RUN_ID"):
-        return _check_safe_name(environment["PATE_RUN_ID"])
     torchrun_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if torchrun_id != "none":
-        return _check_safe_name(torchrun_id)
+    if run_id := environment.get("PATE_RUN_ID") or (torchrun_id if torchrun_id != "none" else None):
+        return _check_safe_name(run_id)
     if environment.get("SLURM_JOB_ID"):
         return _check_safe_name(f"slurm-{environment['SLURM_JOB_ID']}")
-    if "RANK" in environment:
-        return f"torchrun-{os.getppid()}"
-    return make_unique_run_id()
+    return f"torchrun-{os.getppid()}" if "RANK" in environment else make_unique_run_id()
 
 
 def make_unique_run_id() -> str:
@@ -159,59 +155,58 @@ def remove_partial_files(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iterator[None]:
-    """Hold a lock, and wait for the process that holds it now.
+def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock, and yield whether it is held: with ``wait``, it always is.
 
     Args:
         path: The lock file.
         key: The setting that names the file's folder, for messages.
-        on_wait: Called with a description of the holder before the wait begins; may raise.
+        wait: Whether to wait for the process that holds the lock now.
 
     Raises:
         ValueError: Files cannot be locked there.
     """
-    lock = _make_lock(path)
-    if not _acquire(lock, key, wait=False):
-        on_wait(_format_holder(path))
-        _acquire(lock, key, wait=True)
-    with _release_on_exit(lock):
-        yield
+    # No soft lock, whose file outlives a killed process; one lock for all threads, as another one may release it.
+    lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
+    try:
+        with contextlib.suppress(filelock.Timeout), _refuse_unlockable(path, key):
+            lock.acquire(blocking=wait)
+        if lock.is_locked:
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            path.write_text(json.dumps([os.getpid(), socket.gethostname(), since]))
+        yield lock.is_locked
+    finally:
+        if lock.is_locked:  # not in a forked child, where filelock closes the inherited descriptor
+            with contextlib.suppress(OSError):
+                path.unlink()  # before the release: a process that waits opens a new file
+            lock.release()
 
 
 @contextlib.contextmanager
-def try_hold_lock(path: Path, key: str) -> Iterator[bool]:
-    """Hold a lock if it is free: like ``hold_lock`` without the wait. Yields whether the lock is held."""
-    lock = _make_lock(path)
-    _acquire(lock, key, wait=False)
-    with _release_on_exit(lock):
-        yield lock.is_locked
+def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iterator[None]:
+    """Hold a lock as ``try_hold_lock`` does, and wait for its holder, whose description ``on_wait`` gets (and refuses).
+
+    The description is "process 7 on node1 since 2026-01-01T00:00:00+00:00".
+    """
+    with contextlib.ExitStack() as exit_stack:
+        if not exit_stack.enter_context(try_hold_lock(path, key)):
+            on_wait(_format_holder(path))
+            exit_stack.enter_context(try_hold_lock(path, key, wait=True))
+        yield
+
+
+def _format_holder(path: Path) -> str:
+    try:
+        pid, host, since = json.loads(path.read_text())
+    except (OSError, ValueError):  # the holder is just taking or releasing the lock
+        return "another process"
+    return f"process {pid} on {host} since {since}"
 
 
 def try_lock_descriptor(descriptor: int, path: Path, key: str) -> bool:
-    """Lock an open file until it is closed; False if another process holds it. Errors are those of ``hold_lock``."""
+    """Lock an open file until it is closed; False if another process holds it. Raises as ``try_hold_lock``."""
     with _refuse_unlockable(path, key):
         return filelock.lock_descriptor(descriptor, blocking=False)
-
-
-def _make_lock(path: Path) -> filelock.UnixFileLock:
-    # No soft lock, whose file outlives a killed process; and one lock for all threads, which may release it elsewhere.
-    return filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
-
-
-def _acquire(lock: filelock.UnixFileLock, key: str, *, wait: bool) -> bool:
-    path = Path(lock.lock_file)
-    try:
-        with _refuse_unlockable(path, key):
-            lock.acquire(blocking=wait)
-    except filelock.Timeout:
-        return False
-    try:
-        since = datetime.now().astimezone().isoformat(timespec="seconds")
-        path.write_text(json.dumps([os.getpid(), socket.gethostname(), since]))
-    except BaseException:
-        lock.release()
-        raise
-    return True
 
 
 @contextlib.contextmanager
@@ -224,22 +219,3 @@ def _refuse_unlockable(path: Path, key: str) -> Iterator[None]:
         reason = error.strerror if isinstance(error, OSError) else "this system has no flock"
         message = f"is where files cannot be locked ({reason}), and two runs at once could overwrite each other's"
         raise checks.error(key, str(path), message, "Use a local disk (PATE_HOME), of Linux, macOS or WSL.") from error
-
-
-@contextlib.contextmanager
-def _release_on_exit(lock: filelock.UnixFileLock) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        if lock.is_locked:  # not in a forked child, where filelock closes the inherited descriptor
-            with contextlib.suppress(OSError):
-                os.unlink(lock.lock_file)  # before the release: a process that waits opens a new file
-            lock.release()
-
-
-def _format_holder(path: Path) -> str:
-    try:
-        pid, host, since = json.loads(path.read_text())
-    except (OSError, ValueError):  # the holder is just taking or releasing the lock
-        return "another process"
-    return f"process {pid} on {host} since {since}"
