@@ -106,7 +106,6 @@ OPTIONS = {
     "resnet": {"width": 8, "norm": "group"},
     "small_cnn": {"channels": [8, 8], "hidden": 8, "norm": "group"},
     "cnn": {"width": 8, "hidden": 8, "norm": "group"},
-    "wide_resnet": {"depth": 10, "widen": 1, "norm": "group"},
 }
 
 
