@@ -15,10 +15,10 @@ from torch import nn
 from torchvision.transforms.functional import resize
 
 from pate_torch.core import texts
-from pate_torch.features import runtimes
+from pate_torch.features import encoding
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
-from pate_torch.features.runtimes import check_no_external_data
+from pate_torch.features.encoding import check_no_external_data
 from pate_torch.privacy.records import DataSpec, EncoderCard
 from tests import ROOT
 from tests.features import encoder_worlds as worlds
@@ -291,12 +291,12 @@ def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
     torch.save({"state_dict": network.state_dict()}, pickle)
     with pytest.raises(ValueError, match=r"is a pickle.*convert\('eye\.pth', 'eye\.safetensors'\)"):
         Encoder(name="eye", module=worlds.Eye(), weights=str(pickle)).make_runner(IMAGES)
-    runtimes.convert(pickle, weights)
+    encoding.convert(pickle, weights)
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in load_file(weights).items())
     Encoder(name="eye", module=worlds.Eye(), weights=str(weights)).make_runner(IMAGES)
     (tmp_path / "bad.pth").write_bytes(_dangerous(tmp_path / "ran"))
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
-        runtimes.convert(tmp_path / "bad.pth", weights)
+        encoding.convert(tmp_path / "bad.pth", weights)
     assert not (tmp_path / "ran").exists()
 
 

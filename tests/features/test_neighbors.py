@@ -93,13 +93,6 @@ def test_the_least_of_groups_are_those_of_the_row(columns):
     assert all(len(row.unique()) == 9 for row in places)
 
 
-@pytest.mark.parametrize("block", [1, 1000, 1 << 23])
-def test_products_by_segments_are_those_of_the_sparse_matrix(block, monkeypatch):
-    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", block)
-    graph, value = build_neighbor_graph(moons()[0], 8), torch.randn(300, 7, generator=stream())
-    torch.testing.assert_close(graph.multiply_by_segments(value), graph @ value, atol=1e-6, rtol=0)
-
-
 def test_the_graph_is_that_of_all_pairs(monkeypatch):
     monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 7 * 60)  # several blocks
     x, _ = moons(60)
