@@ -48,7 +48,7 @@ def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
 
 
 def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:
-    """Move points to the device of geometric computations: the run's, or the CPU where the device lacks operations."""
+    """Move points to the device that compares them: the run's, or the CPU where the device lacks operations."""
     return x_PD.to("cpu" if device.type == "mps" else device)
 
 
@@ -69,19 +69,19 @@ class Graph:
 
     @property
     def device(self) -> torch.device:
-        """The device of the points."""
-        return self.spacing_P.device
+        """The device of products, which is the CPU."""
+        return torch.device("cpu")
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
         # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
-        return torch.from_numpy(self.weight_PP @ value_PC.cpu().numpy()).to(value_PC.device)
+        return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
 def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     """Join each point to its nearest ``neighbors`` by edges of weight exp(-d_ij^2 / (s_i s_j)), float32.
 
     s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    are connected alike. Memory is P x neighbors, plus one block of distances.
+    are connected alike. Memory is P x neighbors, plus one block of distances on the points' device.
     """
     checks.integer("neighbors", neighbors, low=1)
     count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
@@ -97,7 +97,7 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     symmetric_PP = (directed_PP + directed_PP.T).tocoo()
     degree_P = symmetric_PP.sum(1).clip(min=1e-12)
     symmetric_PP.data /= np.sqrt(degree_P[symmetric_PP.row] * degree_P[symmetric_PP.col])
-    return Graph(symmetric_PP.tocsr(), distance_PK.mean(1).to(x_PD.device))
+    return Graph(symmetric_PP.tocsr(), distance_PK.mean(1))
 
 
 def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -146,7 +146,7 @@ def compute_eigenvectors(
     directions. ARPACK is slower, and more so for more vectors (docs/experiments/speed.md).
     """
     size = min(width + 8, len(graph))
-    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator).to(graph.device)).Q
+    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
     for step in range(1, iterations + 1):
         basis = (graph @ basis).add_(basis).div_(2)
         if step % 5 == 0 or step == iterations:  # rarer steps keep the subspace
