@@ -5,8 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from pate_torch import networks
@@ -22,8 +20,6 @@ from pate_torch.students.base import StudentTask
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import build_problem
 from pate_torch.teachers.trunk import PublicStart
-from tests import ROOT
-from tests.worlds import Counted
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(
@@ -54,15 +50,6 @@ def test_contrast_is_the_published_loss():
         below = sum(torch.exp(unit[i] @ unit[k] / 0.3) for k in range(12) if k != i)
         total += float(-torch.log(above / below)) / 12
     assert compute_contrastive_loss(z, 0.3).item() == pytest.approx(total, rel=1e-5)
-
-
-def test_no_step_waits_for_its_device_or_brings_a_constant_to_it():
-    x, _ = digits()
-    few, many = (
-        Counted.during(lambda s=s: dataclasses.replace(RECIPE, steps=s).learn(x, SPEC, seed=0)) for s in (5, 25)
-    )
-    assert many["_local_scalar_dense"] <= few["_local_scalar_dense"]  # item(), bool(), float()
-    assert many["lift_fresh"] <= few["lift_fresh"]  # torch.tensor(...)
 
 
 def test_learning_brings_the_classes_together_without_labels():
@@ -266,33 +253,6 @@ def test_ranges_widen_and_stay_legal():
     assert parse_affine({"rotate": 3}) == Affine(rotate=3)
     with pytest.raises(ValueError, match="cutout"):
         View(cutout=1.5)
-
-
-def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
-    folder = ROOT / "conf"
-    tree = OmegaConf.create(
-        {
-            "recommended": {
-                "student_network": "small_cnn",
-                "student_options": SMALL,
-                "student_steps": 2,
-                "augment": {"rotate": 10},
-                "features_steps": 1,
-                "precision": "float32",
-                "student_batch": 64,
-                "unlabeled_batch": 128,
-            },
-            "features": OmegaConf.load(folder / "features" / "contrastive.yaml"),
-            "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
-        }
-    )
-    student = instantiate(tree.student, _convert_="all")
-    assert student.features == instantiate(tree.features, _convert_="all")
-    x, y = digits(60)
-    fitted = student.fit(StudentTask(SPEC, x, torch.arange(20), y[:20]), seed=0, device=torch.device("cpu"))
-    assert fitted.network["options"] == {"channels": [8, 16], "hidden": 32}
-    tree.features = None
-    assert instantiate(tree.student, _convert_="all").features is None
 
 
 def test_a_student_with_a_recipe_starts_from_its_encoder():

@@ -23,6 +23,7 @@ from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.data.text import Text
 from pate_torch.features.encoder import Encoder
+from pate_torch.features.encoding import EncodingCache
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
 from tests.release.json_schema import faults, privacy_schema
@@ -135,6 +136,10 @@ def test_points_are_encoded_once_and_found_again_until_something_changes(tmp_pat
     assert counted.sides == 3
     second = encoded(tmp_path, source, counted).load()
     assert counted.sides == 3 and torch.equal(first.private.x, second.private.x)
+    for file in (tmp_path / "home/features").glob("*-private-*.safetensors"):
+        file.write_bytes(file.read_bytes()[:40])  # a damaged file is made anew
+    third = encoded(tmp_path, source, counted).load()
+    assert counted.sides == 4 and torch.equal(first.private.x, third.private.x)
     shorter = Counted.of(worlds.static(tmp_path, max_length=3))
     assert not torch.equal(encoded(tmp_path, source, shorter).load().private.x, first.private.x) and shorter.sides == 3
     worlds.table(tmp_path / "table.safetensors", seed=1)  # other weights of the same name
@@ -158,32 +163,25 @@ def test_encoded_points_are_closed_to_others_and_named_by_their_data_set(tmp_pat
 
 
 def test_the_limit_drops_what_was_not_used_for_longest(tmp_path):
-    source = mails(tmp_path)
-    size = 300 * worlds.WIDTH * 4 + 200
-    encoder = worlds.static(tmp_path, cache_gb=2.5 * size / 1e9)
-    encoded(tmp_path, source, encoder).load()
-    folder = tmp_path / "home/features"
-    old = {file.name for file in folder.glob("*-private-*")}
-    for age, file in enumerate(sorted(folder.glob("*.safetensors"))):
-        os.utime(file, (age, age))
-    encoded(tmp_path, source, dataclasses.replace(encoder, max_length=5)).load()
-    kept = {file.name for file in folder.glob("*.safetensors")}
-    assert not old & kept and sum(f.stat().st_size for f in folder.glob("*.safetensors")) <= 2.5 * size + 400
-    none = dataclasses.replace(encoder, cache_gb=0, max_length=4)
-    encoded(tmp_path, source, none).load()
-    assert {file.name for file in folder.glob("*.safetensors")} == kept
-    small = dataclasses.replace(encoder, cache_gb=1e-9, max_length=6)
-    encoded(tmp_path, source, small).load()
-    assert {file.name for file in folder.glob("*.safetensors")} == kept
+    def ask(name, max_bytes=1000, messages=None):
+        cache = EncodingCache(root=tmp_path, max_bytes=max_bytes, notify=([] if messages is None else messages).append)
+        return cache.get_or_encode(name, {}, torch.zeros(1), lambda: torch.ones(100))  # 480 bytes on disk
 
+    def get_names():
+        return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
-def test_edited_points_are_not_given_the_features_of_those_before(tmp_path):
-    source, encoder = mails(tmp_path), worlds.static(tmp_path)
-    before = encoded(tmp_path, source, encoder).load()
-    data = source.load()
-    edited = dataclasses.replace(data, private=dataclasses.replace(data.private, x=data.private.x.flip(0)))
-    after = encoded(tmp_path, source, encoder).encode(edited, Stages(quiet=True))
-    assert torch.equal(after.private.x, before.private.x.flip(0)) and not torch.equal(after.private.x, before.private.x)
+    for age, name in enumerate(("first", "second")):
+        ask(name)
+        for file in (tmp_path / "features").glob(f"{name}-*"):
+            os.utime(file, (age, age))
+    assert get_names() == {"first", "second"}
+    ask("first")  # used again
+    ask("third")
+    assert get_names() == {"first", "third"}
+    ask("none", max_bytes=0)
+    messages = []
+    ask("large", max_bytes=300, messages=messages)
+    assert get_names() == {"first", "third"} and "not kept" in messages[0]
 
 
 def test_two_that_ask_for_the_same_points_encode_them_once(tmp_path):
@@ -232,8 +230,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("door", ["pipeline", "plan", "classifier"])
+@pytest.mark.parametrize(
+    ("door", "wrong"),
+    [*(("plan", wrong) for wrong in WRONG), ("pipeline", "batch statistics"), ("classifier", "batch statistics")],
+)
 def test_an_encoder_through_which_records_see_each_other_is_refused_at_every_door(door, wrong, tmp_path):
     module, batch_size, why = WRONG[wrong]
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -290,13 +290,6 @@ def test_the_classifier_counts_a_text_without_finite_features_as_zeros_and_encod
     monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
     again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **given)
     again.fit(said[:100], y[:100], public=said[110:])
-
-
-def test_a_damaged_file_is_made_anew(tmp_path):
-    first = encoded(tmp_path).load()
-    for file in (tmp_path / "home/features").glob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:40])
-    assert torch.equal(encoded(tmp_path).load().private.x, first.private.x)
 
 
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
@@ -390,19 +383,6 @@ def test_no_private_text_and_no_place_of_a_file_leaves(ran):
     assert str(folder).encode() not in released
 
 
-def test_the_same_run_again_encodes_nothing_and_is_charged(ran, monkeypatch):
-    folder, plan = ran
-    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
-    encoder = Encoder(
-        name="table", weights=str(folder / "table.safetensors"), tokenizer=worlds.WORDS, max_length=30, license="MIT",
-        trained_on="old mails",
-    )  # fmt: skip
-    other = again(plan, "second", dataset=plan.dataset.source, encoder=encoder)
-    pipeline.run(other)
-    one, two = (json.loads((p.folder / "release/summary.json").read_text()) for p in (plan, other))
-    assert two["epsilon_charged"] > one["epsilon_charged"] and two["release_id"] != one["release_id"]
-
-
 def test_the_predict_command_reads_texts(ran, tmp_path, capsys):
     folder, plan = ran
     (tmp_path / "new.csv").write_text("text\n56789\n01234\n")
@@ -470,18 +450,15 @@ def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_
     assert student.predict_names(new) == rows["label"].tolist()[:50] and student.spec.kind == "table"
 
 
-def test_teachers_on_features_are_found_again(ran):
+def test_another_release_encodes_nothing_finds_its_teachers_and_is_charged(ran, monkeypatch):
     _, plan = ran
-    before = sorted(path.name for path in (plan.root / "teachers").iterdir())
-    kept = json.loads((plan.folder / "release/summary.json").read_text())["teachers_id"]
-    other = again(
-        plan,
-        "more",
-        dataset=plan.dataset.source,
-        encoder=plan.dataset.encoder,
-        teachers=kept,
-        mechanism=GNMax(sigma=9),
-    )
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
+    before = json.loads((plan.folder / "release/summary.json").read_text())
+    source, encoder = plan.dataset.source, plan.dataset.encoder
+    teachers, folders = before["teachers_id"], sorted(path.name for path in (plan.root / "teachers").iterdir())
+    other = again(plan, "more", dataset=source, encoder=encoder, teachers=teachers, mechanism=GNMax(sigma=9))
     pipeline.run(other)
-    assert json.loads((other.folder / "release/summary.json").read_text())["teachers_id"] == kept
-    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == before
+    after = json.loads((other.folder / "release/summary.json").read_text())
+    assert after["teachers_id"] == teachers and after["release_id"] != before["release_id"]
+    assert after["epsilon_charged"] > before["epsilon_charged"]
+    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == folders

@@ -151,22 +151,6 @@ def test_options_that_a_file_names_are_held_to_a_list(tmp_path, options, named):
         Encoder.locate_files(dataclasses.replace(card, file="/etc/passwd"), tmp_path)
 
 
-def test_an_encoder_that_changes_its_mind_is_refused():
-    class Moody(nn.Module):
-        def forward(self, x):
-            return x + torch.rand(())
-
-    with pytest.raises(ValueError, match=r"moody.*other features of the same point"):
-        Encoder(name="moody", module=Moody()).check_batch_independence(worlds.points(ROWS, 3), ROWS)
-    with pytest.raises(ValueError, match="not finite"):
-        Encoder(name="log", module=Logarithm()).check_batch_independence(worlds.points(ROWS, 3), ROWS)
-
-
-class Logarithm(nn.Module):
-    def forward(self, x):
-        return (x - 5).log()
-
-
 # ---- slow twins ------------------------------------------------------------------------------------------------------
 
 
