@@ -64,17 +64,17 @@ class Counted(Encoder):
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, encoder, **more):
-        return cls(**{field.name: getattr(encoder, field.name) for field in dataclasses.fields(Encoder)}, **more)
+    def of(cls, encoder, **options):
+        return cls(**{field.name: getattr(encoder, field.name) for field in dataclasses.fields(Encoder)}, **options)
 
     @property
     def sides(self):
         return len(self.calls)
 
-    def encode(self, *given, **more):
+    def encode(self, *args, **options):
         self.calls.append(1)
         time.sleep(self.seconds)
-        return super().encode(*given, **more)
+        return super().encode(*args, **options)
 
 
 # ---- what is loaded --------------------------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ def test_what_the_data_set_declares_is_declared_still(tmp_path):
 
 def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
     x = torch.randn(40, 4).abs()
-    given = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
+    options = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
     x[7, 2] = -5.0
-    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **given)
+    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **options)
 
     class Root(torch.nn.Module):
         def forward(self, x):
@@ -247,14 +247,14 @@ def test_an_encoder_through_which_records_see_each_other_is_refused_at_every_doo
         elif door == "plan":
             encoded(tmp_path, source, encoder).load()
         else:
-            said = worlds.sayings(60)
+            sentences = worlds.sayings(60)
             words = Encoder(
                 name="wrong", module=Words(module), tokenizer=worlds.WORDS, batch_size=batch_size, max_length=8
             )
             clf = PATEClassifier(
                 account="a", classes=[0, 1], encoder=words, num_records_about=40, home=home, verbose=False
             )
-            clf.fit(said[:40], np.arange(40) % 2, public=said[40:])
+            clf.fit(sentences[:40], np.arange(40) % 2, public=sentences[40:])
     assert not (home / "ledger.sqlite").exists()
 
 
@@ -272,31 +272,31 @@ class Words(torch.nn.Module):
 
 
 def test_the_classifier_counts_a_text_without_finite_features_as_zeros_and_encodes_once(tmp_path, capsys, monkeypatch):
-    said = [text.replace("e", "1") for text in worlds.sayings(160)]
+    sentences = [text.replace("e", "1") for text in worlds.sayings(160)]
     encoder = worlds.static(tmp_path)
     plain = Encoder.encode
 
-    def encode(self, x, *given, **more):  # one private text has no finite features
-        made = plain(self, x, *given, **more)
-        made[: len(x) > 50] = torch.inf
-        return made
+    def encode(self, x, *args, **options):  # one private text has no finite features
+        features = plain(self, x, *args, **options)
+        features[: len(x) > 50] = torch.inf
+        return features
 
     monkeypatch.setattr(Encoder, "encode", encode)
-    given = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
-    y = [int(text[0] > "4") for text in said]
-    PATEClassifier(4.0, account="a", **given).fit(said[:100], y[:100], public=said[110:])
-    told = capsys.readouterr()
-    assert "Nobody declares what it was trained on" in told.out + told.err
+    options = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
+    y = [int(text[0] > "4") for text in sentences]
+    PATEClassifier(4.0, account="a", **options).fit(sentences[:100], y[:100], public=sentences[110:])
+    output = capsys.readouterr()
+    assert "Nobody declares what it was trained on" in output.out + output.err
     monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
-    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **given)
-    again.fit(said[:100], y[:100], public=said[110:])
+    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **options)
+    again.fit(sentences[:100], y[:100], public=sentences[110:])
 
 
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
     encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
-    said = capsys.readouterr().err
-    assert "Encoding the private records" in said and "ms each" in said and "317" not in said
-    assert "Nobody declares what it was trained on" in said
+    messages = capsys.readouterr().err
+    assert "Encoding the private records" in messages and "ms each" in messages and "317" not in messages
+    assert "Nobody declares what it was trained on" in messages
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
@@ -320,11 +320,11 @@ def test_a_student_learns_from_texts_and_predicts_them(ran):
     folder, plan = ran
     truth = pd.read_csv(folder / "private.csv", dtype=str)
     student = load_student(plan.folder, encoder=files_of(folder))
-    said = student.predict_names(truth["text"].tolist())
-    assert np.mean([one == other for one, other in zip(said, truth["label"], strict=True)]) > 0.9
-    assert student.predict_names(truth) == said
+    predictions = student.predict_names(truth["text"].tolist())
+    assert np.mean([one == other for one, other in zip(predictions, truth["label"], strict=True)]) > 0.9
+    assert student.predict_names(truth) == predictions
     rows = worlds.static(folder, max_length=30).encode(truth["text"].tolist())
-    assert load_student(plan.folder).predict_names(rows) == said  # whoever has the features needs no encoder
+    assert load_student(plan.folder).predict_names(rows) == predictions  # whoever has the features needs no encoder
 
 
 def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_path):
@@ -345,13 +345,13 @@ def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_pat
 def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
     folder, plan = ran
     release = plan.folder / "release"
-    said = json.loads((release / "privacy.json").read_text())
-    assert not faults(said, privacy_schema())
-    card = said["encoder"]
+    statement = json.loads((release / "privacy.json").read_text())
+    assert not faults(statement, privacy_schema())
+    card = statement["encoder"]
     assert (card["name"], card["license"], card["trained_on"]) == ("table", "MIT", "old mails")
     assert card["sha256"] == compute_file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
-    told = " ".join(said["assumptions"] + said["not_covered"])
-    assert f"SHA-256 {card['sha256']}" in told and "license: MIT" in told and "may overlap with them" in told
+    text = " ".join(statement["assumptions"] + statement["not_covered"])
+    assert f"SHA-256 {card['sha256']}" in text and "license: MIT" in text and "may overlap with them" in text
     for page in ("README.md", "report.html"):
         text = (release / page).read_text()
         assert card["sha256"] in text and "may overlap with them" in text and "old mails" in text

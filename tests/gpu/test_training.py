@@ -56,16 +56,16 @@ def config(home, **chosen: str):
     mechanism = PRICED_BY.get(chosen.get("method", "").split(" ")[0])
     short = {"guide_student": "supervised", "student": "supervised"}
     named = short | chosen | ({"mechanism": mechanism} if mechanism else {})
-    made = {field: choices.values()[field][name](True, "torch", "add_remove") for field, name in named.items()}
-    if made.get("selection") is not None:
-        made["student"] = None
+    components = {field: choices.values()[field][name](True, "torch", "add_remove") for field, name in named.items()}
+    if components.get("selection") is not None:
+        components["student"] = None
     terms = {"delta": 1e-4, "opening_budget": 1e4, "insecure_noise_seed": 0}  # prices take longer than all else
     if named.get("method") == "dpsgd":
-        made, terms = made | {"student": None, "selection": None}, terms | {"target_epsilon": 50.0}
+        components, terms = components | {"student": None, "selection": None}, terms | {"target_epsilon": 50.0}
     base = {"teacher": RECIPE, "mechanism": GNMax(sigma=2.0), "query": Random(), "num_teachers": 12, "num_queries": 20}
     return run_config(
         dataset=squares, partition=AddRemove(), root=home, folder=home / "runs/blobs/gaussian/first",
-        device=torch.device("cuda"), baseline=False, quiet=True, **terms, **(base | made),
+        device=torch.device("cuda"), baseline=False, quiet=True, **terms, **(base | components),
     )  # fmt: skip
 
 
@@ -129,10 +129,10 @@ class StepCosts:
 
 
 def by_function(counter: Counter[CodeLine]) -> Lines:
-    found: Lines = Counter()
+    counts: Lines = Counter()
     for line, times in counter.items():
-        found[line.file, line.function] += times
-    return found
+        counts[line.file, line.function] += times
+    return counts
 
 
 class EnoughSteps(Exception): ...

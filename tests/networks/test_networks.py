@@ -99,11 +99,11 @@ def test_refuses_a_description_of_something_else():
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_flattened_images_get_their_gradient_in_their_own_layout(layout):
     x = torch.randn(5, 3, 4, 4).to(memory_format=layout).requires_grad_()
-    given, kept = torch.randn(5, 48), []
+    gradient, gradients = torch.randn(5, 48), []
     images = x * 1
     flat = networks.Flatten()(images)
-    images.register_hook(kept.append)
-    flat.backward(given)
-    assert torch.equal(x.grad, given.view(5, 3, 4, 4)) and kept[0].is_contiguous(memory_format=layout)
+    images.register_hook(gradients.append)
+    flat.backward(gradient)
+    assert torch.equal(x.grad, gradient.view(5, 3, 4, 4)) and gradients[0].is_contiguous(memory_format=layout)
     assert torch.equal(networks.Flatten()(x.detach()), x.detach().flatten(1))
     assert stacked.has_stacked_form(networks.build("small_cnn", (1, 8, 8), 3, norm="group"))
