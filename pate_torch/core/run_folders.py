@@ -26,6 +26,8 @@ from pate_torch.core import checks
 LOCK_FILE_NAME = ".lock"
 _PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.partial|.+\.[0-9a-f]{12})")
 """Names of unfinished files: of safetensors, of ``replace`` and of ``atomic_replacement``."""
+_RELEASE_SECONDS = 0.05
+"""How long a lock may still look held while its holder releases it."""
 
 
 def get_run_id() -> str:
@@ -170,7 +172,7 @@ def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]
     lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
     try:
         with contextlib.suppress(filelock.Timeout), _refuse_unlockable(path, key):
-            lock.acquire(blocking=wait)
+            lock.acquire(timeout=-1 if wait else _RELEASE_SECONDS, poll_interval=0.1 if wait else 0.01)
         if lock.is_locked:
             since = datetime.now().astimezone().isoformat(timespec="seconds")
             path.write_text(json.dumps([os.getpid(), socket.gethostname(), since]))
