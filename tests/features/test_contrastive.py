@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from pate_torch import networks
 from pate_torch.core.device import single_thread_mode
 from pate_torch.core.rng import derive_member_seed, make_torch_generator
-from pate_torch.features import contrastive, neighbors
+from pate_torch.features import contrastive
 from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
@@ -164,40 +164,6 @@ def test_features_have_unit_length_and_rows_may_be_few():
 def test_bad_recipes_are_named(change, key):
     with pytest.raises(ValueError, match=f"features.{key}"):
         dataclasses.replace(RECIPE, **change)
-
-
-# The graph --------------------------------------------------------------------------------------------------------
-
-
-def test_spreading_solves_its_equation():
-    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    seeds = torch.zeros(40, 2)
-    seeds[0, 0] = seeds[1, 1] = 1
-    graph = neighbors.build_neighbor_graph(points, 5)
-    ours = neighbors.propagate_labels(graph, seeds, alpha=0.8)
-    weight = torch.from_numpy(graph.weight_PP.toarray()).double()
-    exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * weight, seeds.double())
-    torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
-
-
-def test_balancing_gives_each_class_its_share():
-    mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
-    mass[0] = 0
-    target = torch.tensor([0.5, 0.3, 0.2])
-    share = neighbors.sinkhorn_balance(mass, target)
-    torch.testing.assert_close(share.sum(1), torch.ones(50))
-    torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
-def test_principal_axes_keep_the_distances_of_their_plane(shape):
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    kept = neighbors.project_principal(x, 4)
-    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    exact = u[:, :4] * s[:4]
-    kept, exact = kept.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
-    torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))
 
 
 # Views ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The neighbor graph and its leading eigenvectors against their slow twins: all pairs, and dense linear algebra."""
+"""The neighbor graph, its eigenvectors and propagated labels, against all pairs and dense linear algebra."""
 
 import numpy as np
 import pytest
@@ -116,3 +116,34 @@ def test_the_graph_of_points_on_a_gpu_is_that_of_the_cpu(simulated_gpu):
     here, there = build_neighbor_graph(x, 8), build_neighbor_graph(x.to("cuda"), 8)
     assert simulated_gpu.kernels and there.spacing_P.device.type == "cpu"
     assert abs(here.weight_PP - there.weight_PP).max() < 1e-6
+
+
+def test_spreading_solves_its_equation():
+    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    seeds = torch.zeros(40, 2)
+    seeds[0, 0] = seeds[1, 1] = 1
+    graph = neighbors.build_neighbor_graph(points, 5)
+    ours = neighbors.propagate_labels(graph, seeds, alpha=0.8)
+    weight = torch.from_numpy(graph.weight_PP.toarray()).double()
+    exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * weight, seeds.double())
+    torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_balancing_gives_each_class_its_share():
+    mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
+    mass[0] = 0
+    target = torch.tensor([0.5, 0.3, 0.2])
+    share = neighbors.sinkhorn_balance(mass, target)
+    torch.testing.assert_close(share.sum(1), torch.ones(50))
+    torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
+def test_principal_axes_keep_the_distances_of_their_plane(shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    projected = neighbors.project_principal(x, 4)
+    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    exact = u[:, :4] * s[:4]
+    projected, exact = projected.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
+    torch.testing.assert_close(torch.cdist(projected, projected), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))
