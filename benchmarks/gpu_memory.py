@@ -29,7 +29,6 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "lean_cnn": {},
     "convnet": {},
     "resnet": {},
-    "wide_resnet": {"norm": "group", "depth": 16, "widen": 2},
 }
 PIXELS = {28: 1, 32: 3, 64: 3, 224: 3}
 """Width of the images, and their channels."""

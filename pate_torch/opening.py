@@ -218,7 +218,7 @@ def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
 def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
     """Open the ledger and read the release that ``labels`` names, with the run's folder locked for a student of it."""
     assert config.labels is not None
-    run_folders.find_release(config.root, config.labels)
+    release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
         labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
         with run_folder_lock(config):

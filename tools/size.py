@@ -50,7 +50,7 @@ MAX_FUNCTION_LINES = 60
 # module, and a module that no name fits, is an error: list here what is moved or new.
 KERNEL = (
     *("accounting/", "privacy/", "mechanisms/"),  # prices, records, values, noise, ledger
-    *("core/files.py", "core/locks.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
+    *("core/files.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
     *("methods/", "features/batch_invariant.py", "teachers/voting.py", "teachers/independence.py"),  # contributions
     *("teachers/store.py", "teachers/account_records.py"),  # which teachers and which account these records have
     "data/labels_only.py",  # which side of the data a record is on, beside privacy/roles.py

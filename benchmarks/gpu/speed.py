@@ -23,7 +23,7 @@ from pate_torch.teachers.engine import train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from tests.teachers.loop import train_loop
 
-LARGE_NETWORKS = ("convnet", "wide_resnet")
+LARGE_NETWORKS = ("convnet", "resnet")
 """One teacher fills a GPU: these are timed with fewer teachers, and need not gain by being stacked."""
 
 

@@ -31,7 +31,6 @@ NETWORKS: dict[str, Options] = {
     "lean_cnn": {},
     "convnet": {},
     "resnet": {},
-    "wide_resnet": {"norm": "group", "depth": 16, "widen": 2},
 }
 SMALL_NETWORKS: dict[str, Options] = {
     "logistic": {},
@@ -39,7 +38,6 @@ SMALL_NETWORKS: dict[str, Options] = {
     "lean_cnn": {"channels": [2, 4], "hidden": 8},
     "convnet": {"channels": [2, 4], "hidden": [8]},
     "resnet": {"width": 8},
-    "wide_resnet": {"norm": "group", "depth": 10, "widen": 1},
 }
 
 

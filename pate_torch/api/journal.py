@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core import checks, locks
+from pate_torch.core import checks
+from pate_torch.core.run_folders import try_lock_descriptor
 from pate_torch.privacy.records import DataSpec
 
 JOURNAL_FORMAT = "pate_torch.journal/1"
@@ -74,7 +75,7 @@ class Journal:
         self._content = hashlib.sha256()
         self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (open as long as the labeler: it is the lock)
         try:
-            if not locks.try_lock_file(self._file.fileno(), self.path, "journal"):
+            if not try_lock_descriptor(self._file.fileno(), self.path, "journal"):
                 raise self.make_error("is held by another labeler", "Close that one first.")
             self.lines = list(self._read_lines(header))
         except ValueError:

@@ -1,1 +1,1 @@
-"""What everything else stands on: argument checks, seeded streams, threads, progress, files, locks."""
+"""The lowest layer: argument checks, seeded streams, devices and threads, progress, files and folders of runs."""

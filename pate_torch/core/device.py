@@ -1,21 +1,24 @@
-"""What a GPU computes is what was asked for: float32 as float32, by algorithms that give the same bits again.
-
-It computes while the host goes on, wherever nothing is read back.
-"""
+"""Where and how torch computes: devices, reproducible float32, threads, and jobs that run in parallel."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from pate_torch.core.progress import Progress
+
+T = TypeVar("T")
+
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """The tensor on the device. A GPU copies it from pinned memory, and the host goes on."""
+    """Return the tensor on the device; a copy to a GPU starts from pinned memory and does not wait."""
     if device.type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
@@ -23,9 +26,9 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def float32_precision(*, tf32: bool = False) -> Iterator[None]:
-    """Compute products and convolutions of float32 as such, or rounded to TF32.
+    """Compute products and convolutions of float32 in full precision, or round them to TF32.
 
-    (As it comes, PyTorch rounds in cuDNN's convolutions, whatever is said of matrix products.)
+    By default PyTorch rounds in the convolutions of cuDNN, whatever is set for matrix products.
     """
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     previous_precisions = [backend.fp32_precision for backend in backends]
@@ -40,10 +43,10 @@ def float32_precision(*, tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def deterministic_mode(device: torch.device) -> Iterator[None]:
-    """Work on this device: a bare "cuda" means it, float32 is float32, and convolutions are deterministic."""
+    """Compute on this device with full float32 precision and deterministic algorithms; "cuda" means this device."""
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first product
-        if device.index is not None:  # else the present one is meant, which set_device would refuse
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+        if device.index is not None:  # set_device refuses a device without an index, which means the current one
             torch.cuda.set_device(device)
     cudnn = torch.backends.cudnn
     previous_settings = cudnn.deterministic, cudnn.benchmark
@@ -53,3 +56,59 @@ def deterministic_mode(device: torch.device) -> Iterator[None]:
             yield
     finally:
         cudnn.deterministic, cudnn.benchmark = previous_settings
+
+
+@contextmanager
+def single_thread_mode(enabled: bool = True) -> Iterator[None]:
+    """Run the torch operations of this thread on one thread, if ``enabled``.
+
+    Small operations gain little from more threads, and on a busy machine they wait a hundred times longer than they
+    compute.
+    """
+    num_threads = torch.get_num_threads()
+    if enabled:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:
+    """Run the jobs and return their results in order: on a CPU each in a thread of its own, elsewhere one by one.
+
+    On a CPU the operations of a job use one thread, however many processors there are, so that results do not depend
+    on their number. Jobs should take about equally long and spend their time in torch, which releases Python's lock.
+    (Processes would have to send the points and the results.) The first error ends all jobs and is raised.
+    """
+    counts: list[tuple[int, int] | None] = [None] * len(jobs)
+    lock, stop_event = threading.Lock(), threading.Event()
+
+    def make_progress(k: int) -> Progress:
+        def report_progress(done: int, total: int) -> None:
+            with lock:
+                if stop_event.is_set():
+                    raise RuntimeError("ended, as another job of the same kind failed")
+                counts[k] = (done, total)
+                started = [count for count in counts if count is not None]
+                expected_total = max(job_total for _, job_total in started)  # of each job that has not begun
+                progress(
+                    sum(job_done for job_done, _ in started),
+                    sum(job_total for _, job_total in started) + expected_total * (len(jobs) - len(started)),
+                )
+
+        return report_progress
+
+    if device.type != "cpu":
+        return [job(make_progress(k)) for k, job in enumerate(jobs)]
+    workers = min(len(jobs), torch.get_num_threads())
+    with single_thread_mode(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(job, make_progress(k)) for k, job in enumerate(jobs)]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:  # raises the first error, not that of a job which the first error ended
+                future.result()
+        finally:
+            stop_event.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [future.result() for future in futures]

@@ -1,4 +1,4 @@
-"""Files written whole or not at all; PRIVATE folders and files of tensors, closed to others, refused when damaged."""
+"""Files that are written whole or not at all, PRIVATE folders, tensors on disk, digests, and escaped names."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ a parameter of a later release after a look at it is a release too, one that no 
 Keep teachers together with the privacy ledger beside them, which remembers what was released from these data. What may
 be published lies in the folder `release` of a run.
 """
+PRIVATE_FILE_MODE, SHARED_FILE_MODE = 0o600, 0o644
 
 
 def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path:
-    """A folder only its owner can enter, with a README saying why."""
+    """Create a folder that only its owner can enter, with a README that says why, and return it."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(0o700)
     readme_path = path / "README"
@@ -36,12 +37,9 @@ def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path
     return path
 
 
-PRIVATE_FILE_MODE, SHARED_FILE_MODE = 0o600, 0o644
-
-
 @contextlib.contextmanager
 def atomic_replacement(path: Path, mode: int = PRIVATE_FILE_MODE) -> Iterator[Path]:
-    """A temporary neighbor, of a name that nobody can guess, which becomes ``path`` at the end, whole or not at all."""
+    """Yield a temporary path beside ``path``, with a random name; at the end that file replaces ``path``."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         yield temporary
@@ -58,11 +56,18 @@ def atomic_replacement(path: Path, mode: int = PRIVATE_FILE_MODE) -> Iterator[Pa
         temporary.unlink(missing_ok=True)
 
 
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all; a link at ``path`` is replaced and not followed."""
+    # Mode x fails where anything has the name, a link too.
+    with atomic_replacement(path, SHARED_FILE_MODE) as temporary, open(temporary, "xb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
-        ValueError: Anything else (pickles too); the message names the file.
+        ValueError: The file is missing, damaged or of another kind, such as a pickle; the message names the file.
     """
     try:
         return load_file(path)
@@ -71,43 +76,33 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def compute_file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Compute the SHA-256 of a file, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def compute_tensor_digest(x: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and content."""
+    """Compute the SHA-256 of a tensor's type, shape and content, in hexadecimal digits."""
     header = json.dumps([str(x.dtype), list(x.shape)]).encode()
     return hashlib.sha256(header + bytes(get_tensor_bytes(x))).hexdigest()
 
 
 def get_tensor_bytes(x: Tensor) -> memoryview:
-    """The bytes of a tensor, for hashing."""
+    """Return the bytes of a tensor, for hashing."""
     return x.detach().cpu().contiguous().numpy().data.cast("B") if x.numel() else memoryview(b"")
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; a link that lies in its way is replaced and not followed."""
-    # Mode x fails where anything has the name, a link too.
-    with atomic_replacement(path, SHARED_FILE_MODE) as temporary, open(temporary, "xb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-
-
 def escape_control_chars(text: str) -> str:
-    """A text with its control characters written out, so that no terminal obeys them."""
+    """Write out the control characters of a text, so that no terminal obeys them."""
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) == "Cc" else c for c in text)
 
 
 def escape_spreadsheet_cell(name: str) -> str:
-    """A name as spreadsheets show it and do not compute it: an apostrophe before what they take for a formula."""
+    """Put an apostrophe before a text that a spreadsheet would compute as a formula; numbers stay as they are."""
     name = escape_control_chars(name)
-    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) and not _is_number(name) else name
-
-
-def _is_number(name: str) -> bool:
     with contextlib.suppress(ValueError):
-        return math.isfinite(float(name))
-    return False
+        if math.isfinite(float(name)):
+            return name
+    return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r", "'")) else name

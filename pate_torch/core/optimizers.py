@@ -1,7 +1,7 @@
-"""Fused, element-wise optimizers of networks and of stacked teachers, each update one pass over memory.
+"""Fused, element-wise optimizers of networks and of stacked teachers; each update is one pass over memory.
 
-Not ``torch.optim``: its first use imports torch's compiler, two to three seconds in every process, and it offers
-nothing else we need. Element-wise only: nothing is normed or clipped across teachers. The tests hold both to
+The first step of ``torch.optim`` imports torch's compiler, which takes two to three seconds in every process. All
+updates are element-wise, so that no norm or clipping mixes stacked teachers. The tests compare both with
 ``torch.optim``.
 """
 
@@ -16,7 +16,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """AdamW (Loshchilov and Hutter 2019): decoupled weight decay; Adam where it is 0.
+    """AdamW (Loshchilov and Hutter 2019), which is Adam without weight decay.
 
     Args:
         params: Parameters, updated in place.
@@ -32,19 +32,18 @@ class Adam:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
-        grads = [_get_gradient(p) for p in self.params]
         torch._foreach_add_(self.count, 1)
         torch._fused_adamw_(
             self.params,
-            grads,
+            _get_gradients(self.params),
             self.mean,
             self.square,
             [],
             self.count,
             lr=rate,
+            weight_decay=self.weight_decay,
             beta1=BETA1,
             beta2=BETA2,
-            weight_decay=self.weight_decay,
             eps=EPSILON,
             amsgrad=False,
             maximize=False,
@@ -52,7 +51,7 @@ class Adam:
 
 
 class Sgd:
-    """Heavy-ball momentum; weight decay added to the gradient.
+    """Stochastic gradient descent with heavy-ball momentum.
 
     Args:
         params: Parameters, updated in place.
@@ -67,7 +66,7 @@ class Sgd:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters by their gradients, at this learning rate."""
-        grads = [_get_gradient(p) for p in self.params]
+        grads = _get_gradients(self.params)
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, self.params, alpha=self.weight_decay))
         torch._foreach_mul_(self.buffers, self.momentum)
@@ -75,6 +74,7 @@ class Sgd:
         torch._foreach_add_(self.params, self.buffers, alpha=-rate)
 
 
-def _get_gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None, "every parameter takes part in the loss"
-    return parameter.grad
+def _get_gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    grads = [p.grad for p in params if p.grad is not None]
+    assert len(grads) == len(params), "every parameter takes part in the loss"
+    return grads

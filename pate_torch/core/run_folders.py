@@ -1,6 +1,10 @@
-"""Names and places of runs: one identity for every rank of a run, and releases found again by their id.
+"""Names and places of runs, and locks on their folders: all ranks of a run agree on one folder.
 
-Standard library only, so that ``--help`` and shell completion stay quick.
+A lock is a file that one process at a time holds by flock (``filelock``). Its holder deletes the file when it releases
+the lock, and the system releases the lock of a process that ends: a lock file that nobody holds was left behind by a
+killed process.
+
+Importing this module does not import torch, so that ``--help`` and shell completion stay quick.
 """
 
 from __future__ import annotations
@@ -10,85 +14,86 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from pate_torch.core import checks, locks
+import filelock
 
-_ID_PATTERN = re.compile(r"[0-9a-f]{16}")
+from pate_torch.core import checks
+
 LOCK_FILE_NAME = ".lock"
+_PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.partial|.+\.[0-9a-f]{12})")
+"""Names of unfinished files: of safetensors, of ``replace`` and of ``atomic_replacement``."""
+_RELEASE_SECONDS = 0.05
+"""How long a lock may still look held while its holder releases it."""
 
 
 def get_run_id() -> str:
-    """One name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else the time to the microsecond.
+    """Return one name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else a name made of the time.
 
     Under torchrun every rank would otherwise take its own time and write into a folder of its own.
     """
     environment = os.environ
-    if environment.get("PATE_RUN_ID"):
-        return _check_safe_name(environment["PATE_RUN_ID"])
     torchrun_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if torchrun_id != "none":
-        return _check_safe_name(torchrun_id)
+    if run_id := environment.get("PATE_RUN_ID") or (torchrun_id if torchrun_id != "none" else None):
+        return _check_safe_name(run_id)
     if environment.get("SLURM_JOB_ID"):
         return _check_safe_name(f"slurm-{environment['SLURM_JOB_ID']}")
-    if "RANK" in environment:
-        return f"torchrun-{os.getppid()}"
-    return make_unique_run_id()
+    return f"torchrun-{os.getppid()}" if "RANK" in environment else make_unique_run_id()
 
 
 def make_unique_run_id() -> str:
-    """A name of its own for every call, also for two in one microsecond."""
+    """Return the time to the microsecond with four random digits: a different name in every call."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}-{secrets.token_hex(2)}"
 
 
 def create_protected_folder(folder: Path) -> None:
-    """Make a folder with those above it; none that is made or written by a run can be written by others."""
+    """Create a folder and those above it; neither the folder nor its parent can be written by others afterwards."""
     for parent_folder in reversed((folder, *folder.parents)):
         if not parent_folder.exists():
             parent_folder.mkdir(mode=0o755, exist_ok=True)
     for parent_folder in (folder, folder.parent):
-        with contextlib.suppress(OSError):  # of another user
+        with contextlib.suppress(OSError):  # the folder belongs to another user
             parent_folder.chmod(parent_folder.stat().st_mode & ~0o022)
 
 
 def get_user_store() -> Path:
-    """The store of this user: the ledger and the teachers, wherever the working directory is."""
+    """Return the folder of this user's ledger and teachers, which does not depend on the working directory."""
     import platformdirs
 
     return platformdirs.user_data_path("pate_torch")
 
 
 def find_config_folder() -> str:
-    """The folder of the configuration: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the configuration: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     packaged_folder = package / "conf"
     return str(packaged_folder if packaged_folder.is_dir() else package.parent / "conf")
 
 
 def get_home_folder(root: object = None) -> str:
-    """The folder of ledger and teachers: ``root``, else PATE_HOME, else the store of this user."""
+    """Return the folder of ledger and teachers: ``root``, else PATE_HOME, else the store of this user."""
     return str(root or os.environ.get("PATE_HOME") or get_user_store())
 
 
 def get_runs_folder(root: Path) -> Path:
-    """The folder of all runs: in ``root``, or ``outputs/runs`` of the working directory for the store of this user."""
+    """Return the folder of all runs: in ``root``; for the user's store, ``outputs/runs`` of the working directory."""
     return (Path("outputs") if root == get_user_store() else root) / "runs"
 
 
 def get_run_folder(root: object, dataset: object, mechanism: object) -> str:
-    """``<runs>/<dataset>/<mechanism>``: checked here, because Hydra makes it before anybody else looks."""
+    """Return ``<runs>/<dataset>/<mechanism>``; names are checked here because Hydra creates the folder first of all."""
     runs = get_runs_folder(check_root(root))
     return str(runs / _check_safe_name(dataset, "dataset.name") / _check_safe_name(mechanism, "mechanism.name"))
 
 
 def check_root(root: object) -> Path:
-    """The folder of ledger and teachers, with ``~`` expanded.
+    """Return the folder of ledger and teachers, with ``~`` expanded.
 
     Raises:
-        ValueError: An empty one: it would be the working directory, closed to others.
+        ValueError: The path is empty and would mean the working directory, which would be closed to others.
     """
     if not isinstance(root, str) or not root.strip():
         fix = "Set PATE_HOME or paths.root, or unset both."
@@ -98,10 +103,10 @@ def check_root(root: object) -> Path:
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold a run's folder for this process alone; what a killed run left half written there is gone.
+    """Lock a run's folder for this process, and remove the unfinished files of a killed run in it.
 
     Raises:
-        ValueError: Another run is writing it.
+        ValueError: Another run is writing into the folder.
     """
 
     def refuse(holder: str) -> None:
@@ -110,20 +115,20 @@ def hold(folder: Path) -> Iterator[None]:
 
     create_protected_folder(folder)
     try:
-        with locks.hold(folder / LOCK_FILE_NAME, "paths.run", on_wait=refuse):
-            locks.remove_partial_files(folder)
+        with hold_lock(folder / LOCK_FILE_NAME, "paths.run", on_wait=refuse):
+            remove_partial_files(folder)
             yield
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # a refusal wrote nothing into it
+            folder.rmdir()  # removes an empty folder only: a refused run wrote nothing
 
 
 def remove_killed_run_files(root: Path) -> None:
-    """Remove what killed runs left half written under ``root``."""
+    """Remove the unfinished files of all killed runs under ``root``."""
     for lock in get_runs_folder(root).glob(f"*/*/*/{LOCK_FILE_NAME}"):
-        with contextlib.suppress(FileNotFoundError), locks.try_hold(lock, "paths.root") as is_abandoned:
-            if is_abandoned:
-                locks.remove_partial_files(lock.parent)
+        with contextlib.suppress(FileNotFoundError), try_hold_lock(lock, "paths.root") as is_held:
+            if is_held:
+                remove_partial_files(lock.parent)
 
 
 def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
@@ -133,44 +138,86 @@ def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
 
 
 def check_hex_id(key: str, value: object) -> str:
-    """An id of this project (16 hexadecimal digits), so that no id can be a path.
+    """Return an id of teachers or of a release, 16 hexadecimal digits, so that no id can be a path.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: The value is anything else.
     """
     text = str(value)
-    if not _ID_PATTERN.fullmatch(text):
+    if not re.fullmatch(r"[0-9a-f]{16}", text):
         raise checks.error(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
     return text
 
 
-def iterate_releases(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every finished release under ``root``, newest first: (its release folder, its release.json)."""
-    release_records = []
-    for file in get_runs_folder(root).glob("*/*/*/release/release.json"):
-        try:
-            record = json.loads(file.read_text())
-        except (OSError, ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and "release_id" in record:
-            release_records.append((file.stat().st_mtime_ns, file.parent, record))
-    for _, folder, record in sorted(release_records, key=lambda item: item[0], reverse=True):
-        yield folder, record
+def remove_partial_files(folder: Path) -> None:
+    """Remove the unfinished files below a folder. Only the process that holds the folder's lock may call this."""
+    for file in folder.rglob(".*"):
+        if _PARTIAL_FILE_PATTERN.fullmatch(file.name) and file.is_file():
+            file.unlink(missing_ok=True)
 
 
-def find_release(root: Path, release_id: object) -> tuple[Path, dict[str, Any]]:
-    """The release called ``release_id``, as ``iterate_releases`` yields it.
+@contextlib.contextmanager
+def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock, and yield whether it is held: with ``wait``, it always is.
+
+    Args:
+        path: The lock file.
+        key: The setting that names the file's folder, for messages.
+        wait: Whether to wait for the process that holds the lock now.
 
     Raises:
-        ValueError: There is none.
+        ValueError: Files cannot be locked there.
     """
-    valid_id = check_hex_id("labels", release_id)
-    for folder, record in iterate_releases(root):
-        if record["release_id"] == valid_id:
-            return folder, record
-    raise checks.error(
-        "labels",
-        release_id,
-        f"no such release under {get_runs_folder(root).absolute()}",
-        "Run it in the folder of the run that released it, or set PATE_HOME.",
-    )
+    # No soft lock, whose file outlives a killed process; one lock for all threads, as another one may release it.
+    lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
+    try:
+        with contextlib.suppress(filelock.Timeout), _refuse_unlockable(path, key):
+            lock.acquire(timeout=-1 if wait else _RELEASE_SECONDS, poll_interval=0.1 if wait else 0.01)
+        if lock.is_locked:
+            since = datetime.now().astimezone().isoformat(timespec="seconds")
+            path.write_text(json.dumps([os.getpid(), socket.gethostname(), since]))
+        yield lock.is_locked
+    finally:
+        if lock.is_locked:  # not in a forked child, where filelock closes the inherited descriptor
+            with contextlib.suppress(OSError):
+                path.unlink()  # before the release: a process that waits opens a new file
+            lock.release()
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iterator[None]:
+    """Hold a lock as ``try_hold_lock`` does, and wait for its holder, whose description ``on_wait`` gets (and refuses).
+
+    The description is "process 7 on node1 since 2026-01-01T00:00:00+00:00".
+    """
+    with contextlib.ExitStack() as exit_stack:
+        if not exit_stack.enter_context(try_hold_lock(path, key)):
+            on_wait(_format_holder(path))
+            exit_stack.enter_context(try_hold_lock(path, key, wait=True))
+        yield
+
+
+def _format_holder(path: Path) -> str:
+    try:
+        pid, host, since = json.loads(path.read_text())
+    except (OSError, ValueError):  # the holder is just taking or releasing the lock
+        return "another process"
+    return f"process {pid} on {host} since {since}"
+
+
+def try_lock_descriptor(descriptor: int, path: Path, key: str) -> bool:
+    """Lock an open file until it is closed; False if another process holds it. Raises as ``try_hold_lock``."""
+    with _refuse_unlockable(path, key):
+        return filelock.lock_descriptor(descriptor, blocking=False)
+
+
+@contextlib.contextmanager
+def _refuse_unlockable(path: Path, key: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, PermissionError, filelock.Timeout):
+        raise
+    except (OSError, NotImplementedError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "this system has no flock"
+        message = f"is where files cannot be locked ({reason}), and two runs at once could overwrite each other's"
+        raise checks.error(key, str(path), message, "Use a local disk (PATE_HOME), of Linux, macOS or WSL.") from error

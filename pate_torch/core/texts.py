@@ -1,7 +1,4 @@
-"""Texts as tensors, to be dealt like other points: UTF-8 in rows of one length, filled up with zeros.
-
-And values as texts, each by itself: one odd value changes the type of a whole column, and must not rename the others.
-"""
+"""Texts as tensors, UTF-8 in zero-padded rows of one length, and the canonical text of a single value."""
 
 from __future__ import annotations
 
@@ -16,41 +13,45 @@ from torch import Tensor
 
 from pate_torch.core import checks
 
+_TIMESTAMP_PATTERN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
+_ONE_SECOND = np.timedelta64(1, "s")
+
 
 def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
-    """Texts as uint8 [N, length]; what is longer is cut, between two characters.
+    """Encode texts as uint8 [N, length]; a longer text is cut between two characters.
 
     Args:
-        key: The setting or argument that names them, for messages.
-        texts: None of them empty.
+        key: The setting or argument that names the texts, for messages.
+        texts: Texts that are not empty.
         length: Bytes of a row, which is public.
 
     Raises:
-        ValueError: One is empty, or no text.
+        ValueError: An entry is empty or no text; the message does not quote it, because it may be private.
     """
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
     for row, text in enumerate(texts):
-        if not is_text(text):  # nothing is said of it, which may be private
+        if not is_text(text):
             raise ValueError(f"{key}: every one must be a text that is not empty")
         text_bytes = text.replace("\0", " ").encode(errors="replace")[:length].decode(errors="ignore").encode()
         x[row, : len(text_bytes)] = torch.frombuffer(bytearray(text_bytes), dtype=torch.uint8)
     return x
 
 
+def decode_texts(x: Tensor) -> list[str]:
+    """Decode the texts of uint8 [N, length]."""
+    return [bytes(row).rstrip(b"\0").decode() for row in x.cpu().numpy()]
+
+
 def is_text(value: object) -> bool:
-    """Whether something is a text that is not empty."""
+    """Whether a value is a text that is not empty."""
     return isinstance(value, str) and bool(value.strip("\0 \t\r\n"))
 
 
-_TIMESTAMP_PATTERN = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?")
-_ONE_SECOND = np.timedelta64(1, "s")
-
-
 def to_canonical_text(value: Any) -> str:
-    """A value as text, a function of this one value and not of the type that its column has for the others' sake.
+    """Write one value as a text that does not depend on the type which its column has because of other values.
 
-    427 and "427" are spelled alike, as are a date, midnight of that day and the texts of both, however many decimals of
-    a second are written, and a length of time in any unit.
+    427 and "427" give one text, and so do a date, midnight of that day and the texts of both, seconds with any number
+    of decimals, and a length of time in any unit.
     """
     if type(value) is str:
         pass
@@ -64,8 +65,3 @@ def to_canonical_text(value: Any) -> str:
         text = f"{day} {clock}" + (f".{decimals}" if decimals else "")
         return day if text == f"{day} 00:00:00" else text
     return text
-
-
-def decode_texts(x: Tensor) -> list[str]:
-    """The texts of uint8 [N, length]."""
-    return [bytes(row).rstrip(b"\0").decode() for row in x.cpu().numpy()]

@@ -16,7 +16,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
 from pate_torch.features.base import PointEncoder
-from pate_torch.features.encoding_cache import EncodingCache
+from pate_torch.features.encoding import EncodingCache
 from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
 
 ENCODER_FOLDER = "encoder"

@@ -1,9 +1,8 @@
-"""Random distortions of points that keep their class.
+"""Random distortions of points that keep their class: affine and elastic maps, cutout, masks and noise.
 
-Images get affine and elastic distortion and cutout, feature rows masking and noise. Images are distorted in the scale
-where 0 is black and normalized afterwards, so that what comes in from outside the picture is background. An affine map
-is drawn apart from its warp, one batched resampling: a teacher's distortions come from its own stream and stay the same
-in every backend. Flips are part of the map. Everything is drawn where the generator lives.
+Images are distorted in the scale where 0 is black and normalized afterwards, so that pixels from outside the image are
+background. Affine maps, flips included, are drawn apart from the batched warp: a teacher's distortions come from its
+own stream and are the same in every backend. Everything is drawn on the generator's device.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class Affine:
     """Ranges of a random affine map, each drawn uniformly.
 
     Attributes:
-        rotate: Rotation in +-degrees.
-        scale: Zoom factor, as 1 +- scale.
-        shift: Translation in +-pixels.
-        shear: Shear in +-degrees.
+        rotate: Largest rotation, in degrees.
+        scale: Largest change of the zoom factor 1.
+        shift: Largest translation, in pixels.
+        shear: Largest shear, in degrees.
         flip: Whether to mirror each image with probability 1/2.
-        padding: What lies outside the image: "zeros" for dark backgrounds, "border" or "reflection" for photographs.
+        padding: Pixels outside the image: "zeros" for dark backgrounds, "border" or "reflection" for photographs.
     """
 
     rotate: float = 0.0
@@ -70,16 +69,16 @@ class Affine:
 
 
 def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
-    """Resample float images x [B, Ch, H, W] (in any scale where 0 is background) by the maps theta [B, 2, 3]."""
+    """Resample float images x [B, Ch, H, W], in any scale where 0 is background, by the maps theta [B, 2, 3]."""
     grid = F.affine_grid(theta.to(x.dtype), list(x.shape), align_corners=False)
     return F.grid_sample(x, grid, padding_mode=padding, align_corners=False)
 
 
 def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
-    """An ``Affine`` from a configuration's mapping; None stays None.
+    """Make an ``Affine`` from the mapping of a configuration; None stays None.
 
     Raises:
-        ValueError: It is anything else; the message names ``key``.
+        ValueError: The value is anything else; the message names ``key``.
     """
     if augment is None or isinstance(augment, Affine):
         return augment
@@ -92,12 +91,11 @@ class View:
     """One strength of distortion.
 
     Attributes:
-        affine: Geometric ranges (images; None: none).
-        elastic: Amplitude of a smooth random displacement, in pixels.
-        cutout: Side of an erased square over the image's height; its place and side vary.
-        mask: Share of features set to their public mean (rows).
-        jitter: Standard deviation of added noise, in units of each feature's constant (rows), and of a random contrast
-            change (images).
+        affine: Geometric ranges of images; None for no affine map.
+        elastic: Amplitude of a smooth random displacement of images, in pixels.
+        cutout: Largest side of an erased square, as a share of the image's height.
+        mask: Share of the features of a row that are set to their public mean.
+        jitter: Standard deviation of the noise added to normalized rows; largest relative change of images' contrast.
     """
 
     affine: Affine | None = None
@@ -130,19 +128,18 @@ class View:
             x = x * (1 + self.jitter * (2 * contrast - 1))
         x = spec.normalize(x)
         if self.cutout:
-            # Erased to the mean color (0 after normalization), not to the background: a black square on a black
-            # image would hide itself and leave nothing to be invariant to.
+            # Erased to the mean color, 0 after normalization: a black square on a black image would change nothing.
             x = x.masked_fill(self._draw_square(count, height, width, generator), 0.0)
         return x
 
     def _draw_displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """A smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
+        """Draw a smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
         coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
         field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
         return field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
 
     def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """Bool [B, 1, H, W], True inside a square of random place and of up to ``cutout`` of the height."""
+        """Draw bool [B, 1, H, W], True inside a square of random place and side."""
         u = torch.rand(count, 3, generator=generator, device=generator.device)
         side = u[:, 0] * self.cutout * height
         rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
@@ -159,19 +156,19 @@ class View:
         return x
 
 
-@functools.lru_cache(maxsize=32)  # copied to a device once
+@functools.lru_cache(maxsize=32)  # copied to each device once
 def _pixels_to_grid(count: float, height: int, width: int, device: torch.device) -> Tensor:
-    """So many pixels in grid coordinates, (x, y)."""
+    """Convert a number of pixels to grid coordinates, (x, y)."""
     return (count * torch.tensor([2 / width, 2 / height])).to(device)
 
 
 def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """The weak view, which a label surely survives: the data set's recommended ranges, or light noise on rows."""
+    """Make the weak view, which keeps labels for sure: the recommended ranges of images, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 
 def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
-    """The strong view of consistency training: wider ranges and cutout, or a quarter of a row's features masked."""
+    """Make the strong view of consistency training: wider ranges and cutout, or a quarter of a row masked."""
     if not spec.is_image:
         return View(mask=0.25, jitter=0.1)
     side = min(spec.input_shape[-2:])
@@ -180,7 +177,7 @@ def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
 
 
 def widen_affine(augment: Affine | None, factor: float = 1.5) -> Affine | None:
-    """The same distortion with larger ranges; flips and padding as they are."""
+    """Widen the ranges of a distortion; flips and padding stay."""
     if augment is None:
         return None
     return replace(

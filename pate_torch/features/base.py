@@ -1,4 +1,4 @@
-"""What makes features of points: learnt from public points, or a frozen public encoder."""
+"""The interfaces of features: recipes that learn them from public points, and frozen public encoders."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from pate_torch.privacy.records import DataSpec, EncoderCard, PublicAsset
 
 
 class FeatureRecipe(ABC):
-    """Makes features of points, from the public ones alone: a frozen dataclass of choices.
+    """A recipe for features that are learned from the public points alone: a frozen dataclass of options.
 
     Attributes:
-        name: As settings and reports call it.
+        name: Name of the recipe in settings and reports.
     """
 
     name: str
 
     @property
     def asset(self) -> PublicAsset | None:
-        """The public asset that the features rest on, for the privacy statement; None: public points alone."""
+        """The public asset that the features use beside the public points, for the privacy statement; None if none."""
         return None
 
     @property
     def design(self) -> dict[str, Any] | None:
-        """Name and options of the network of which the encoder is the lower part; None: no network of this package."""
+        """Name and options of the network whose lower part the encoder is; None if it is no network of this package."""
         return None
 
     def check(self, spec: DataSpec) -> None:  # noqa: B027
-        """Raise ValueError for data that the recipe cannot take."""
+        """Raise ValueError if the recipe cannot take the data."""
 
     @abstractmethod
     def learn(
@@ -46,27 +46,27 @@ class FeatureRecipe(ABC):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> nn.Module:
-        """The encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
+        """Learn an encoder, in evaluation mode: normalized floats [B, ...] -> features [B, D].
 
-        A run asks several times, for questions and for records: the same seed must give the same encoder.
+        A run learns several times, for queries and for records: one seed must always give the same encoder.
 
         Args:
             x_P: Raw public points.
             spec: Public facts about the data.
             seed: Seed of the training.
             device: Device of the training.
-            progress: Told of each step.
+            progress: Called at each step.
         """
 
 
 class PointEncoder(ABC):
-    """A frozen public encoder: gives the features that a whole run works on, of each point by itself.
+    """A frozen public encoder: computes the features that a whole run works on, of each point by itself.
 
-    See ``features.encoder.Encoder``.
+    The implementation of this package is ``features.encoder.Encoder``.
 
     Attributes:
-        name: As settings and reports call it.
-        cache_gb: Most that encoded points may take on disk, in GB.
+        name: Name of the encoder in settings and reports.
+        cache_gb: Largest size of the encoded points on disk, in GB.
     """
 
     name: str
@@ -75,23 +75,23 @@ class PointEncoder(ABC):
     @property
     @abstractmethod
     def architecture(self) -> str:
-        """What decides the features beside the card's ``identity``, for finding encoded points again."""
+        """What decides the features beside the card's ``identity``, as part of the key of the cache."""
 
     @abstractmethod
     def get_published_files(self) -> Mapping[str, Path]:
-        """The files that are put beside the student, by the names that they get there; none unless the owner agrees."""
+        """Return the files to publish beside the student, by their names there; none unless the owner agrees."""
 
     @abstractmethod
     def make_card(self, points: DataSpec) -> EncoderCard:
-        """What a release says of it.
+        """Make the description of the encoder for a release.
 
         Raises:
-            ValueError: It cannot take these points.
+            ValueError: The encoder cannot take these points.
         """
 
     @abstractmethod
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
-        """Points, as whoever has them gives them, as a tensor."""
+        """Convert points, such as texts or the columns of a table, to a tensor."""
 
     @abstractmethod
     def encode(
@@ -102,8 +102,8 @@ class PointEncoder(ABC):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """Features [N, D], float32 on the CPU: of each point by itself, bit for bit."""
+        """Compute features [N, D], float32 on the CPU, of each point by itself, bit for bit."""
 
     @abstractmethod
     def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
-        """Raise ValueError where one public point's features follow from another."""
+        """Raise ValueError if the features of one public point depend on another point."""

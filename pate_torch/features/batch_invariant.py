@@ -1,4 +1,4 @@
-"""Points encoded independently: no point influences the rounding of another's features, so sensitivity stays."""
+"""Points encoded independently: no point influences the rounding of another's features, so sensitivities stay."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pate_torch.core.parallel import run_in_parallel, single_thread_mode
+from pate_torch.core.device import run_in_parallel, single_thread_mode
 from pate_torch.core.progress import Progress
 
 BATCH_SIZE = 8
-"""Points in a batch: of small networks one takes a third of the time that it takes alone, and more bring no more."""
+"""Points of a batch: for small networks one point takes a third of its time alone, and larger batches gain nothing."""
 _BLOCK_BATCHES = 64
-"""Batches whose answers are brought back together."""
+"""Number of batches per copy from the device to the host."""
 
 
 def map_batch_invariant(
     fn: Callable[[Iterator[Tensor]], Tensor], x_N: Tensor, progress: Progress, batch_size: int = BATCH_SIZE
 ) -> Tensor:
-    """What ``fn`` makes of each point, [N, ...]; it gets batches of ``batch_size`` points, and gives [R, slots, ...].
+    """Apply ``fn`` to each point, [N, ...], so that no point influences another's result.
 
-    In ordinary batches the last bits of one could follow from how many others there are, or from its place among them.
-    Here all batches are of one shape, filled up with blanks, and a point's place in its batch follows from its content
-    alone. What is added in which order follows from shape, place and how the memory is aligned: so no point influences
-    the rounding of another's.
+    In ordinary batches the last bits of a result may depend on the number of points and on a point's place among them.
+    Here all batches have one shape, filled up with blanks, and a point's place in its batch depends on its content
+    alone. The order of additions depends on the shape, on the place and on the alignment of the memory, so that no
+    point influences the rounding of another.
 
     Args:
-        fn: Of R batches.
+        fn: Maps R batches of ``batch_size`` points to results [R, batch_size, ...].
         x_N: Points [N, ...].
-        progress: Told per cent: how many there are may be private.
-        batch_size: Points in a batch.
+        progress: Called in percent, because the number of points may be private.
+        batch_size: Number of points of a batch.
     """
     slot_N = np.array([zlib.crc32(x.tobytes()) % batch_size for x in x_N.contiguous().numpy()], dtype=np.int64)
     record_BN = [np.flatnonzero(slot_N == slot) for slot in range(batch_size)]
-    record_RB = np.full((max(1, *map(len, record_BN)), batch_size), -1)  # -1: a blank
+    record_RB = np.full((max(1, *map(len, record_BN)), batch_size), -1)  # -1 is a blank
     for slot, records in enumerate(record_BN):
         record_RB[: len(records), slot] = records
 
     def make_batch(record_B: Tensor) -> Tensor:
-        # Gathered, not sliced: a part of a tensor is aligned as it comes.
+        # Gathered, not sliced: a slice keeps the alignment of its tensor.
         x_B = x_N.new_zeros((batch_size, *x_N.shape[1:]))
         x_B[record_B >= 0] = x_N[record_B[record_B >= 0]]
         return x_B
@@ -52,7 +52,7 @@ def map_batch_invariant(
 
     with single_thread_mode():
         blank_output = compute_outputs(torch.full((1, batch_size), -1))[0]
-    # Filled in place: small tensors kept from each batch, among its large ones, would leave holes that nothing fills.
+    # Filled in place: small tensors of each batch, between its large ones, would fragment the memory.
     output_N = blank_output.new_empty((len(x_N), *blank_output.shape[1:]))
 
     def process_share(record_RB: Tensor, progress: Progress) -> None:
@@ -61,9 +61,7 @@ def map_batch_invariant(
             output_N[block_RB[block_RB >= 0]] = compute_outputs(block_RB)[block_RB >= 0]
             progress(min(begin + _BLOCK_BATCHES, len(record_RB)), len(record_RB))
 
-    def report_percent(done: int, total: int) -> None:
-        progress(100 * done // total, 100)
-
     shares = torch.from_numpy(record_RB).tensor_split(min(torch.get_num_threads(), len(record_RB)))
-    run_in_parallel([functools.partial(process_share, share) for share in shares], torch.device("cpu"), report_percent)
+    jobs = [functools.partial(process_share, share) for share in shares]
+    run_in_parallel(jobs, torch.device("cpu"), lambda done, total: progress(100 * done // total, 100))
     return output_N

@@ -1,8 +1,8 @@
-"""Features learnt from public points without any label, so at no cost in privacy.
+"""Features learned from public points without labels, which costs no privacy.
 
-Two distorted copies of a point must be matched among the copies of the other points of the batch. Used to choose what
-to ask (points that stand for a cluster), to initialize a student or teachers, or as a frozen input. Everything here is
-a function of public points, the recipe and the seed, and so releasable.
+The encoder learns to match two distorted copies of a point among the copies of the other points of the batch. Its
+features choose queries (points that represent a cluster), initialize a student or teachers, or are frozen inputs.
+Everything here is a function of public points, the recipe and the seed, and so releasable.
 
 Source: Chen et al. 2020 (SimCLR), the normalized-temperature cross-entropy of its equation 1.
 """
@@ -25,10 +25,9 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.device import to_device
+from pate_torch.core.device import run_in_parallel, to_device
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.parallel import run_in_parallel
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
 from pate_torch.features.base import FeatureRecipe
@@ -47,13 +46,13 @@ class ContrastiveFeatures(FeatureRecipe):
         network: Name of the network, see ``networks.build``.
         network_options: Options of the network.
         steps: Number of training steps.
-        batch_size: Points a step; each gives two copies.
+        batch_size: Number of points of a step; each gives two copies.
         temperature: Temperature of the contrastive loss.
-        projection: Width of the throw-away layers between the features and the loss.
-        augment: Geometric ranges, widened by ``make_strong_view``; None: only cutout and contrast.
-        precision: As for students.
-        encoders: How many are learnt, each from draws of its own; their features are concatenated. A network that
-            starts from the recipe starts from one of them.
+        projection: Width of the layers between the features and the loss, which are dropped afterwards.
+        augment: Geometric ranges, which ``make_strong_view`` widens; None for cutout and contrast alone.
+        precision: "float32", "bfloat16" or "auto", as for students.
+        encoders: Number of encoders, each learned from its own random stream; their features are concatenated. A
+            network that starts from the recipe starts from one of them.
     """
 
     name: str = "contrastive"
@@ -84,14 +83,12 @@ class ContrastiveFeatures(FeatureRecipe):
 
     @property
     def design(self) -> dict[str, Any]:
-        """Name and options of the network whose lower part the encoder is."""
         single_design = {"name": self.network, "options": dict(self.network_options)}
         if self.encoders == 1:
             return single_design
         return {"name": "voting", "options": {"members": self.encoders, "of": single_design}}
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when the network cannot take the data."""
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
 
     def learn(
@@ -103,11 +100,7 @@ class ContrastiveFeatures(FeatureRecipe):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> nn.Module:
-        """The encoder: normalized floats [B, ...] -> features [B, D].
-
-        A recipe is learnt once in a process for the same points, seed and device (queries and students ask for the same
-        one), and handed out as a copy.
-        """
+        # Queries and students learn the same recipe: a process learns it once per points, seed and device.
         if self.encoders > 1:
             learn = functools.partial(self.single_encoder.learn, x_P, spec, device=device)
             parts = [
@@ -125,11 +118,11 @@ class ContrastiveFeatures(FeatureRecipe):
 
     @property
     def single_encoder(self) -> ContrastiveFeatures:
-        """The recipe of one encoder, from which a network can start. Student k of several starts from encoder k."""
+        """The recipe of one encoder, from which a network can start: student k of several starts from encoder k."""
         return replace(self, encoders=1)
 
     def compute_features(self, x_P: Tensor, spec: DataSpec, *, seed: int, progress: Progress = do_nothing) -> Tensor:
-        """Unit-length features of the public points, float32 [P, D], on the CPU."""
+        """Learn an encoder and compute unit-length features of the public points, float32 [P, D], on the CPU."""
         return encode(self.learn(x_P, spec, seed=seed, progress=progress), x_P, spec)
 
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
@@ -139,7 +132,7 @@ class ContrastiveFeatures(FeatureRecipe):
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
         projection_generator = rng.make_torch_generator(seed, "representation", "projection")
-        for parameter in head.parameters():  # networks.initialize would start the last layer, here the output, at zero
+        for parameter in head.parameters():  # networks.initialize would set the output layer to zero
             if parameter.dim() > 1:
                 nn.init.orthogonal_(parameter, generator=projection_generator)
             else:
@@ -168,7 +161,7 @@ class ContrastiveFeatures(FeatureRecipe):
 def learn_encoder(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> nn.Module | None:
-    """The encoder learnt from the public points alone; None without a recipe."""
+    """Learn an encoder from the public points alone; None without a recipe."""
     if recipe is None:
         return None
     progress = stages("Learning features of the public points")
@@ -178,13 +171,13 @@ def learn_encoder(
 def learn_features(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
-    """Unit-length features of the public points, float32 [P, D], where they are compared; None without a recipe."""
+    """Compute unit-length features of the public points, float32 [P, D]; None without a recipe."""
     encoder = learn_encoder(recipe, pool, spec, seed, device, stages)
     return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
 def autocast(precision: str, device: torch.device) -> Any:
-    """A context for the forward pass at that precision: bfloat16, float32, or auto, whichever is fast on the device."""
+    """Return a context for the forward pass in bfloat16, float32, or "auto", the faster one of the device."""
     if precision == "auto":
         is_fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
         precision = "bfloat16" if is_fast and device.type in ("cpu", "cuda") else "float32"
@@ -192,12 +185,12 @@ def autocast(precision: str, device: torch.device) -> Any:
 
 
 _MAX_CACHED_ENCODERS = 8
-"""Encoders of one run: for the questions, for the student, and where there are several of these."""
+"""Number of encoders that a process keeps: for the queries, and for each of several students."""
 _ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
 def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
-    """Mean cross-entropy of finding a row's other copy, B rows below or above it, among all other rows."""
+    """Compute the mean cross-entropy of finding a row's other copy, B rows apart, among all other rows."""
     z = F.normalize(z_2BD.float(), dim=1)
     similarity = (z @ z.T / temperature).fill_diagonal_(-math.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(z) // 2)
@@ -205,7 +198,7 @@ def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
 
 
 def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
-    """Copy the encoder's weights into a network of the same design; its classifier keeps its own."""
+    """Copy the encoder's weights into a network of the same design, except for its classifier."""
     head = get_last_linear(network)
     trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
     encoder_state = encoder.state_dict()
@@ -217,19 +210,19 @@ def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
 
 @torch.no_grad()
 def encode(encoder: nn.Module, x_P: Tensor, spec: DataSpec, batch: int = 1024) -> Tensor:
-    """Unit-length features of raw points, float32 [P, D], on the CPU."""
+    """Compute unit-length features of raw points, float32 [P, D], on the CPU."""
     return torch.cat([embed(encoder, part, spec) for part in x_P.split(batch)]).cpu()
 
 
 @torch.no_grad()
 def embed(encoder: nn.Module, x_B: Tensor, spec: DataSpec) -> Tensor:
-    """Unit-length features of raw points, float32 [B, D], where the encoder is."""
+    """Compute unit-length features of a batch of raw points, float32 [B, D], on the encoder's device."""
     x_B = spec.normalize(to_device(x_B, _get_device(encoder)))
     return F.normalize(encoder.eval()(x_B).float().flatten(1), dim=1)
 
 
 def append_mean_shift(encoder: nn.Module, x_P: Tensor, spec: DataSpec, neighbors: int) -> nn.Module:
-    """The encoder followed by one mean-shift step among the raw public points (``networks.MeanShift``); 0: alone."""
+    """Append one mean-shift step among the raw public points (``networks.MeanShift``), if ``neighbors`` > 0."""
     if neighbors == 0:
         return encoder
     feature_PD = encode(encoder, x_P, spec)

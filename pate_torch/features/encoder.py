@@ -1,15 +1,14 @@
-r"""Bring your encoder: a frozen public network turns texts, images or rows into features, each point by itself.
+r"""A frozen public network of the user's turns texts, images or rows into features, each point by itself.
 
     python train.py dataset=text dataset.path=mails.csv features=encoder \
         features.weights=table.safetensors features.tokenizer=tokenizer.json
 
-What it gives is what a run works on: teachers, methods and students see features alone, and the student that is
-published says which encoder it needs, by hash. Everything here is public but the points.
+Teachers, methods and students see the features alone, and the published student names the encoder that it needs by
+its hash. Everything here is public except the points.
 
-Guarantee: a point's features are a function of that point, the encoder and nothing else, bit for bit: batches are of
-one shape, and a point's place in its batch follows from its content (``map_batch_invariant``). With ``batch_size=1``,
-the default, a point is alone in its batch. So one unit more or less changes the features of no other, and no
-sensitivity.
+Guarantee: a point's features are a function of that point and the encoder alone, bit for bit: batches have one shape,
+and a point's place in its batch depends on its content (``map_batch_invariant``). With ``batch_size=1``, the default,
+a point is alone in its batch. So adding or removing a unit changes no other unit's features, and no sensitivity.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.base import PointEncoder
 from pate_torch.features.batch_invariant import map_batch_invariant
-from pate_torch.features.runtimes import (
+from pate_torch.features.encoding import (
     Points,
     Runtime,
     Tokens,
@@ -54,27 +53,27 @@ class Encoder(PointEncoder):
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:
-        name: As its makers call it.
-        weights: A .safetensors or .onnx file, or "package:path" for one in an installed package, whose code is not run;
-            None: the module brings its own.
-        module: A torch module; None: ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+        name: Name that its makers gave it.
+        weights: A .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code is not
+            run; None if the module has its own weights.
+        module: A torch module; None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
         tokenizer: A tokenizer.json, for texts.
-        max_length: Tokens of a text; what is longer is cut.
-        special_tokens: Whether the tokenizer adds its marks of begin and end; None: where there is more than a table.
-        pooling: What stands for a text of the vectors of its tokens: their "mean", or the "first".
-        headless: Whether the module's last linear layer is taken away, whose inputs are then the features.
-        size: Height and width that images are resized to; None: they stay.
-        mean: Constants per channel that images are normalized by (in 0..1); None: those of the data.
-        std: Likewise.
-        batch_size: Points in a batch: more than one only where no point sees another, which is tried on public ones.
-        license: Under which it may be used, for the statement.
-        trained_on: What on, as far as declared.
-        disjoint: You know that no private record was among what it was trained on; else the statement warns.
-        publish: Put the files beside the student that is published, where the license admits that.
-        cache_gb: Most that encoded points may take on disk, in GB; 0: nothing is kept.
+        max_length: Largest number of tokens of a text; longer texts are cut.
+        special_tokens: Whether the tokenizer adds its special tokens; None for all but tables of token vectors.
+        pooling: Which vector represents a text: the "mean" of its tokens' vectors, or the "first".
+        headless: Whether to remove the module's last linear layer, whose inputs are then the features.
+        size: Height and width that images are resized to; None to keep their size.
+        mean: Mean of each channel, in 0..1, that images are normalized by; None for the mean of the data.
+        std: Standard deviation of each channel; None for that of the data.
+        batch_size: Number of points of a batch; above 1, public points are tried for features that depend on others.
+        license: License of the encoder, for the privacy statement.
+        trained_on: Training data of the encoder, as far as declared.
+        disjoint: Whether you know that its training data hold no private record; otherwise the statement warns.
+        publish: Whether to put the files beside the published student, if the license allows it.
+        cache_gb: Largest size of the encoded points on disk, in GB; 0 to keep none.
 
     Raises:
-        ValueError: A choice cannot be; the message names its key.
+        ValueError: An option is invalid; the message names its key.
     """
 
     name: str = "encoder"
@@ -116,7 +115,7 @@ class Encoder(PointEncoder):
 
     @property
     def kind(self) -> str:
-        """torch, onnx or static."""
+        """The kind of the encoder: torch, onnx or static."""
         if self.weights is None and self.module is None:
             fix = "Set features.weights=<file>, and features.tokenizer=<file> for texts."
             raise checks.error("features.weights", None, "must name the encoder's weights", fix)
@@ -132,13 +131,13 @@ class Encoder(PointEncoder):
 
     @functools.cached_property
     def files(self) -> dict[str, Path]:
-        """Where the weights and the tokenizer lie, of those that are files."""
+        """The paths of the weights and the tokenizer, if they are files."""
         locations = {"weights": self.weights, "tokenizer": self.tokenizer}
         return {key: resolve_file(f"features.{key}", value) for key, value in locations.items() if value is not None}
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """SHA-256 of each; of a module that brings its own weights, of its tensors."""
+        """SHA-256 of each file; for a module with its own weights, of its tensors."""
         digests = {key: compute_file_digest(path) for key, path in self.files.items()}
         if "weights" not in digests and self.module is not None:
             digests["weights"] = _compute_digest(self.module)
@@ -181,14 +180,14 @@ class Encoder(PointEncoder):
 
     @classmethod
     def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
-        """The encoder that a student names, of files that are here: a module's code is not, and must be given.
+        """Make the encoder that a student needs from local files.
 
         Args:
             card: The card of the student.
-            files: weights, tokenizer.
+            files: Paths by "weights" and "tokenizer".
 
         Raises:
-            ValueError: It is a module, or there are no such files.
+            ValueError: The encoder is a module, whose code no file holds, or a file has another key.
         """
         if card.kind not in ("onnx", "static"):
             fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
@@ -199,7 +198,7 @@ class Encoder(PointEncoder):
 
     @staticmethod
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
-        """The files of a published encoder."""
+        """Locate the files of a published encoder, by "weights" and "tokenizer"."""
         if card.file is not None and card.file != Path(card.file).name:
             problem = "must be the plain name of a file in the folder of the encoder"
             raise checks.error("encoder.file", card.file, problem)
@@ -224,7 +223,7 @@ class Encoder(PointEncoder):
         runner = self.make_runner(points, device)
 
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
-            return torch.stack([runner(x_B) for x_B in batches]).cpu()  # a GPU is waited for once
+            return torch.stack([runner(x_B) for x_B in batches]).cpu()  # one copy from a GPU
 
         return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
@@ -246,10 +245,10 @@ class Encoder(PointEncoder):
         return x
 
     def make_runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
-        """From a batch of raw points to features.
+        """Make a function from a batch of raw points to features.
 
         Raises:
-            ValueError: The weights do not fit, or it cannot take points of this shape.
+            ValueError: The weights do not fit the module, or the encoder cannot take points of this shape.
         """
         card = self.make_card(points)
         run = self._make_runtime(card, device)
@@ -258,18 +257,18 @@ class Encoder(PointEncoder):
         blank = torch.zeros(self.batch_size, *points.input_shape, dtype=dtype)
         try:
             run(preprocess(blank))
-        except Exception as error:  # whatever a module of the user's raises
+        except Exception as error:  # a module of the user may raise anything
             reason = " ".join(str(error).split())[:200]
             message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
             raise checks.error("features.name", self.name, message, "Give it points as it was trained on.") from error
         return lambda x_B: run(preprocess(x_B))
 
     def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
-        # Layers that normalize over a batch, and quantization by a batch's range, let a point see those beside it; a
-        # module with a state lets it see those before it. A sample is tried in two orders, and alone.
+        # In layers that normalize over a batch, and in quantization by a batch's range, features depend on the other
+        # points of the batch; in a module with a state, on earlier points. A sample is tried in two orders, and alone.
         run, size = self.make_runner(points, device), self.batch_size
         count = size * math.ceil(_NUM_CHECKED_POINTS / size)
-        x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a sample, some of it twice where there are few
+        x_S = x_P[torch.linspace(0, len(x_P) - 1, count).long()]  # a small pool repeats points
 
         def encode(x_S: Tensor) -> Tensor:
             return torch.cat([run(x_B.clone()).cpu() for x_B in x_S.split(size)])
@@ -281,7 +280,7 @@ class Encoder(PointEncoder):
             raise checks.error("features.name", self.name, "gives other features of the same point the second time")
         message = "lets points see each other: one has other features beside others than alone"
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
-        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, beside others
+        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, and beside others
             raise dependence_error
         for slot in range(size if size > 1 else 0):
             single_x = torch.zeros_like(x_S[:size])
@@ -308,7 +307,7 @@ class Encoder(PointEncoder):
             z = F.interpolate(z, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
         if self.mean is not None and self.std is not None:
             mean, std = (torch.tensor(list(v), dtype=torch.float32).view(-1, 1, 1) for v in (self.mean, self.std))
-            z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # gray ones as three alike
+            z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # a gray image becomes three equal channels
         return z
 
     def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
@@ -316,7 +315,7 @@ class Encoder(PointEncoder):
         tokenizers = import_optional("tokenizers", "text", "features.tokenizer", str(path))
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package has no errors of its own
+        except Exception as error:  # tokenizers raises plain exceptions
             problem = f"is not a readable tokenizer.json ({error})"
             raise checks.error("features.tokenizer", str(path), problem) from error
         pad_id = (tokenizer.padding or {}).get("pad_id", 0)
@@ -328,10 +327,10 @@ class Encoder(PointEncoder):
             try:
                 decoded_texts = texts.decode_texts(x_B)
                 token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
-            except Exception as error:  # such as a tokenizer without the mark for unknown characters; not the text
+            except Exception as error:  # the message does not quote the text
                 message = "cannot read every text: it has no token for what it does not know"
                 raise checks.error("features.tokenizer", str(path), message) from error
-            # Alone a text is as long as it is; in company all are of one length, which is public.
+            # In a batch of one, a text keeps its length; in larger batches all have one length, which is public.
             length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids in token_ids], dtype=torch.int64)
             count_B = torch.tensor([len(ids) for ids in token_ids])
@@ -342,18 +341,18 @@ class Encoder(PointEncoder):
 
 TOKENIZER_FILE = "tokenizer.json"
 _NUM_CHECKED_POINTS = 16
-"""Public points that an encoder is tried on."""
+"""Number of public points that an encoder is tried on."""
 TEXT_SPEC = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )
-"""Texts that belong to no data set."""
+"""The specification of texts that belong to no data set."""
 
 
 def resolve_file(key: str, location: str) -> Path:
-    """A file, or "package:path" for one in an installed package (found without running its code).
+    """Find a file, or "package:path" for a file of an installed package, without running the package's code.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no such file.
     """
     path = Path(checks.nonempty_string(key, location)).expanduser()
     if path.is_file():
@@ -370,7 +369,7 @@ def resolve_file(key: str, location: str) -> Path:
 
 
 def _compute_digest(module: nn.Module) -> str:
-    """SHA-256 of a module's tensors, with their names."""
+    """Compute the SHA-256 of a module's tensors and their names."""
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -1,8 +1,8 @@
-"""Random Fourier features: what a linear model needs to tell classes apart that no plane parts. Nothing is trained.
+"""Random Fourier features, by which a linear model separates classes that no plane separates. Nothing is trained.
 
-A point x stands beside sqrt(2) cos(x W + b), with normal W and uniform b: inner products of these approach the Gaussian
-kernel, exp(-|x - x'|^2 / 2 s^2). The kernel's width s is the median distance of the public points. For rows of numbers
-with ``method=gradients``, whose public model is linear in features.
+A point x is followed by sqrt(2) cos(x W + b), with normal W and uniform b. Inner products of these approximate the
+Gaussian kernel exp(-|x - x'|^2 / 2 s^2), whose width s is the median distance of the public points. The features suit
+rows of numbers with ``method=gradients``, whose public model is linear in the features.
 
 Source: Rahimi and Recht 2007, "Random features for large-scale kernel machines".
 """
@@ -25,12 +25,12 @@ from pate_torch.networks import Fourier, remove_head
 from pate_torch.privacy.records import DataSpec
 
 _NUM_COMPARED_POINTS = 500
-"""Public points whose distances are taken."""
+"""Number of public points whose distances are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FourierFeatures(FeatureRecipe):
-    """A recipe for points beside random cosines of them.
+    """A recipe that appends random cosines to the points.
 
     Attributes:
         cosines: Number F of cosines; a point of D numbers has D + F features.
@@ -47,7 +47,6 @@ class FourierFeatures(FeatureRecipe):
 
     @property
     def design(self) -> dict[str, Any]:
-        """Name and options of the network whose lower part the encoder is."""
         return {"name": "fourier", "options": {"cosines": self.cosines}}
 
     def learn(
@@ -59,7 +58,6 @@ class FourierFeatures(FeatureRecipe):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> nn.Module:
-        """The encoder: normalized floats [B, ...] -> features [B, D + F]."""
         generator = make_torch_generator(seed, "representation", "fourier")
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
@@ -73,7 +71,7 @@ class FourierFeatures(FeatureRecipe):
 
 
 def _compute_median_distance(z_PD: Tensor) -> float:
-    """Of all pairs that differ; 1 where none do."""
+    """The median over all pairs that differ; 1 if no pair does."""
     distance = torch.pdist(z_PD.double())
     distance = distance[distance > 0]
     return float(distance.median()) if len(distance) else 1.0

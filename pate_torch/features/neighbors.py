@@ -1,12 +1,10 @@
-"""The k-NN graph of the public points: its clusters, its leading eigenvectors, and label propagation along its edges.
+"""The k-nearest-neighbor graph of the public points, its leading eigenvectors, and label propagation along its edges.
 
-Distances to far points mean little in learnt features and less in pixels; paths through near neighbors hold. So
-clusters are sought in the graph's leading eigenvectors, and labels are propagated along its edges.
+Distances to far points mean little in learned features and less in pixels, unlike paths through near neighbors.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,23 +14,24 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
-"""Entries of one block: as many as a core's cache holds, or as keep a GPU busy (256 MB)."""
-_GROUP_COLUMNS = 16  # columns that share a minimum, in a search for a row's least
+"""Entries of one block of distances: as many as fit a core's cache, or as keep a GPU busy (256 MB)."""
+_GROUP_COLUMNS = 16
+"""Columns that share a minimum in the search for the smallest entries of a row."""
 
 
 def split_blocks(x_PD: Tensor, width: int) -> list[slice]:
-    """The rows in blocks, the first the largest, that with ``width`` numbers a row suit the device they are on."""
+    """Split the rows into blocks, the first the largest, that with ``width`` numbers a row suit the points' device."""
     rows = max(1, (_CPU_BLOCK_ENTRIES if x_PD.device.type == "cpu" else _GPU_BLOCK_ENTRIES) // max(1, width))
     return [slice(start, min(start + rows, len(x_PD))) for start in range(0, len(x_PD), rows)]
 
 
-@single_thread_mode()  # several would round otherwise
+@single_thread_mode()  # the rounding depends on the number of threads
 def project_principal(x_PD: Tensor, width: int) -> Tensor:
-    """Centered points on their leading principal axes; only centered where they have no more axes than ``width``."""
+    """Center points and project them on their leading principal axes, [P, min(D, width)]."""
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
@@ -44,12 +43,12 @@ def project_principal(x_PD: Tensor, width: int) -> Tensor:
 
 
 def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
-    """Raw points as rows to compare where no features are learnt: normalized, on at most ``width`` axes, on the CPU."""
+    """Make rows to compare raw points by, without learned features: on at most ``width`` axes, on the CPU."""
     return project_principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
 def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:
-    """The points on the device that their geometry is worked out on: the run's own, where it has the operations."""
+    """Move points to the device that compares them: the run's, or the CPU where the device lacks operations."""
     return x_PD.to("cpu" if device.type == "mps" else device)
 
 
@@ -59,8 +58,7 @@ class Graph:
 
     Attributes:
         weight_PP: w_ij / sqrt(d_i d_j), sparse.
-        spacing_P: Mean distance of each point to its neighbors: small where points are dense. Products are taken on its
-            device.
+        spacing_P: Mean distance of each point to its neighbors, which is small where points are dense.
     """
 
     weight_PP: csr_array
@@ -69,42 +67,21 @@ class Graph:
     def __len__(self) -> int:
         return int(self.weight_PP.shape[0])
 
-    def __matmul__(self, value_PC: Tensor) -> Tensor:
-        # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
-        if self.device.type == "cpu":
-            return torch.from_numpy(self.weight_PP @ value_PC.numpy())
-        return self.multiply_by_segments(value_PC)
-
     @property
     def device(self) -> torch.device:
-        """Where products are taken."""
-        return self.spacing_P.device
+        """The device of products, which is the CPU."""
+        return torch.device("cpu")
 
-    def multiply_by_segments(self, value_PC: Tensor) -> Tensor:
-        """The product on a GPU: each row's edges added one after the other (atomic additions have no order)."""
-        column_E, weight_E1, degree_P = self._edges
-        first_P, edges = self.weight_PP.indptr, len(column_E) // len(self)  # of all rows; and of one, on average
-        parts = []
-        for rows in split_blocks(value_PC, edges * value_PC.shape[1]):
-            segment = slice(int(first_P[rows.start]), int(first_P[rows.stop]))
-            term_EC = weight_E1[segment] * value_PC[column_E[segment]]
-            parts.append(torch.segment_reduce(term_EC, "sum", lengths=degree_P[rows], unsafe=True))
-        return torch.cat(parts)
-
-    @functools.cached_property
-    def _edges(self) -> tuple[Tensor, Tensor, Tensor]:
-        """On the device: the column and the weight [E, 1] of each edge, row by row, and how many each row has."""
-        rows = self.weight_PP
-        parts = (rows.indices.astype(np.int64), rows.data[:, None], np.diff(rows.indptr).astype(np.int64))
-        column_E, weight_E1, degree_P = (torch.from_numpy(part).to(self.device) for part in parts)
-        return column_E, weight_E1, degree_P
+    def __matmul__(self, value_PC: Tensor) -> Tensor:
+        # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
+        return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
 def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
-    """Each point joined to its nearest ``neighbors``, weighted by exp(-d_ij^2 / (s_i s_j)), float32.
+    """Join each point to its nearest ``neighbors`` by edges of weight exp(-d_ij^2 / (s_i s_j)), float32.
 
     s_i is the distance to the last of i's neighbors (Zelnik-Manor and Perona 2004), so that sparse and dense regions
-    are connected alike. Memory is P x neighbors, plus one block of distances. The graph works where the points are.
+    are connected alike. Memory is P x neighbors, plus one block of distances on the points' device.
     """
     checks.integer("neighbors", neighbors, low=1)
     count, num_near = len(x_PD), min(neighbors, len(x_PD) - 1)
@@ -120,17 +97,17 @@ def build_neighbor_graph(x_PD: Tensor, neighbors: int = 10) -> Graph:
     symmetric_PP = (directed_PP + directed_PP.T).tocoo()
     degree_P = symmetric_PP.sum(1).clip(min=1e-12)
     symmetric_PP.data /= np.sqrt(degree_P[symmetric_PP.row] * degree_P[symmetric_PP.col])
-    return Graph(symmetric_PP.tocsr(), distance_PK.mean(1).to(x_PD.device))
+    return Graph(symmetric_PP.tocsr(), distance_PK.mean(1))
 
 
 def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` nearest other points of each, on the points' device: their squared distances and indices, [P, K].
+    """Find the ``count`` nearest other points of each, on their device: squared distances and indices, both [P, K].
 
-    One product and one selection for each block: twice as fast as scikit-learn's brute force (benchmarks/README.md).
+    One product and one selection per block are twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
     norm_P = x_PD.square().sum(1)
     parts, row_blocks = [], split_blocks(x_PD, len(x_PD))
-    buffer_BP = x_PD.new_empty(row_blocks[0].stop, len(x_PD))  # once: new memory for each block costs a fifth more
+    buffer_BP = x_PD.new_empty(row_blocks[0].stop, len(x_PD))  # allocated once, which saves a fifth of the time
     for rows in row_blocks:
         squared_BP = torch.add(norm_P, norm_P[rows, None], out=buffer_BP[: rows.stop - rows.start])
         squared_BP.addmm_(x_PD[rows], x_PD.T, alpha=-2)
@@ -140,10 +117,10 @@ def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` least of each row, increasing, and their indices, [B, count].
+    """Select the ``count`` smallest entries of each row, increasing, and their indices, [B, count].
 
-    A row is dealt to groups. The groups of the ``count`` least minima hold ``count`` numbers that no number of another
-    group falls below, so one pass for the minima leaves a few groups to sort.
+    Columns are divided into groups. The smallest entries lie in the groups with the ``count`` smallest minima, so that
+    one pass for the minima leaves a few groups to sort.
     """
     groups = value_BP.shape[1] // _GROUP_COLUMNS
     if groups <= count:
@@ -159,33 +136,32 @@ def _select_smallest(value_BP: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return smallest.values, index_BR.gather(1, smallest.indices)
 
 
-@single_thread_mode()  # several would round otherwise
+@single_thread_mode()  # the rounding depends on the number of threads
 def compute_eigenvectors(
     graph: Graph, width: int, generator: torch.Generator, iterations: int = 60
 ) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues and their vectors by subspace iteration.
+    """Compute the largest eigenvalues [W], increasing, and their vectors [P, W], W = min(width, P).
 
-    The lazy walk (graph + 1)/2 has no negative eigenvalues, so what converges are the smooth directions. ARPACK is
-    slower, the more so the more vectors are wanted (docs/experiments/speed.md). Gives values [W], increasing, and
-    vectors [P, W], W = min(width, P).
+    Subspace iteration with the lazy walk (graph + 1)/2, which has no negative eigenvalues, converges to the smooth
+    directions. ARPACK is slower, and more so for more vectors (docs/experiments/speed.md).
     """
     size = min(width + 8, len(graph))
-    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator).to(graph.device)).Q
+    basis = torch.linalg.qr(torch.randn(len(graph), size, generator=generator)).Q
     for step in range(1, iterations + 1):
         basis = (graph @ basis).add_(basis).div_(2)
-        if step % 5 == 0 or step == iterations:  # until then no direction that lasts is lost among the others
+        if step % 5 == 0 or step == iterations:  # rarer steps keep the subspace
             basis = torch.linalg.qr(basis).Q
     values, vectors = torch.linalg.eigh(basis.T @ (graph @ basis))
     return values[-width:], (basis @ vectors)[:, -width:]
 
 
 def compute_spectral_embedding(graph: Graph, width: int, generator: torch.Generator, iterations: int = 60) -> Tensor:
-    """Unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
+    """Compute unit rows of the leading eigenvectors, [P, min(width, P)] (Ng, Jordan and Weiss 2002)."""
     return F.normalize(compute_eigenvectors(graph, width, generator, iterations)[1], dim=1)
 
 
 def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterations: int = 100) -> Tensor:
-    """Label propagation: F = alpha W F + (1 - alpha) seeds, iterated, [P, C] (Zhou et al. 2004).
+    """Propagate labels by iterating F = alpha W F + (1 - alpha) seeds, [P, C] (Zhou et al. 2004).
 
     ``seeds_PC`` is the non-negative label mass of the labeled points, zero elsewhere; ``alpha`` is the share of a
     point's label that comes from its neighbors.
@@ -198,7 +174,7 @@ def propagate_labels(graph: Graph, seeds_PC: Tensor, alpha: float = 0.99, iterat
 
 
 def sinkhorn_balance(mass_PC: Tensor, target_C: Tensor, iterations: int = 20) -> Tensor:
-    """Rows scaled to probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
+    """Scale rows to probabilities whose columns average to ``target_C`` (Sinkhorn); empty rows become the target."""
     share_PC = torch.where(mass_PC.sum(1, keepdim=True) > 0, mass_PC, target_C)
     for _ in range(iterations):
         share_PC = share_PC / share_PC.sum(1, keepdim=True).clamp(min=1e-30)

@@ -1,16 +1,13 @@
 """Networks of teachers and students: built by name, described by plain data, initialized from one stream."""
 
-from pate_torch.networks.architectures import BUILDERS as BUILDERS
 from pate_torch.networks.architectures import NETWORKS as NETWORKS
 from pate_torch.networks.architectures import build as build
 from pate_torch.networks.architectures import describe as describe
 from pate_torch.networks.architectures import initialize as initialize
 from pate_torch.networks.architectures import rebuild as rebuild
-from pate_torch.networks.modules import AxisRules as AxisRules
 from pate_torch.networks.modules import ConcatFeatures as ConcatFeatures
 from pate_torch.networks.modules import Flatten as Flatten
 from pate_torch.networks.modules import Fourier as Fourier
-from pate_torch.networks.modules import HalfPlaneRules as HalfPlaneRules
 from pate_torch.networks.modules import L2Normalize as L2Normalize
 from pate_torch.networks.modules import MeanShift as MeanShift
 from pate_torch.networks.modules import Residual as Residual

@@ -1,10 +1,10 @@
 """Networks of teachers and students: built by name, described by plain data, initialized from one stream.
 
 Every network maps normalized floats [B, *input_shape] to logits [B, C]. A description (name, shape, classes, options)
-is all that is needed to build it again, so that weights are stored without code.
+suffices to build a network again, so that weights are stored without code.
 
-Teachers use the ones without batch normalization: its running statistics are neither parameters nor the same for a
-teacher trained alone and one trained beside others. All layers here have a stacked form in ``teachers/stacked.py``.
+Teachers use no batch normalization: its running statistics are no parameters, and they differ between a teacher that
+is trained alone and one that is trained beside others. All other layers have a stacked form in ``teachers/stacked.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from pate_torch.networks.modules import (
 
 Description = dict[str, Any]
 Design = Mapping[str, Any] | None
-"""Name and options of a network; None: logistic regression."""
+"""Name and options of a network; None for logistic regression."""
 
 
 def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
@@ -53,7 +53,6 @@ def _make_norm(kind: str, channels: int) -> nn.Module:
 
 
 def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
-    """Hidden layers with ReLU, then the logits."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -61,19 +60,19 @@ def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
 
 
 def logistic(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """Multinomial logistic regression; starts at zero, where its convex loss is log C."""
+    """Multinomial logistic regression, which starts at zero, where its convex loss is log C."""
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, *, hidden: Sequence[int] = (128,)) -> nn.Module:
-    """Dense layers with ReLU."""
+    """A multilayer perceptron with ReLU."""
     return nn.Sequential(nn.Flatten(), *_make_dense([math.prod(input_shape), *hidden], num_classes))
 
 
 def lean_cnn(
     input_shape: tuple[int, ...], num_classes: int, *, channels: Sequence[int] = (16, 32), hidden: int = 128
 ) -> nn.Module:
-    """Two 3x3 convolutions of stride 2, then dense: strides do the work of pooling at a quarter of the arithmetic."""
+    """Two 3x3 convolutions of stride 2, then dense layers; strides cost a quarter of the arithmetic of pooling."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
     size = second * math.ceil(height / 4) * math.ceil(width / 4)
@@ -92,7 +91,7 @@ def convnet(
 ) -> nn.Module:
     """The teachers of PATE 2017 (appendix A): two 5x5 convolutions with pooling, two dense layers.
 
-    Local response normalization is left out: it costs time and gains nothing with today's initialization.
+    Local response normalization is left out: it costs time and gains nothing with He's initialization.
     """
     depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
@@ -104,7 +103,7 @@ def convnet(
 
 
 def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> nn.Module:
-    """Pre-activation residual block (He et al. 2016)."""
+    """Make a pre-activation residual block (He et al. 2016)."""
     branch = nn.Sequential(
         _make_norm(norm, inputs),
         nn.ReLU(),
@@ -118,34 +117,19 @@ def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> n
     return Residual(branch, shortcut)
 
 
-def _make_residual_net(depth: int, widths: Sequence[int], blocks: int, norm: str, num_classes: int) -> nn.Module:
-    layers: list[nn.Module] = [_make_conv(depth, widths[0], bias=False)]
-    inputs = widths[0]
-    for stage, outputs in enumerate(widths[1:]):
+def resnet(
+    input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
+) -> nn.Module:
+    """A small residual network for teachers, with group normalization."""
+    depth, _, _ = _check_image_shape("resnet", input_shape, 8)
+    layers: list[nn.Module] = [_make_conv(depth, width, bias=False)]
+    inputs = width
+    for stage, outputs in enumerate((width, 2 * width, 4 * width)):
         for block in range(blocks):
             layers.append(_make_residual_block(inputs, outputs, 2 if stage and not block else 1, norm))
             inputs = outputs
     head = [_make_norm(norm, inputs), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, *head, nn.Linear(inputs, num_classes))
-
-
-def resnet(
-    input_shape: tuple[int, ...], num_classes: int, *, width: int = 16, blocks: int = 1, norm: str = "group"
-) -> nn.Module:
-    """Small residual network with group normalization, fit for teachers."""
-    depth, _, _ = _check_image_shape("resnet", input_shape, 8)
-    return _make_residual_net(depth, [width, width, 2 * width, 4 * width], blocks, norm, num_classes)
-
-
-def wide_resnet(
-    input_shape: tuple[int, ...], num_classes: int, *, depth: int = 16, widen: int = 2, norm: str = "batch"
-) -> nn.Module:
-    """WRN-depth-widen (Zagoruyko and Komodakis 2016): 16-2 has 0.7 M parameters, 28-2 has 1.5 M."""
-    channels, _, _ = _check_image_shape("wide_resnet", input_shape, 8)
-    if depth < 10 or (depth - 4) % 6:
-        raise checks.error("network.depth", depth, "must be 6n + 4 with n >= 1", "Usual choices are 16 and 28.")
-    widths = [16, 16 * widen, 32 * widen, 64 * widen]
-    return _make_residual_net(channels, widths, (depth - 4) // 6, norm, num_classes)
 
 
 def small_cnn(
@@ -156,7 +140,7 @@ def small_cnn(
     hidden: int = 128,
     norm: str = "batch",
 ) -> nn.Module:
-    """Student for images of about 8x8: two convolutions, one pooling, dense."""
+    """A student for images of about 8x8: two convolutions, one pooling, dense layers."""
     depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
     first, second = channels
     size = second * (height // 2) * (width // 2)
@@ -169,9 +153,9 @@ def small_cnn(
 def cnn(
     input_shape: tuple[int, ...], num_classes: int, *, width: int = 32, hidden: int = 128, norm: str = "batch"
 ) -> nn.Module:
-    """Student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense.
+    """A student for 28x28 or 32x32: five normalized 3x3 convolutions, two of them strided, then dense layers.
 
-    1.1 M parameters on 28x28 at the default width; nine tenths of them dense, where they cost least time.
+    It has 1.1 M parameters on 28x28 at the default width, nine tenths of them in the dense layers, where they are fast.
     """
     depth, height, image_width = _check_image_shape("cnn", input_shape, 8)
     plan = [(width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
@@ -185,12 +169,12 @@ def cnn(
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    builder.__name__: builder for builder in (logistic, mlp, lean_cnn, convnet, resnet, small_cnn, cnn, wide_resnet)
+    builder.__name__: builder for builder in (logistic, mlp, lean_cnn, convnet, resnet, small_cnn, cnn)
 }
 
 
 def voting(input_shape: tuple[int, ...], num_classes: int, *, members: int = 5, of: Design = None) -> nn.Module:
-    """A vote of networks of one design (``of``: name and options); a student only: it is not stacked."""
+    """A vote of networks of one design (``of``), for students: it has no stacked form."""
     return Voting([_build_design(of, input_shape, num_classes) for _ in range(members)])
 
 
@@ -202,9 +186,9 @@ def _build_design(of: Design, input_shape: tuple[int, ...], num_classes: int) ->
 def probe(
     input_shape: tuple[int, ...], num_classes: int, *, of: Design = None, points: int = 0, neighbors: int = 0
 ) -> nn.Module:
-    """A linear map of the unit-length features beneath the last layer of another network (``of``); a student only.
+    """A linear map of the unit-length features beneath the last layer of another network (``of``), for students.
 
-    With ``neighbors``, the nearest so many of the public ``points`` move a feature (``MeanShift``).
+    If ``neighbors`` > 0, the nearest public ``points`` move a feature (``MeanShift``).
     """
     trunk = make_feature_extractor(_build_design(of, input_shape, num_classes)).eval()
     with torch.no_grad():
@@ -215,18 +199,18 @@ def probe(
 
 
 def fourier(input_shape: tuple[int, ...], num_classes: int, *, cosines: int = 256) -> nn.Module:
-    """A linear map of points and of random cosines of them; a student only (``features.fourier``)."""
+    """A linear map of points and of random cosines of them, for students (``features.fourier``)."""
     width = math.prod(input_shape)
     return nn.Sequential(nn.Flatten(), Fourier(width, cosines), nn.Linear(width + cosines, num_classes))
 
 
 def axis_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A hypothesis on single features, released as it is: one rule, or one for each of many classes."""
+    """A hypothesis on single features: one rule, or one for each of three or more classes."""
     return AxisRules(1 if num_classes == 2 else num_classes)
 
 
 def half_plane_rules(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """A half-plane of two features, or one for each of many classes."""
+    """A half-plane of two features, or one for each of three or more classes."""
     return HalfPlaneRules(1 if num_classes == 2 else num_classes)
 
 
@@ -245,15 +229,19 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
             raise checks.error("network option", option, problem)
         if option in ("norm", "of"):
             continue
-        for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+        for size in value if _is_list(value) else [value]:
             checks.integer(f"network.{option}", size, low=1)
 
 
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
-    """A network of that name for inputs [B, *input_shape], uninitialized in the sense of ``initialize``.
+    """Build a network by name for inputs [B, *input_shape]; ``initialize`` draws its weights.
 
     Raises:
-        ValueError: An unknown name or option, or data the network cannot take.
+        ValueError: The name or an option is unknown, or the network cannot take the data.
     """
     checks.one_of("network", name, BUILDERS)
     checks.integer("num_classes", num_classes, low=2)
@@ -262,17 +250,16 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: An
 
 
 def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Description:
-    """Plain data (JSON) from which ``rebuild`` makes the same network."""
+    """Describe a network by plain data (JSON), from which ``rebuild`` builds it again."""
     checks.one_of("network", name, BUILDERS)
     _check_options(name, options)
-    is_list = {key: isinstance(value, Sequence) and not isinstance(value, str) for key, value in options.items()}
-    plain = {key: list(value) if is_list[key] else value for key, value in options.items()}
+    plain = {key: list(value) if _is_list(value) else value for key, value in options.items()}
     shape = [int(size) for size in input_shape]
     return {"name": name, "input_shape": shape, "num_classes": int(num_classes), "options": plain}
 
 
 def rebuild(description: Mapping[str, Any]) -> nn.Module:
-    """The network of a ``describe`` result."""
+    """Build the network that ``describe`` described."""
     try:
         name, shape, num_classes, options = (
             description[key] for key in ("name", "input_shape", "num_classes", "options")
@@ -284,12 +271,12 @@ def rebuild(description: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Draw a network's weights, in place.
+    """Draw a network's weights in place, and return the network.
 
-    He-normal weights (gain sqrt 2), biases uniform within 1/sqrt(fan-in), unit normalization, zero output layer. Drawn
-    in float32 on the CPU in the order of ``named_parameters``, so that one stream gives one network in every backend,
-    on every device and in every precision. The zero output layer makes the first loss log C exactly. Were the biases
-    zero, too, every unit's fold would start in the origin: what differs by its length alone is learnt slowly.
+    Weights are He-normal (gain sqrt 2), biases uniform within 1/sqrt(fan-in), normalization layers the identity, and
+    the output layer zero, so that the first loss is log C exactly. Weights are drawn in float32 on the CPU in the order
+    of ``named_parameters``, so that one stream gives one network in every backend, device and precision. With zero
+    biases all units would switch at the origin, and points that differ in length alone would be learned slowly.
     """
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     for parameter in layers[-1].parameters():

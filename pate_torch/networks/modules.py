@@ -1,4 +1,4 @@
-"""Modules that networks are made of, and what is made of networks: encoders, and features one beside another."""
+"""Modules of networks, and feature extractors that are made of networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A residual block: shortcut(x) + branch(x)."""
+    """A residual block, shortcut(x) + branch(x)."""
 
     def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -23,9 +23,9 @@ class Residual(nn.Module):
 
 
 class Flatten(nn.Flatten):
-    """Flattens images; their gradient goes back in the layout that they came in.
+    """Flattens images; their gradient gets the memory layout of the images.
 
-    Without it pooling and ReLU would take two gradients of different layouts, number by number: ten times as long.
+    Otherwise pooling and ReLU would combine two gradients of different layouts, which takes ten times as long.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Flatten(nn.Flatten):
 
 
 class Voting(nn.Module):
-    """Mean log-probabilities of its members, whose softmax is their pool."""
+    """Mean log-probabilities of several networks."""
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Voting(nn.Module):
 
 
 class L2Normalize(nn.Module):
-    """Scales rows to length 1."""
+    """Scales rows to length 1, [B, ...] -> [B, D]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.normalize(x.float().flatten(1), dim=1)
 
 
 class ConcatFeatures(nn.Module):
-    """The unit-length features of several encoders, side by side."""
+    """Concatenates the unit-length features of several encoders."""
 
     def __init__(self, encoders: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class ConcatFeatures(nn.Module):
 
 
 class Fourier(nn.Module):
-    """A point beside random cosines of it, [B, D] -> [B, D + F] (Rahimi and Recht 2007); see ``features.fourier``."""
+    """Appends F random cosines to a point, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
 
     def __init__(self, width: int, cosines: int) -> None:
         super().__init__()
@@ -78,36 +78,36 @@ class Fourier(nn.Module):
 
 
 class MeanShift(nn.Module):
-    """Mean-shift step, [B, D] -> [B, D]: a unit-length feature becomes the weighted mean of its nearest public ones.
+    """Moves unit-length features to the weighted mean of their nearest public features, [B, D] -> [B, D].
 
-    Of its ``neighbors`` nearest of P public points each weighs d_K^2 - d_k^2: the last one nothing, so that the mean
-    does not jump where one takes the place of another. (Fukunaga and Hostetler 1975: features move to where public
-    points are dense, and classes apart.)
+    Features move to where public points are dense, and classes apart (mean shift, Fukunaga and Hostetler 1975). The
+    k-th of the ``neighbors`` nearest of P public points weighs d_K^2 - d_k^2. The last one weighs nothing, so that the
+    mean does not jump where one point takes the place of another.
     """
 
     def __init__(self, points: int, width: int, neighbors: int) -> None:
         super().__init__()
         self.neighbors = min(neighbors, points)
-        self.register_buffer("place_PD", torch.zeros(points, width))  # the features; students on disk hold this name
+        self.register_buffer("place_PD", torch.zeros(points, width))  # students on disk use this name
         self.place_PD: Tensor
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        # No library's search: private features come in batches of one shape, in which a product rounds them alike.
+        # A product, because it rounds private features alike, which come in batches of one shape.
         nearest = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
-        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # all the same: all weigh alike
+        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # equal distances: equal weights
         weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
         return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
 
 
 CERTAIN_LOGIT = 40.0
-"""Logit of a class that a hypothesis names: all of the probability, in float32."""
+"""Logit of the class that a hypothesis predicts: its softmax is 1 in float32."""
 
 
 class _Rules(nn.Module):
-    """Rules that say yes or no of a point, bool [B, R]: one decides between two classes, of several each has its own.
+    """R rules that accept or reject a point: one rule for two classes, else one rule for each class.
 
-    Of several that say yes the rarest counts, of none the commonest: ``share_R`` is how often each says yes of public
-    points.
+    If several rules accept a point, the rarest wins; if none does, the most frequent. ``share_R`` is the share of the
+    public points that each rule accepts.
     """
 
     def __init__(self, rules: int) -> None:
@@ -116,7 +116,7 @@ class _Rules(nn.Module):
         self.share_R: Tensor
 
     def evaluate(self, x_BD: Tensor) -> Tensor:
-        """Whether each rule says yes."""
+        """Whether each rule accepts each point, bool [B, R]."""
         raise NotImplementedError
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class _Rules(nn.Module):
 
 
 class AxisRules(_Rules):
-    """Rules low <= x_feature < high, or their complements, [B, D] -> [B, C]: thresholds, intervals and stumps.
+    """Rules low <= x_feature < high or their complements (thresholds, intervals, stumps), [B, D] -> [B, C].
 
     Cuts are float64, since they lie between neighboring float32 values of a feature.
     """
@@ -147,7 +147,7 @@ class AxisRules(_Rules):
 
 
 class HalfPlaneRules(_Rules):
-    """Rules "left of tail -> head, or on it and not beyond the tail", or always or never, [B, 2] -> [B, C]."""
+    """Rules "left of the line tail -> head, or on it up to the tail", or constant rules, [B, 2] -> [B, C]."""
 
     def __init__(self, rules: int) -> None:
         super().__init__(rules)
@@ -165,10 +165,10 @@ class HalfPlaneRules(_Rules):
 
 
 def get_last_linear(network: nn.Module) -> str:
-    """Name of a network's classifier: its last linear layer.
+    """Return the name of a network's classifier, its last linear layer.
 
     Raises:
-        ValueError: There is none.
+        ValueError: The network has no linear layer, or is one.
     """
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
@@ -177,16 +177,15 @@ def get_last_linear(network: nn.Module) -> str:
 
 
 def remove_head(network: nn.Module) -> nn.Module:
-    """The network with its classifier replaced by the identity, in place; returns it."""
+    """Replace the classifier of a network by the identity, in place, and return the network."""
     network.set_submodule(get_last_linear(network), nn.Identity())
     return network
 
 
 def make_feature_extractor(network: nn.Module) -> nn.Module:
-    """A copy of a network up to its last layer, whose inputs are the features.
+    """Copy a network without its classifier, whose inputs are the features.
 
-    Of a vote of several, the features of all members side by side; of a network without such a layer, the points
-    themselves.
+    A vote gives the features of all members side by side; a network without a linear layer gives the points themselves.
     """
     if isinstance(network, Voting):
         return ConcatFeatures([make_feature_extractor(member) for member in network.members])
@@ -197,5 +196,5 @@ def make_feature_extractor(network: nn.Module) -> nn.Module:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Number of parameters that a network learns."""
+    """Count the parameters of a network."""
     return sum(parameter.numel() for parameter in module.parameters())

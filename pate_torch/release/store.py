@@ -235,6 +235,24 @@ def _read_columns(
     return [[value(row[f"{kind}_{c}"]) for c in range(num_classes)] for row in rows]
 
 
+def find_release(root: Path, release_id: object) -> Path:
+    """Find the folder of a finished release under ``root`` by its id; the newest one if students of it were added.
+
+    Raises:
+        ValueError: There is no such release.
+    """
+    valid_id = run_folders.check_hex_id("labels", release_id)
+    runs_folder = run_folders.get_runs_folder(root)
+    files = runs_folder.glob("*/*/*/release/release.json")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # not readable: not this release
+            record = json.loads(file.read_text())
+            if isinstance(record, dict) and record.get("release_id") == valid_id:
+                return file.parent
+    fix = "Run it in the folder of the run that released it, or set PATE_HOME."
+    raise checks.error("labels", release_id, f"no such release under {runs_folder.absolute()}", fix)
+
+
 def read(
     root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any], Student | None]:
@@ -246,7 +264,7 @@ def read(
     Raises:
         ValueError: It is missing, damaged, of other points, or not what the ledger was charged for.
     """
-    return read_folder(run_folders.find_release(root, release_id)[0], pool, spec, ledger)
+    return read_folder(find_release(root, release_id), pool, spec, ledger)
 
 
 def read_folder(

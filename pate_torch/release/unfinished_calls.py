@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pate_torch.core import locks
 from pate_torch.core.files import compute_file_digest, create_private_folder, write_atomically
-from pate_torch.core.run_folders import LOCK_FILE_NAME, create_protected_folder
+from pate_torch.core.run_folders import LOCK_FILE_NAME, create_protected_folder, try_hold_lock
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.students.base import Student
 from pate_torch.students.store import save
@@ -80,7 +79,7 @@ class UnfinishedCall:
         committed = {id_: facts_by_kind["commit"][id_] for id_ in own_ids if id_ in facts_by_kind["commit"]}
         if not committed or not (folder / "release").is_dir():
             return None
-        with locks.try_hold(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:
+        with try_hold_lock(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:
             if not is_unlocked:
                 return None
             (folder / "release" / "summary.json").unlink(missing_ok=True)  # it is written again

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.optimizers import Adam
-from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, make_weak_view, parse_affine
 from pate_torch.features.base import FeatureRecipe

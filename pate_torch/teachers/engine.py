@@ -8,8 +8,10 @@ reach another teacher's records. Every teacher draws initialization, batches and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,6 @@ from torch import Tensor
 from pate_torch import networks
 from pate_torch.core.device import float32_precision, to_device
 from pate_torch.core.optimizers import Adam, Sgd
-from pate_torch.core.parallel import prefetch
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
@@ -183,6 +184,16 @@ class Feed:
                 if affine is not None and maps is not None:
                     x = augmentation.warp(x.flatten(0, 1), maps[t].flatten(0, 1), affine.padding).view(x.shape)
                 yield x.sub_(self.mean).div_(self.std), y_R[row_kB]
+
+
+def prefetch(items: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Yield the items; a thread makes the next item while its predecessor is used."""
+    end_marker = object()
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        next_item = pool.submit(next, items, end_marker)
+        while (item := next_item.result()) is not end_marker:
+            next_item = pool.submit(next, items, end_marker)
+            yield cast(Tensor, item)
 
 
 @contextmanager

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.device import deterministic_mode
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import deterministic_mode, single_thread_mode
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers import distributed
 from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked

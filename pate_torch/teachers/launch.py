@@ -29,7 +29,7 @@ CACHE_PARAMETERS = 2_000_000
 GPU_PIXELS = 1 << 22
 """Image pixels (numbers, for rows) that one launch on a GPU works on, over its teachers and their batches, at most.
 
-The networks that keep most for the backward pass (the convnet of the PATE papers, a wide ResNet) take 4.5 KiB for each
+The network that keeps most for the backward pass, the convnet of the PATE papers, takes 4.5 KiB for each
 pixel: 18 GiB, which a card of 24 GiB has. ``teacher.chunk`` sets another size."""
 
 MAX_GPU_POINTS = 512

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +32,27 @@ Member = Callable[[Tensor], Tensor]
 
 FALLBACK_CLASS = 0
 """What a teacher votes that learnt nothing, or cannot answer: it still has exactly one vote."""
+
+_GENERATORS_LOCK = threading.RLock()
+
+
+@contextmanager
+def seeded_generators(seed: int, *names: str | int) -> Iterator[None]:
+    """Seed the generators that all code of this process draws from (random, NumPy, torch), and restore them.
+
+    One thread at a time: two threads would seed each other's generators.
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with _GENERATORS_LOCK, torch.random.fork_rng(devices=gpus):
+        previous_states, derived_seed = (random.getstate(), np.random.get_state()), rng.derive_seed(seed, *names)
+        random.seed(derived_seed)
+        np.random.seed(derived_seed % 2**32)
+        torch.manual_seed(derived_seed)
+        try:
+            yield
+        finally:
+            random.setstate(previous_states[0])
+            np.random.set_state(previous_states[1])
 
 
 @dataclass(eq=False, repr=False)
@@ -90,14 +114,14 @@ def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors:
     if len(y) == 0:
         return make_constant(FALLBACK_CLASS)
     try:
-        with rng.seeded_generators(seed, "teacher", teacher, "fit"):
+        with seeded_generators(seed, "teacher", teacher, "fit"):
             member = fit(x, y, teacher)
     except Exception as error:
         errors.append(error)
         return make_constant(FALLBACK_CLASS)
 
     def predict_seeded(points: Tensor) -> Tensor:
-        with rng.seeded_generators(seed, "teacher", teacher, "predict"):
+        with seeded_generators(seed, "teacher", teacher, "predict"):
             return member(points)
 
     return predict_seeded
@@ -249,7 +273,7 @@ def fit_module(
     device: torch.device,
 ) -> nn.Module:
     """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
-    with deterministic_mode(device), rng.seeded_generators(seed, "teacher", teacher, "module"):
+    with deterministic_mode(device), seeded_generators(seed, "teacher", teacher, "module"):
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
         chunk = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
         _train_module(module, Feed(chunk, spec, recipe, seed, device), recipe)
@@ -261,7 +285,7 @@ def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) ->
 
     ``key`` names it.
     """
-    with rng.seeded_generators(0, "factory"), torch.no_grad():
+    with seeded_generators(0, "factory"), torch.no_grad():
         module, other_module = factory(), factory()
         for network in (module, other_module):
             if not isinstance(network, nn.Module):

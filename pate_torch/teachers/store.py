@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch.core import checks, locks
+from pate_torch.core import checks
 from pate_torch.core.files import (
     atomic_replacement,
     compute_file_digest,
@@ -34,6 +34,7 @@ from pate_torch.core.files import (
     read_tensors,
 )
 from pate_torch.core.progress import do_nothing
+from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
@@ -184,7 +185,7 @@ class TeacherStore:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with locks.hold(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
+        with hold_lock(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
             yield
 
     # ---- training -----------------------------------------------------------------------------------------------
@@ -198,14 +199,14 @@ class TeacherStore:
             on_wait: Called with who trains them, before this waits for its end; by then they may be there.
         """
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with locks.hold(_get_lock_path(checkpoints), LOCATION_KEY, on_wait=on_wait):
+        with hold_lock(_get_lock_path(checkpoints), LOCATION_KEY, on_wait=on_wait):
             yield checkpoints
 
     @contextlib.contextmanager
     def try_lock_training(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
         """PRIVATE. The folder of ``lock_training`` for ranks that assist, and whether this rank must remove it."""
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with locks.try_hold(_get_lock_path(checkpoints), LOCATION_KEY) as is_locked:
+        with try_hold_lock(_get_lock_path(checkpoints), LOCATION_KEY) as is_locked:
             yield checkpoints, is_locked
 
     def _get_checkpoint_folder(self, facts: Mapping[str, Any]) -> Path:
@@ -222,20 +223,20 @@ class TeacherStore:
                 if UNFINISHED_PATTERN.fullmatch(folder.name):
                     shutil.rmtree(folder)
                 elif not folder.name.startswith(PARTIAL_PREFIX):
-                    locks.remove_partial_files(folder)
+                    remove_partial_files(folder)
             for key in self.folder.glob("*.fingerprint_key.*"):
                 key.unlink()
         finished_folders = {self._get_checkpoint_folder(manifest) for _, manifest in self._iterate_manifests()}
         for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL_PREFIX}*")}:
             folder = self.folder / name
-            with locks.try_hold(_get_lock_path(folder), LOCATION_KEY) as is_locked:
+            with try_hold_lock(_get_lock_path(folder), LOCATION_KEY) as is_locked:
                 if not is_locked or not folder.exists():
                     continue
                 age_seconds = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
                 if folder in finished_folders or age_seconds > CHECKPOINT_MAX_AGE_SECONDS:
                     shutil.rmtree(folder)
                 else:
-                    locks.remove_partial_files(folder)
+                    remove_partial_files(folder)
 
     # ---- what is there ------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
-from pate_torch.core.parallel import single_thread_mode
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import distributed, launch, stacked

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.sensitive import Votes
 
 BLOCK_QUERIES = 2048

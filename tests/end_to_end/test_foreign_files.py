@@ -161,7 +161,7 @@ def test_students_from_strangers_end_in_a_prediction_or_a_value_error(kind, tmp_
 def test_a_header_that_asks_for_huge_layers_is_refused_before_memory_is_taken(tmp_path):
     file = tmp_path / "student.safetensors"
     for name, options in (("mlp", {"hidden": [10**9, 10**9]}), ("voting", {"members": 10**9}),
-                          ("wide_resnet", {"depth": 6 * 10**8 + 4})):  # fmt: skip
+                          ("resnet", {"blocks": 10**8})):  # fmt: skip
         shape = [1, 8, 8]
         network = {"name": name, "input_shape": shape, "num_classes": 2, "options": options}
         spec = spec_of(1, input_shape=(1, 8, 8)).to_dict()

@@ -70,29 +70,29 @@ def table(file: Path, seed: int = 0) -> torch.Tensor:
     return table_VD
 
 
-def static(folder: Path, **more) -> Encoder:
+def static(folder: Path, **options) -> Encoder:
     table(folder / "table.safetensors")
-    return Encoder(name="table", weights=str(folder / "table.safetensors"), tokenizer=WORDS, **more)
+    return Encoder(name="table", weights=str(folder / "table.safetensors"), tokenizer=WORDS, **options)
 
 
-def eye(folder: Path, **more) -> Encoder:
-    return Encoder(name="eye", module=Eye(), weights=str(drawn(Eye(), folder / "eye.safetensors")), **more)
+def eye(folder: Path, **options) -> Encoder:
+    return Encoder(name="eye", module=Eye(), weights=str(drawn(Eye(), folder / "eye.safetensors")), **options)
 
 
-def reader(folder: Path, **more) -> Encoder:
+def reader(folder: Path, **options) -> Encoder:
     weights = drawn(Reader(), folder / "reader.safetensors")
-    return Encoder(name="reader", module=Reader(), weights=str(weights), tokenizer=WORDS, max_length=24, **more)
+    return Encoder(name="reader", module=Reader(), weights=str(weights), tokenizer=WORDS, max_length=24, **options)
 
 
-def onnx_rows(folder: Path, **more) -> Encoder:
+def onnx_rows(folder: Path, **options) -> Encoder:
     weight_DF = np.random.default_rng(0).normal(size=(4, 9))
-    return Encoder(name="linear", weights=str(onnx_files.linear(folder / "rows.onnx", weight_DF)), **more)
+    return Encoder(name="linear", weights=str(onnx_files.linear(folder / "rows.onnx", weight_DF)), **options)
 
 
-def onnx_words(folder: Path, **more) -> Encoder:
+def onnx_words(folder: Path, **options) -> Encoder:
     table_VD = np.random.default_rng(0).normal(size=(TOKENS, WIDTH))
     weights = onnx_files.table(folder / "words.onnx", table_VD)
-    return Encoder(name="words", weights=str(weights), tokenizer=WORDS, max_length=24, **more)
+    return Encoder(name="words", weights=str(weights), tokenizer=WORDS, max_length=24, **options)
 
 
 KINDS = {
@@ -111,8 +111,8 @@ def mails(file: Path, count: int, draw: np.random.Generator, *, labeled: bool = 
         rows.writerow(["text", "label"] if labeled else ["text"])
         for _ in range(count):
             high = draw.random() < 0.5
-            said = "".join(draw.choice(list("56789" if high else "01234"), draw.integers(4, 20)))
-            rows.writerow([said, "high" if high else "low"] if labeled else [said])
+            text = "".join(draw.choice(list("56789" if high else "01234"), draw.integers(4, 20)))
+            rows.writerow([text, "high" if high else "low"] if labeled else [text])
 
 
 def sayings(count: int, seed: int = 0) -> list[str]:
@@ -123,11 +123,11 @@ def sayings(count: int, seed: int = 0) -> list[str]:
 
 def points(spec: DataSpec, count: int, seed: int = 0) -> torch.Tensor:
     """Points of that kind, all different."""
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     if spec.kind == "text":
         return texts.encode_texts(
-            "texts", [f"{place}e{said}" for place, said in enumerate(sayings(count, seed))], spec.input_shape[0]
+            "texts", [f"{place}e{text}" for place, text in enumerate(sayings(count, seed))], spec.input_shape[0]
         )
     if spec.is_image:
-        return torch.randint(0, 256, (count, *spec.input_shape), dtype=torch.uint8, generator=draw)
-    return torch.randn(count, *spec.input_shape, generator=draw)
+        return torch.randint(0, 256, (count, *spec.input_shape), dtype=torch.uint8, generator=generator)
+    return torch.randn(count, *spec.input_shape, generator=generator)

@@ -71,13 +71,6 @@ def test_shear_tilts_one_axis_by_up_to_its_angle():
     torch.testing.assert_close(theta[:, 0, 0], torch.ones(5_000))
 
 
-def test_same_stream_same_maps():
-    affine = Affine(rotate=5, shift=1, flip=True)
-    first, second = (affine.draw(7, (1, 8, 8), stream(3)) for _ in range(2))
-    assert torch.equal(first, second)
-    assert not torch.equal(first, affine.draw(7, (1, 8, 8), stream(4)))
-
-
 @pytest.mark.parametrize(
     "bad",
     [{"rotate": -1}, {"scale": 1.0}, {"shift": float("nan")}, {"shear": 90}, {"flip": 1}, {"padding": "wrap"}],

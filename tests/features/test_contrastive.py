@@ -5,14 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
 from pate_torch import networks
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.rng import derive_member_seed, make_torch_generator
-from pate_torch.features import contrastive, neighbors
+from pate_torch.features import contrastive
 from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
@@ -21,8 +19,6 @@ from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import PooledStudent
 from pate_torch.students.training import Supervised, build_problem
 from pate_torch.teachers.trunk import PublicStart
-from tests import ROOT
-from tests.worlds import Counted
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(
@@ -53,15 +49,6 @@ def test_contrast_is_the_published_loss():
         below = sum(torch.exp(unit[i] @ unit[k] / 0.3) for k in range(12) if k != i)
         total += float(-torch.log(above / below)) / 12
     assert compute_contrastive_loss(z, 0.3).item() == pytest.approx(total, rel=1e-5)
-
-
-def test_no_step_waits_for_its_device_or_brings_a_constant_to_it():
-    x, _ = digits()
-    few, many = (
-        Counted.during(lambda s=s: dataclasses.replace(RECIPE, steps=s).learn(x, SPEC, seed=0)) for s in (5, 25)
-    )
-    assert many["_local_scalar_dense"] <= few["_local_scalar_dense"]  # item(), bool(), float()
-    assert many["lift_fresh"] <= few["lift_fresh"]  # torch.tensor(...)
 
 
 def test_learning_brings_the_classes_together_without_labels():
@@ -178,40 +165,6 @@ def test_bad_recipes_are_named(change, key):
         dataclasses.replace(RECIPE, **change)
 
 
-# The graph --------------------------------------------------------------------------------------------------------
-
-
-def test_spreading_solves_its_equation():
-    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    seeds = torch.zeros(40, 2)
-    seeds[0, 0] = seeds[1, 1] = 1
-    graph = neighbors.build_neighbor_graph(points, 5)
-    ours = neighbors.propagate_labels(graph, seeds, alpha=0.8)
-    weight = torch.from_numpy(graph.weight_PP.toarray()).double()
-    exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * weight, seeds.double())
-    torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
-
-
-def test_balancing_gives_each_class_its_share():
-    mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
-    mass[0] = 0
-    target = torch.tensor([0.5, 0.3, 0.2])
-    share = neighbors.sinkhorn_balance(mass, target)
-    torch.testing.assert_close(share.sum(1), torch.ones(50))
-    torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
-def test_principal_axes_keep_the_distances_of_their_plane(shape):
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    kept = neighbors.project_principal(x, 4)
-    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
-    exact = u[:, :4] * s[:4]
-    kept, exact = kept.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
-    torch.testing.assert_close(torch.cdist(kept, kept), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))
-
-
 # Views ------------------------------------------------------------------------------------------------------------
 
 
@@ -265,33 +218,6 @@ def test_ranges_widen_and_stay_legal():
     assert parse_affine({"rotate": 3}) == Affine(rotate=3)
     with pytest.raises(ValueError, match="cutout"):
         View(cutout=1.5)
-
-
-def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
-    folder = ROOT / "conf"
-    tree = OmegaConf.create(
-        {
-            "recommended": {
-                "student_network": "small_cnn",
-                "student_options": SMALL,
-                "student_steps": 2,
-                "augment": {"rotate": 10},
-                "features_steps": 1,
-                "precision": "float32",
-                "student_batch": 64,
-                "unlabeled_batch": 128,
-            },
-            "features": OmegaConf.load(folder / "features" / "contrastive.yaml"),
-            "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
-        }
-    )
-    student = instantiate(tree.student, _convert_="all")
-    assert student.features == instantiate(tree.features, _convert_="all")
-    x, y = digits(60)
-    fitted = student.fit(StudentTask(SPEC, x, torch.arange(20), y[:20]), seed=0, device=torch.device("cpu"))
-    assert fitted.network["options"] == {"channels": [8, 16], "hidden": 32}
-    tree.features = None
-    assert instantiate(tree.student, _convert_="all").features is None
 
 
 def test_a_student_with_a_recipe_starts_from_its_encoder():

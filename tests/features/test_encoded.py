@@ -22,6 +22,7 @@ from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.data.tabular import Csv, Text
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.encoder import Encoder
+from pate_torch.features.encoding import EncodingCache
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.features import encoder_worlds as worlds
 from tests.release.json_schema import faults, privacy_schema
@@ -62,17 +63,17 @@ class Counted(Encoder):
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, encoder, **more):
-        return cls(**{field.name: getattr(encoder, field.name) for field in dataclasses.fields(Encoder)}, **more)
+    def of(cls, encoder, **options):
+        return cls(**{field.name: getattr(encoder, field.name) for field in dataclasses.fields(Encoder)}, **options)
 
     @property
     def sides(self):
         return len(self.calls)
 
-    def encode(self, *given, **more):
+    def encode(self, *args, **options):
         self.calls.append(1)
         time.sleep(self.seconds)
-        return super().encode(*given, **more)
+        return super().encode(*args, **options)
 
 
 # ---- what is loaded --------------------------------------------------------------------------------------------------
@@ -108,9 +109,9 @@ def test_what_the_data_set_declares_is_declared_still(tmp_path):
 
 def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
     x = torch.randn(40, 4).abs()
-    given = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
+    options = {"name": "rows", "y": torch.arange(40) % 2, "class_names": 2, "mean": (0.0,) * 4, "std": (1.0,) * 4}
     x[7, 2] = -5.0
-    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **given)
+    source = Tensors(x=x, pool_x=x[:5], test_x=x[:5], test_y=torch.arange(5) % 2, **options)
 
     class Root(torch.nn.Module):
         def forward(self, x):
@@ -134,6 +135,10 @@ def test_points_are_encoded_once_and_found_again_until_something_changes(tmp_pat
     assert counted.sides == 3
     second = encoded(tmp_path, source, counted).load()
     assert counted.sides == 3 and torch.equal(first.private.x, second.private.x)
+    for file in (tmp_path / "home/features").glob("*-private-*.safetensors"):
+        file.write_bytes(file.read_bytes()[:40])  # a damaged file is made anew
+    third = encoded(tmp_path, source, counted).load()
+    assert counted.sides == 4 and torch.equal(first.private.x, third.private.x)
     shorter = Counted.of(worlds.static(tmp_path, max_length=3))
     assert not torch.equal(encoded(tmp_path, source, shorter).load().private.x, first.private.x) and shorter.sides == 3
     worlds.table(tmp_path / "table.safetensors", seed=1)  # other weights of the same name
@@ -157,32 +162,25 @@ def test_encoded_points_are_closed_to_others_and_named_by_their_data_set(tmp_pat
 
 
 def test_the_limit_drops_what_was_not_used_for_longest(tmp_path):
-    source = mails(tmp_path)
-    size = 300 * worlds.WIDTH * 4 + 200
-    encoder = worlds.static(tmp_path, cache_gb=2.5 * size / 1e9)
-    encoded(tmp_path, source, encoder).load()
-    folder = tmp_path / "home/features"
-    old = {file.name for file in folder.glob("*-private-*")}
-    for age, file in enumerate(sorted(folder.glob("*.safetensors"))):
-        os.utime(file, (age, age))
-    encoded(tmp_path, source, dataclasses.replace(encoder, max_length=5)).load()
-    kept = {file.name for file in folder.glob("*.safetensors")}
-    assert not old & kept and sum(f.stat().st_size for f in folder.glob("*.safetensors")) <= 2.5 * size + 400
-    none = dataclasses.replace(encoder, cache_gb=0, max_length=4)
-    encoded(tmp_path, source, none).load()
-    assert {file.name for file in folder.glob("*.safetensors")} == kept
-    small = dataclasses.replace(encoder, cache_gb=1e-9, max_length=6)
-    encoded(tmp_path, source, small).load()
-    assert {file.name for file in folder.glob("*.safetensors")} == kept
+    def ask(name, max_bytes=1000, messages=None):
+        cache = EncodingCache(root=tmp_path, max_bytes=max_bytes, notify=([] if messages is None else messages).append)
+        return cache.get_or_encode(name, {}, torch.zeros(1), lambda: torch.ones(100))  # 480 bytes on disk
 
+    def get_names():
+        return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
-def test_edited_points_are_not_given_the_features_of_those_before(tmp_path):
-    source, encoder = mails(tmp_path), worlds.static(tmp_path)
-    before = encoded(tmp_path, source, encoder).load()
-    data = source.load()
-    edited = dataclasses.replace(data, private=dataclasses.replace(data.private, x=data.private.x.flip(0)))
-    after = encoded(tmp_path, source, encoder).encode(edited, Stages(quiet=True))
-    assert torch.equal(after.private.x, before.private.x.flip(0)) and not torch.equal(after.private.x, before.private.x)
+    for age, name in enumerate(("first", "second")):
+        ask(name)
+        for file in (tmp_path / "features").glob(f"{name}-*"):
+            os.utime(file, (age, age))
+    assert get_names() == {"first", "second"}
+    ask("first")  # used again
+    ask("third")
+    assert get_names() == {"first", "third"}
+    ask("none", max_bytes=0)
+    messages = []
+    ask("large", max_bytes=300, messages=messages)
+    assert get_names() == {"first", "third"} and "not kept" in messages[0]
 
 
 def test_two_that_ask_for_the_same_points_encode_them_once(tmp_path):
@@ -231,8 +229,10 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize("door", ["pipeline", "plan", "classifier"])
+@pytest.mark.parametrize(
+    ("door", "wrong"),
+    [*(("plan", wrong) for wrong in WRONG), ("pipeline", "batch statistics"), ("classifier", "batch statistics")],
+)
 def test_an_encoder_through_which_records_see_each_other_is_refused_at_every_door(door, wrong, tmp_path):
     module, batch_size, why = WRONG[wrong]
     x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -246,14 +246,14 @@ def test_an_encoder_through_which_records_see_each_other_is_refused_at_every_doo
         elif door == "plan":
             encoded(tmp_path, source, encoder).load()
         else:
-            said = worlds.sayings(60)
+            sentences = worlds.sayings(60)
             words = Encoder(
                 name="wrong", module=Words(module), tokenizer=worlds.WORDS, batch_size=batch_size, max_length=8
             )
             clf = PATEClassifier(
                 account="a", classes=[0, 1], encoder=words, num_records_about=40, home=home, verbose=False
             )
-            clf.fit(said[:40], np.arange(40) % 2, public=said[40:])
+            clf.fit(sentences[:40], np.arange(40) % 2, public=sentences[40:])
     assert not (home / "ledger.sqlite").exists()
 
 
@@ -271,38 +271,31 @@ class Words(torch.nn.Module):
 
 
 def test_the_classifier_counts_a_text_without_finite_features_as_zeros_and_encodes_once(tmp_path, capsys, monkeypatch):
-    said = [text.replace("e", "1") for text in worlds.sayings(160)]
+    sentences = [text.replace("e", "1") for text in worlds.sayings(160)]
     encoder = worlds.static(tmp_path)
     plain = Encoder.encode
 
-    def encode(self, x, *given, **more):  # one private text has no finite features
-        made = plain(self, x, *given, **more)
-        made[: len(x) > 50] = torch.inf
-        return made
+    def encode(self, x, *args, **options):  # one private text has no finite features
+        features = plain(self, x, *args, **options)
+        features[: len(x) > 50] = torch.inf
+        return features
 
     monkeypatch.setattr(Encoder, "encode", encode)
-    given = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
-    y = [int(text[0] > "4") for text in said]
-    PATEClassifier(4.0, account="a", **given).fit(said[:100], y[:100], public=said[110:])
-    told = capsys.readouterr()
-    assert "Nobody declares what it was trained on" in told.out + told.err
+    options = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
+    y = [int(text[0] > "4") for text in sentences]
+    PATEClassifier(4.0, account="a", **options).fit(sentences[:100], y[:100], public=sentences[110:])
+    output = capsys.readouterr()
+    assert "Nobody declares what it was trained on" in output.out + output.err
     monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
-    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **given)
-    again.fit(said[:100], y[:100], public=said[110:])
-
-
-def test_a_damaged_file_is_made_anew(tmp_path):
-    first = encoded(tmp_path).load()
-    for file in (tmp_path / "home/features").glob("*.safetensors"):
-        file.write_bytes(file.read_bytes()[:40])
-    assert torch.equal(encoded(tmp_path).load().private.x, first.private.x)
+    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **options)
+    again.fit(sentences[:100], y[:100], public=sentences[110:])
 
 
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
     encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
-    said = capsys.readouterr().err
-    assert "Encoding the private records" in said and "ms each" in said and "317" not in said
-    assert "Nobody declares what it was trained on" in said
+    messages = capsys.readouterr().err
+    assert "Encoding the private records" in messages and "ms each" in messages and "317" not in messages
+    assert "Nobody declares what it was trained on" in messages
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
@@ -326,11 +319,11 @@ def test_a_student_learns_from_texts_and_predicts_them(ran):
     folder, plan = ran
     truth = pd.read_csv(folder / "private.csv", dtype=str)
     student = load_student(plan.folder, encoder=files_of(folder))
-    said = student.predict_names(truth["text"].tolist())
-    assert np.mean([one == other for one, other in zip(said, truth["label"], strict=True)]) > 0.9
-    assert student.predict_names(truth) == said
+    predictions = student.predict_names(truth["text"].tolist())
+    assert np.mean([one == other for one, other in zip(predictions, truth["label"], strict=True)]) > 0.9
+    assert student.predict_names(truth) == predictions
     rows = worlds.static(folder, max_length=30).encode(truth["text"].tolist())
-    assert load_student(plan.folder).predict_names(rows) == said  # whoever has the features needs no encoder
+    assert load_student(plan.folder).predict_names(rows) == predictions  # whoever has the features needs no encoder
 
 
 def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_path):
@@ -351,13 +344,13 @@ def test_the_student_says_which_encoder_it_needs_and_takes_no_other(ran, tmp_pat
 def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
     folder, plan = ran
     release = plan.folder / "release"
-    said = json.loads((release / "privacy.json").read_text())
-    assert not faults(said, privacy_schema())
-    card = said["encoder"]
+    statement = json.loads((release / "privacy.json").read_text())
+    assert not faults(statement, privacy_schema())
+    card = statement["encoder"]
     assert (card["name"], card["license"], card["trained_on"]) == ("table", "MIT", "old mails")
     assert card["sha256"] == compute_file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
-    told = " ".join(said["assumptions"] + said["not_covered"])
-    assert f"SHA-256 {card['sha256']}" in told and "license: MIT" in told and "may overlap with them" in told
+    text = " ".join(statement["assumptions"] + statement["not_covered"])
+    assert f"SHA-256 {card['sha256']}" in text and "license: MIT" in text and "may overlap with them" in text
     for page in ("README.md", "report.html"):
         text = (release / page).read_text()
         assert card["sha256"] in text and "may overlap with them" in text and "old mails" in text
@@ -387,19 +380,6 @@ def test_no_private_text_and_no_place_of_a_file_leaves(ran):
     long = [text for text in private if len(text) > 9 and text not in set(texts_of(folder / "public.csv"))]
     assert len(long) > 50 and not [text for text in long if text.encode() in released]
     assert str(folder).encode() not in released
-
-
-def test_the_same_run_again_encodes_nothing_and_is_charged(ran, monkeypatch):
-    folder, plan = ran
-    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
-    encoder = Encoder(
-        name="table", weights=str(folder / "table.safetensors"), tokenizer=worlds.WORDS, max_length=30, license="MIT",
-        trained_on="old mails",
-    )  # fmt: skip
-    other = again(plan, "second", dataset=plan.dataset.source, encoder=encoder)
-    pipeline.run(other)
-    one, two = (json.loads((p.folder / "release/summary.json").read_text()) for p in (plan, other))
-    assert two["epsilon_charged"] > one["epsilon_charged"] and two["release_id"] != one["release_id"]
 
 
 def test_the_predict_command_reads_texts(ran, tmp_path, capsys):
@@ -469,18 +449,15 @@ def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_
     assert student.predict_names(new) == rows["label"].tolist()[:50] and student.spec.kind == "table"
 
 
-def test_teachers_on_features_are_found_again(ran):
+def test_another_release_encodes_nothing_finds_its_teachers_and_is_charged(ran, monkeypatch):
     _, plan = ran
-    before = sorted(path.name for path in (plan.root / "teachers").iterdir())
-    kept = json.loads((plan.folder / "release/summary.json").read_text())["teachers_id"]
-    other = again(
-        plan,
-        "more",
-        dataset=plan.dataset.source,
-        encoder=plan.dataset.encoder,
-        teachers=kept,
-        mechanism=GNMax(sigma=9),
-    )
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
+    before = json.loads((plan.folder / "release/summary.json").read_text())
+    source, encoder = plan.dataset.source, plan.dataset.encoder
+    teachers, folders = before["teachers_id"], sorted(path.name for path in (plan.root / "teachers").iterdir())
+    other = again(plan, "more", dataset=source, encoder=encoder, teachers=teachers, mechanism=GNMax(sigma=9))
     pipeline.run(other)
-    assert json.loads((other.folder / "release/summary.json").read_text())["teachers_id"] == kept
-    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == before
+    after = json.loads((other.folder / "release/summary.json").read_text())
+    assert after["teachers_id"] == teachers and after["release_id"] != before["release_id"]
+    assert after["epsilon_charged"] > before["epsilon_charged"]
+    assert sorted(path.name for path in (plan.root / "teachers").iterdir()) == folders

@@ -17,6 +17,7 @@ from pate_torch.students.linear import ReleasedModel
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
 
+RECIPE = FourierFeatures(cosines=64)
 SPEC = DataSpec(
     name="rows", num_classes=2, input_shape=(3,), class_names=("a", "b"), mean=(1.0, 0.0, 0.0), std=(2.0, 1.0, 1.0)
 )
@@ -80,17 +81,7 @@ def accuracy(home, features) -> float:
 
 def test_gradients_part_rings_in_these_features_alone(tmp_path):
     assert accuracy(tmp_path / "plain", None) < 0.75
-    assert accuracy(tmp_path / "fourier", FourierFeatures(cosines=64)) > 0.97
-
-
-def test_a_model_of_other_features_is_refused(tmp_path):
-    (x, y), (pool, _) = rings(500, 0), rings(100, 1)
-    descent = GradientDescent(sigma=20.0, adjacency="add_remove")
-    pate = PATE("rings", classes=2, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500, mechanism=descent))
-    pate.fit_teachers(x, y).label(pool, 100, features=FourierFeatures(cosines=64))
-    for other in (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)):
-        with pytest.raises(ValueError, match="must be those in which the model is fitted"):
-            pate.fit_student(ReleasedModel(features=other))
+    assert accuracy(tmp_path / "fourier", RECIPE) > 0.97
 
 
 @dataclass(frozen=True)
@@ -103,14 +94,22 @@ class Anonymous(FeatureRecipe):
         return torch.nn.Flatten()
 
 
-def test_a_recipe_without_a_design_cannot_carry_the_model(tmp_path):
+@pytest.mark.parametrize(
+    ("features", "others", "message"),
+    [
+        (RECIPE, (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)), "must be those in which"),
+        (Anonymous(), (Anonymous(),), "design"),
+    ],
+    ids=["other features", "a recipe without a design"],
+)
+def test_a_model_is_refused_whose_features_no_student_can_compute(features, others, message, tmp_path):
     (x, y), (pool, _) = rings(500, 0), rings(100, 1)
     descent = GradientDescent(sigma=20.0, adjacency="add_remove")
     pate = PATE("rings", classes=2, delta=1e-5, home=tmp_path, teacher=GradientMethod(size=500, mechanism=descent))
-    own = Anonymous()
-    pate.fit_teachers(x, y).label(pool, 100, features=own)
-    with pytest.raises(ValueError, match="design"):
-        pate.fit_student(ReleasedModel(features=own))
+    pate.fit_teachers(x, y).label(pool, 100, features=features)
+    for other in others:
+        with pytest.raises(ValueError, match=message):
+            pate.fit_student(ReleasedModel(features=other))
 
 
 def test_designs_build_the_network_whose_lower_part_the_encoder_is():

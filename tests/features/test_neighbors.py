@@ -1,4 +1,4 @@
-"""The neighbor graph and its leading eigenvectors against their slow twins: all pairs, and dense linear algebra."""
+"""The neighbor graph, its eigenvectors and propagated labels, against all pairs and dense linear algebra."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,6 @@ from pate_torch.features.neighbors import (
     build_neighbor_graph,
     compute_eigenvectors,
     compute_spectral_embedding,
-    propagate_labels,
-    sinkhorn_balance,
 )
 
 
@@ -93,13 +91,6 @@ def test_the_least_of_groups_are_those_of_the_row(columns):
     assert all(len(row.unique()) == 9 for row in places)
 
 
-@pytest.mark.parametrize("block", [1, 1000, 1 << 23])
-def test_products_by_segments_are_those_of_the_sparse_matrix(block, monkeypatch):
-    monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", block)
-    graph, value = build_neighbor_graph(moons()[0], 8), torch.randn(300, 7, generator=stream())
-    torch.testing.assert_close(graph.multiply_by_segments(value), graph @ value, atol=1e-6, rtol=0)
-
-
 def test_the_graph_is_that_of_all_pairs(monkeypatch):
     monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 7 * 60)  # several blocks
     x, _ = moons(60)
@@ -120,17 +111,39 @@ def test_the_graph_is_that_of_all_pairs(monkeypatch):
     torch.testing.assert_close(graph @ value, torch.from_numpy(graph.weight_PP.toarray()) @ value)
 
 
-def test_on_a_gpu_the_graph_and_what_is_made_of_it_are_those_of_the_cpu(simulated_gpu):
-    x, value = moons()[0], torch.rand(300, 3, generator=stream())
+def test_the_graph_of_points_on_a_gpu_is_that_of_the_cpu(simulated_gpu):
+    x = moons()[0]
     here, there = build_neighbor_graph(x, 8), build_neighbor_graph(x.to("cuda"), 8)
-    placed = value.to("cuda")
-    assert there.device.type != "cpu" and simulated_gpu.kernels
+    assert simulated_gpu.kernels and there.spacing_P.device.type == "cpu"
     assert abs(here.weight_PP - there.weight_PP).max() < 1e-6
-    torch.testing.assert_close((there @ placed).cpu(), here @ value, atol=1e-6, rtol=0)
-    torch.testing.assert_close(propagate_labels(there, placed).cpu(), propagate_labels(here, value), atol=1e-5, rtol=0)
-    share, target = torch.full((3,), 1 / 3), torch.full((3,), 1 / 3, device="cuda")
-    torch.testing.assert_close(
-        sinkhorn_balance(placed, target).cpu(), sinkhorn_balance(value, share), atol=1e-6, rtol=0
-    )
-    found, known = compute_spectral_embedding(there, 5, stream()).cpu(), compute_spectral_embedding(here, 5, stream())
-    torch.testing.assert_close(found @ found.T, known @ known.T, atol=1e-3, rtol=0)
+
+
+def test_spreading_solves_its_equation():
+    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    seeds = torch.zeros(40, 2)
+    seeds[0, 0] = seeds[1, 1] = 1
+    graph = neighbors.build_neighbor_graph(points, 5)
+    ours = neighbors.propagate_labels(graph, seeds, alpha=0.8)
+    weight = torch.from_numpy(graph.weight_PP.toarray()).double()
+    exact = 0.2 * torch.linalg.solve(torch.eye(40).double() - 0.8 * weight, seeds.double())
+    torch.testing.assert_close(ours, exact.float(), rtol=1e-4, atol=1e-6)
+
+
+def test_balancing_gives_each_class_its_share():
+    mass = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([5.0, 1.0, 0.2])
+    mass[0] = 0
+    target = torch.tensor([0.5, 0.3, 0.2])
+    share = neighbors.sinkhorn_balance(mass, target)
+    torch.testing.assert_close(share.sum(1), torch.ones(50))
+    torch.testing.assert_close(share.mean(0), target, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
+def test_principal_axes_keep_the_distances_of_their_plane(shape):
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    projected = neighbors.project_principal(x, 4)
+    u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    exact = u[:, :4] * s[:4]
+    projected, exact = projected.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
+    torch.testing.assert_close(torch.cdist(projected, projected), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))

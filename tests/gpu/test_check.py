@@ -24,7 +24,10 @@ def test_all_parts_together_take_less_than_eight_minutes():
     assert sum(seconds for seconds, _ in PARTS.values()) < 8 * 60
 
 
-@pytest.mark.parametrize("part", [pytest.param(p, marks=[] if p in QUICK else pytest.mark.slow) for p in PARTS])
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(p, marks=[] if p in QUICK else pytest.mark.slow(reason="a part of the GPU check")) for p in PARTS],
+)
 def test_a_part_passes(part, tmp_path, capsys, simulated_gpu):
     code, found = run_check(tmp_path, part)
     [result] = found["parts"]
@@ -85,7 +88,7 @@ def test_a_part_ends_when_its_seconds_are_over(monkeypatch):
     assert len(result["findings"]) < 20
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="trains teachers in two processes")
 def test_teachers_dealt_to_ranks_are_compared_with_those_of_one():
     found = list(several_gpus.compare_ranks("cpu", 2))
     assert [finding.passed for finding in found if finding.what == "votes"] == [True]

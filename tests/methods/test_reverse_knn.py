@@ -18,7 +18,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.cli import train as command
-from pate_torch.core.parallel import single_thread_mode
+from pate_torch.core.device import single_thread_mode
 from pate_torch.core.progress import do_nothing
 from pate_torch.features.contrastive import encode
 from pate_torch.features.neighbors import build_neighbor_graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.api.pate import PATE
 from pate_torch.cli import label
 from pate_torch.config import RunConfig
-from pate_torch.core import run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
@@ -123,7 +123,7 @@ def reuse(plan: RunConfig) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
     _refuse_unsuited("reuse", plan, plan.dataset.load())
     pipeline.run(changed(plan, selection=None))
-    (_, record), *_ = run_folders.iterate_releases(plan.root)
+    record = json.loads((plan.folder / "release" / "release.json").read_text())
     again, before = plan.folder.with_name("2"), harness.charged(plan.root)
     try:
         pipeline.run(changed(plan, labels=record["release_id"], folder=again, private_epsilon=None))

@@ -13,7 +13,6 @@ import torch
 
 from pate_torch.api import pate
 from pate_torch.api.pate import PATE
-from pate_torch.core import rng
 from pate_torch.data import tensors
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy import unit_ids
@@ -136,13 +135,13 @@ def no_retraining(monkeypatch):
 
 def test_teachers_that_draw_from_one_generator_are_found(monkeypatch):
     no_retraining(monkeypatch)
-    monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(panel, "seeded_generators", lambda *_: contextlib.nullcontext())
     np.random.seed(0)
     assert faults("where it says", draws=6, door="PATE", method="drawing", ids="strings")
 
 
 def test_retraining_refuses_teachers_that_draw_from_one_generator(monkeypatch):
-    monkeypatch.setattr(rng, "seeded_generators", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(panel, "seeded_generators", lambda *_: contextlib.nullcontext())
     tally = Tally()
     assert not calls.attempt(case(door="PATE", method="drawing"), tally)
     assert "was trained again" in str(tally.reasons)

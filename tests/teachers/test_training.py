@@ -416,7 +416,6 @@ def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
     ("changes", "message"),
     [
         ({"network": "resnet", "options": {"norm": "batch"}}, "batch normalization"),
-        ({"network": "wide_resnet", "options": {}}, "batch normalization"),
         ({"options": {"width": 3}}, "takes channels, hidden"),
         ({"steps": 0}, "steps"),
         ({"batch_size": 2.5}, "batch_size"),

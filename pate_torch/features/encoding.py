@@ -1,9 +1,13 @@
-"""What runs a frozen encoder: a torch module, an ONNX file, or a table of token vectors. Each takes one batch."""
+"""How a batch of points is run through a frozen encoder (torch, ONNX or a table), and a cache of features on disk."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +17,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.core.files import atomic_replacement, read_tensors
-
-PICKLE_SUFFIXES = {".pt", ".pth", ".bin", ".ckpt"}
+from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
+from pate_torch.core.run_folders import hold_lock
 
 
 class Tokens(NamedTuple):
-    """Texts as tokens: ids int64 [B, L], and 1 where there is one, int64 [B, L]."""
+    """Texts as tokens: ids int64 [B, L], and a mask int64 [B, L] that is 1 at tokens and 0 at padding."""
 
     ids_BL: Tensor
     mask_BL: Tensor
@@ -27,33 +30,32 @@ class Tokens(NamedTuple):
 
 Points = Tensor | Tokens
 Runtime = Callable[[Points], Tensor]
-"""From a batch of points, or of their tokens, to features, float32 [B, D], where the encoder is."""
+"""Maps a batch of points, or of their tokens, to features, float32 [B, D], on the encoder's device."""
 
 
 def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | str) -> Runtime:
-    """A module in evaluation mode."""
+    """Make the runtime of a torch module, in evaluation mode."""
     module = module.to(device).eval().requires_grad_(False)
 
     @torch.no_grad()
     def run(points: Points) -> Tensor:
         inputs = points if isinstance(points, Tokens) else (points,)
         output = module(*(tensor.to(device) for tensor in inputs))
-        output = getattr(output, "last_hidden_state", output)  # as transformers' models have it
-        output = output[0] if isinstance(output, tuple | list) else output
-        return pool_features(output, points, pooling)
+        output = getattr(output, "last_hidden_state", output)  # the output of the models of transformers
+        return _pool_features(output[0] if isinstance(output, tuple | list) else output, points, pooling)
 
     return run
 
 
 def load_weights(module: nn.Module, weights: Path) -> None:
-    """Load a safetensors file into a module, every tensor of it.
+    """Load all tensors of a safetensors file into a module.
 
     Raises:
-        ValueError: Another kind of file, or tensors of other names or shapes.
+        ValueError: The file is of another kind, or its tensors have other names or shapes than the module's.
     """
-    if weights.suffix in PICKLE_SUFFIXES:
+    if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
         fix = (
-            'Convert it once, without running code of it: python -c "from pate_torch.features.runtimes import convert; '
+            'Convert it once, without running code of it: python -c "from pate_torch.features.encoding import convert; '
             f"convert('{weights.name}', '{weights.stem}.safetensors')\"."
         )
         raise checks.error("features.weights", str(weights), "is a pickle, which may run code when it is loaded", fix)
@@ -70,7 +72,7 @@ def load_weights(module: nn.Module, weights: Path) -> None:
 
 
 def convert(pickle: Path | str, weights: Path | str) -> None:
-    """Write the tensors of a pickle, which torch reads without running any code of it, as safetensors."""
+    """Write the tensors of a pickle, which torch reads without running its code, as safetensors."""
     tensors = torch.load(pickle, map_location="cpu", weights_only=True)
     tensors = tensors.get("state_dict", tensors)
     with atomic_replacement(Path(weights)) as temporary:
@@ -78,29 +80,29 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
 
 
 def make_static_runtime(weights: Path) -> Runtime:
-    """Mean of the tokens' vectors, by a safetensors file that holds their table [V, D] alone.
+    """Make the runtime of a safetensors file with a table of token vectors [V, D], which computes their mean.
 
     Raises:
-        ValueError: The file holds something else.
+        ValueError: The file holds anything but one table.
     """
-    tensors = read_tensors(weights)
-    if len(tensors) != 1 or next(iter(tensors.values())).dim() != 2:
+    tables = list(read_tensors(weights).values())
+    if len(tables) != 1 or tables[0].dim() != 2:
         fix = "Give features.module, the network that they are of."
         raise checks.error("features.weights", str(weights), "is not one table of token vectors", fix)
-    table_VD = next(iter(tensors.values())).float()
+    table_VD = tables[0].float()
 
     def run(points: Points) -> Tensor:
         assert isinstance(points, Tokens)
-        return pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
+        return _pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
 
     return run
 
 
 def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
-    """An ONNX file, run by onnxruntime on one thread of the CPU.
+    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU.
 
     Raises:
-        ValueError: onnxruntime is not installed, or the file is none of its kind.
+        ValueError: onnxruntime is not installed, or the file is no readable ONNX file.
     """
     ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
     check_no_external_data(weights)
@@ -109,13 +111,13 @@ def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(str(weights), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # of a base class of its own
+    except Exception as error:  # onnxruntime's errors have a base class of their own
         raise checks.error("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
     inputs = session.get_inputs()
 
     def run(points: Points) -> Tensor:
-        feed = {onnx_input.name: _make_input(onnx_input, points) for onnx_input in inputs}
-        return pool_features(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
+        feed = {onnx_input.name: _make_onnx_input(onnx_input, points) for onnx_input in inputs}
+        return _pool_features(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
 
     return run
 
@@ -134,7 +136,7 @@ _EXTERNAL_DATA_FIELD, _DATA_LOCATION_FIELD = 13, 14
 
 
 def check_no_external_data(weights: Path) -> None:
-    """Raise ValueError if an ONNX file names tensors outside of it, which no hash would cover, or is damaged."""
+    """Raise ValueError if an ONNX file is damaged, or names tensors outside of it, which its hash would not cover."""
     # onnxruntime requires protobuf, but not the classes of ONNX: an empty message keeps every field as unknown.
     protobuf = import_optional("google.protobuf.message", "onnx", "features.weights", str(weights))
     empty = importlib.import_module("google.protobuf.empty_pb2").Empty
@@ -155,8 +157,8 @@ def check_no_external_data(weights: Path) -> None:
         raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
 
 
-def _make_input(onnx_input: Any, points: Points) -> np.ndarray:
-    """What an input of an ONNX file gets, by its name and type."""
+def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
+    """The value of an input of an ONNX file, by its name and type."""
     kind = np.float32 if "float" in onnx_input.type else np.int32 if "int32" in onnx_input.type else np.int64
     if not isinstance(points, Tokens):
         value = points
@@ -168,11 +170,7 @@ def _make_input(onnx_input: Any, points: Points) -> np.ndarray:
 
 
 def import_optional(module: str, extra: str, key: str, value: str) -> Any:
-    """A package that an extra brings.
-
-    Raises:
-        ValueError: It is not installed.
-    """
+    """Import a package of an extra; ValueError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -180,8 +178,8 @@ def import_optional(module: str, extra: str, key: str, value: str) -> Any:
         raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
-def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
-    """Features of a batch, float32 [B, D]: of tokens' vectors [B, L, D] the mean or the first; of a map its mean."""
+def _pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
+    """Features, float32 [B, D]: the mean or the first of tokens' vectors [B, L, D], or the mean of a feature map."""
     output = output.float()
     if isinstance(points, Tokens) and output.dim() == 3:
         if pooling == "first":
@@ -191,3 +189,71 @@ def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
     if output.dim() == 4:
         output = output.mean((2, 3))
     return output.flatten(1)
+
+
+CACHE_README = """PRIVATE: do not publish, do not share.
+
+Points as a frozen encoder sees them, private ones too: whoever has them can learn about single records. They are
+encoded again when they are missing, so that all of it may be deleted at any time.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodingCache:
+    """PRIVATE. Features on disk, found again by a hash of the encoder, its options and the points.
+
+    The files are ``<root>/features/<data set>-<side>-<key>.safetensors``. A hash of private points is as private as
+    they are, and so is the folder, which only its owner can enter. The least recently used file is deleted first when
+    the limit is passed. To forget a record, delete the files of its data set: ``rm <root>/features/<data set>-*``.
+
+    Attributes:
+        root: The folder of teachers and ledger.
+        max_bytes: Largest total size of the files; 0 keeps none.
+        notify: Called with messages, such as which process encodes the same points.
+    """
+
+    root: Path
+    max_bytes: int
+    notify: Callable[[str], object]
+
+    def get_or_encode(
+        self, name: str, key_facts: Mapping[str, object], x_N: Tensor, encode: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return the features of the points: those on disk, else those that ``encode`` computes.
+
+        ``name`` begins the file's name; ``key_facts`` is plain data that decides the features beside the points.
+        """
+        if not self.max_bytes:
+            return encode()
+        key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
+        key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
+        file = create_private_folder(self.root / "features", CACHE_README) / f"{name}-{key}.safetensors"
+
+        def report_busy(holder: str) -> None:
+            self.notify(f"Waiting for {holder}, which encodes the same points.")
+
+        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
+            if file.exists():
+                try:
+                    feature_ND = read_tensors(file)["features"]
+                    os.utime(file)  # the time of the last use
+                    return feature_ND
+                except (ValueError, KeyError):  # damaged: encoded again
+                    file.unlink(missing_ok=True)
+            feature_ND = encode()
+            self._save(file, feature_ND)
+        return feature_ND
+
+    def _save(self, file: Path, x_ND: Tensor) -> None:
+        size = x_ND.numel() * x_ND.element_size()
+        if size > self.max_bytes:
+            self.notify(f"Encoded points are not kept: they take {size / 1e9:.2g} GB, more than features.cache_gb.")
+            return
+        cached_files = sorted(file.parent.glob("*.safetensors"), key=lambda cached_file: cached_file.stat().st_mtime)
+        total = size + sum(cached_file.stat().st_size for cached_file in cached_files)
+        while total > self.max_bytes:
+            oldest = cached_files.pop(0)
+            total -= oldest.stat().st_size
+            oldest.unlink(missing_ok=True)
+        with atomic_replacement(file) as temporary:
+            save_file({"features": x_ND.contiguous()}, temporary)

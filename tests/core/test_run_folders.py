@@ -1,0 +1,216 @@
+"""Runs have folders of their own, locks have one holder, and what killed processes left unfinished is removed."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pate_torch.core import run_folders
+from pate_torch.core.run_folders import (
+    get_home_folder,
+    get_runs_folder,
+    get_user_store,
+    hold_lock,
+    make_unique_run_id,
+    try_hold_lock,
+)
+from pate_torch.privacy.ledger import Ledger
+from pate_torch.teachers.store import CHECKPOINT_MAX_AGE_SECONDS, TeacherStore
+
+
+def test_two_calls_in_one_microsecond_have_two_names():
+    assert len({make_unique_run_id() for _ in range(50)}) == 50
+
+
+def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
+    monkeypatch.delenv("PATE_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert get_home_folder() == str(get_user_store()) == str(tmp_path / "pate_torch")
+    assert str(get_runs_folder(get_user_store())) == "outputs/runs" and get_runs_folder(tmp_path) == tmp_path / "runs"
+    monkeypatch.setenv("PATE_HOME", "elsewhere")
+    assert get_home_folder() == "elsewhere" and get_home_folder("here") == "here"
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path):
+    with pytest.raises(KeyError), run_folders.hold(tmp_path / "run"):
+        raise KeyError
+    assert not (tmp_path / "run").exists()
+
+
+# ---- locks -----------------------------------------------------------------------------------------------------------
+
+
+def refuse(holder):
+    raise ValueError(holder)
+
+
+def hold_for_ever(path, ready):
+    with hold_lock(path, "place", on_wait=refuse):
+        ready.set()
+        time.sleep(600)
+
+
+def test_a_lock_has_one_holder_and_its_file_goes_with_it(tmp_path):
+    path = tmp_path / "place"
+    for _ in range(2):
+        with hold_lock(path, "place", on_wait=refuse):
+            with pytest.raises(ValueError, match=rf"process {os.getpid()} on .* since 2"):
+                hold_lock(path, "place", on_wait=refuse).__enter__()
+            with try_hold_lock(path, "place") as is_held:
+                assert not is_held
+        assert not path.exists()
+
+
+def test_a_lock_is_held_until_its_process_is_killed(tmp_path):
+    path = tmp_path / "place"
+    context = multiprocessing.get_context("fork")  # no fresh interpreter has to import torch
+    ready = context.Event()
+    holder = context.Process(target=hold_for_ever, args=(path, ready))
+    holder.start()
+    try:
+        assert ready.wait(120)
+        with pytest.raises(ValueError, match=f"process {holder.pid} "):
+            hold_lock(path, "place", on_wait=refuse).__enter__()
+        messages, killer = [], threading.Timer(0.3, holder.kill)
+        killer.start()
+        with hold_lock(path, "place", on_wait=messages.append):
+            holder.join(60)
+            assert holder.exitcode == -signal.SIGKILL
+        assert len(messages) == 1 and str(holder.pid) in messages[0]
+    finally:
+        holder.kill()
+        holder.join()
+
+
+def test_those_who_wait_come_one_at_a_time(tmp_path):
+    path, inside, most = tmp_path / "place", [], []
+
+    def enter():
+        for _ in range(5):
+            with hold_lock(path, "place", on_wait=lambda _: None):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 20 and max(most) == 1
+
+
+def test_a_forked_child_neither_holds_nor_releases_a_lock(tmp_path):
+    """Else workers that outlive a killed run would keep the next one waiting."""
+    path = tmp_path / "place"
+    context = multiprocessing.get_context("fork")
+    with hold_lock(path, "place", on_wait=refuse):
+        sleeper = context.Process(target=time.sleep, args=(600,))
+        sleeper.start()
+        child = os.fork()
+        if child == 0:
+            try:
+                raise SystemExit  # unwinds the child's copy of the with statement
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        with try_hold_lock(path, "place") as is_held:
+            assert not is_held and path.exists()
+    try:
+        with try_hold_lock(path, "place") as is_held:
+            assert is_held
+    finally:
+        sleeper.kill()
+        sleeper.join()
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_or_a_system_without_locks_is_refused(tmp_path, monkeypatch, code):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ValueError, match=rf"place=.*cannot be locked \({os.strerror(code)}\).*local disk"):
+        hold_lock(tmp_path / "place", "place", on_wait=refuse).__enter__()
+    with pytest.raises(ValueError, match="cannot be locked"):
+        TeacherStore(tmp_path).record_ledger_head("digits", "0" * 64)
+
+
+# ---- unfinished files ------------------------------------------------------------------------------------------------
+
+
+def test_unfinished_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
+    dead, living, finished = (tmp_path / "runs" / "digits" / "gaussian" / name for name in ("dead", "living", "done"))
+    half, whole = (".labels.csv.partial", ".tmpAbC123", ".votes.safetensors.0123456789ab"), ("labels.csv", ".hydra")
+    for run in (dead, living, finished):
+        (run / "release").mkdir(parents=True)
+        for name in (*half, *whole):
+            (run / "release" / name).write_text("")
+    (dead / ".lock").write_text('[1, "there", "then"]')
+    with run_folders.hold(living):
+        assert sorted(path.name for path in (living / "release").iterdir()) == sorted(whole)
+        (living / "release" / ".labels.csv.partial").write_text("")
+        run_folders.remove_killed_run_files(tmp_path)
+        assert (living / "release" / ".labels.csv.partial").exists()
+    assert sorted(path.name for path in (dead / "release").iterdir()) == sorted(whole)
+    assert not (dead / ".lock").exists() and not (living / ".lock").exists()
+
+
+def test_unfinished_files_of_a_new_ledger_are_removed_an_hour_later(tmp_path):
+    old, new = (tmp_path / f".ledger.sqlite.{digit * 16}" for digit in "ab")
+    for file in (old, Path(f"{old}-wal"), new):
+        file.touch()
+    os.utime(old, times=(0, 0))
+    os.utime(f"{old}-wal", times=(0, 0))
+    Ledger(tmp_path / "ledger.sqlite").close()
+    assert [file.name for file in tmp_path.glob(".*")] == [new.name]
+
+
+def write_partial_checkpoints(store, name, age=0.0):
+    folder = store.folder / f".partial-{name}"
+    folder.mkdir(parents=True)
+    for file in ("chunk_00000.safetensors", ".chunk_00001.safetensors.0123456789ab", ".tmpAbC123"):
+        (folder / file).write_text("")
+        os.utime(folder / file, (time.time() - age,) * 2)
+    os.utime(folder, (time.time() - age,) * 2)
+    return folder
+
+
+def test_abandoned_checkpoints_are_removed_and_those_of_the_living_are_not(tmp_path):
+    store = TeacherStore(tmp_path)
+    fresh, old, living = (
+        write_partial_checkpoints(store, "a" * 16),
+        write_partial_checkpoints(store, "b" * 16, CHECKPOINT_MAX_AGE_SECONDS),
+        write_partial_checkpoints(store, "c" * 16, 1e8),
+    )
+    (store.folder / f".partial-{'d' * 16}.lock").write_text("")
+    with hold_lock(living.with_name(f"{living.name}.lock"), "place", on_wait=refuse):
+        store.sweep()
+        assert len(list(living.iterdir())) == 3
+    assert [path.name for path in fresh.iterdir()] == ["chunk_00000.safetensors"]
+    assert not old.exists()
+    assert sorted(path.name for path in store.folder.glob(".*lock")) == []
+
+
+def test_unfinished_files_of_the_store_are_removed(tmp_path):
+    store = TeacherStore(tmp_path)
+    store.record_ledger_head("digits", "0" * 64)
+    ensemble, unfinished = store.folder / ("a" * 16), store.folder / ("." + "b" * 16)
+    for folder in (ensemble / "votes", unfinished / "votes"):
+        folder.mkdir(parents=True)
+        (folder / ".tmpAbC123").write_text("")
+    (unfinished / "ensemble.safetensors").write_text("")
+    (ensemble / ".manifest.json.0123456789ab").write_text("")
+    key = store.compute_keyed_digest(b"x")
+    (store.folder / ".fingerprint_key.0123456789ab").write_text("")
+    with store.lock(), try_hold_lock(store.folder / ".lock", "place") as is_held:
+        assert not is_held, "a sweep waits for what is being written"
+    store.sweep()
+    names = {str(path.relative_to(store.folder)) for path in store.folder.rglob("*") if path.name != "README"}
+    assert names == {".fingerprint_key", "accounts", "accounts/digits.json", "a" * 16, f"{'a' * 16}/votes"}
+    assert store.compute_keyed_digest(b"x") == key
