@@ -89,5 +89,13 @@ def test_a_run_states_what_it_protects_and_its_account_refuses_another_unit(tmp_
     assert any("features of the private records" in row for row in privacy["not_covered"])
     assert "the label of one record replaced" in privacy["guarantee"]["symbols"]
     assert Ledger(plan.root / "ledger.sqlite").get_account("blobs").unit == LABEL_UNIT
-    with pytest.raises(ValueError, match="unit"):  # and an account opened for labels refuses records
+    with pytest.raises(ValueError, match="unit"):
         pipeline.run(changed(plan, folder=plan.folder.with_name("second")))
+
+
+def test_an_account_opened_for_records_refuses_labels(tmp_path):
+    plan = dataclasses.replace(tiny(tmp_path), partition=ReplaceOne())
+    pipeline.run(plan)
+    labels_only, folder = LabelPrivacyDataset(source=plan.dataset), plan.folder.with_name("second")
+    with pytest.raises(ValueError, match="unit"):
+        pipeline.run(changed(plan, dataset=labels_only, folder=folder))
