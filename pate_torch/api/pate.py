@@ -333,7 +333,7 @@ class PATE:
             raise checks.error("options", sorted(options), problem, "Set them on the object.")
         network = _select_student_network(session.facts.spec)
         config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
-        with ReleaseSession.open_uncharged(config, session.data, self._clock) as training:
+        with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as training:
             config.check_students(training.facts)
             self._student = training.fit(written)
         assert self._student is not None
@@ -361,7 +361,7 @@ class PATE:
         if pool_y is not None:
             pool_label_P = tensors.parse_labels("pool_y", torch.as_tensor(pool_y), len(pool), spec.num_classes)
             evaluation = replace(evaluation, pool_y=pool_label_P)
-        data = replace(session.data, evaluation=evaluation)
+        data = replace(session.splits.data, evaluation=evaluation)
         with ReleaseSession.open_uncharged(session.config, data, self._clock) as reporting:
             reporting.reservation_ids = list(session.reservation_ids)
             return reporting.write_report(written, self._student)
@@ -380,7 +380,7 @@ class PATE:
         session, written = self._require_labels()
         if self._student is None:
             raise ValueError("student: there is none yet. Call fit_student() first.")
-        data = replace(session.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
+        data = replace(session.splits.data, evaluation=_parse_evaluation("other", other_x, other_y, session.facts.spec))
         shards = assign_shards(self.partition, data.private, self.num_teachers or 1, self.seed)
         sides = MembershipTest(records=records).select_records(data, shards, None, self.seed)
         if sides is None:

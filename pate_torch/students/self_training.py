@@ -16,7 +16,7 @@ import torch
 
 from pate_torch import networks
 from pate_torch.core import checks, rng
-from pate_torch.core.parallel import run_in_parallel
+from pate_torch.core.device import run_in_parallel
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.privacy.records import DataSpec
