@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
@@ -29,7 +28,7 @@ EXPERIMENTS = sorted(
 def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / "three"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
-    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
+    with hydra_config.open_configuration():
         cfg = hydra_compose("config", overrides=[*overrides, *places])
     return hydra_config.build_run_config(cfg, folder), hydra_config.build_study(cfg)
 

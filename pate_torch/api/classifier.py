@@ -508,7 +508,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         """The stages of a run of teachers, or of records that answer for themselves."""
         method = self.method_
         if method.name == "dpsgd":
-            from pate_torch.methods.dpsgd import DPSGD  # loads Opacus
+            from pate_torch.methods.dpsgd import DPSGD
 
             return PATE(teacher=DPSGD(network="cnn" if facts.is_image else "mlp"), **terms)
         if method.name == "gradients":

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -32,7 +31,6 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.learn import bounds
 from pate_torch.learn.algorithms import ALGORITHMS
 from pate_torch.learn.audit import audit
@@ -162,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _print_audit(
                 audit(options.algorithm, _make_options(options), runs=options.audit, delta=delta), options.json
             )
-        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+        with hydra_config.open_configuration():
             config = compose_config(options.algorithm, options.settings)
         if config.method.noise != "torch":
             problem = "must be torch: these algorithms draw continuous noise"

@@ -23,7 +23,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
@@ -34,7 +34,6 @@ from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.embeddings import Embeddings
 from pate_torch.data.encoded_dataset import EncodedDataset
@@ -88,7 +87,7 @@ def plan(settings: Sequence[str]) -> PlanReport:
     """
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
-    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+    with hydra_config.open_configuration():
         base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
         facts, account, terms = base.dataset.declared_facts(), _find_account(base), base.privacy
         if facts.num_classes is not None and options.num_classes not in (None, facts.num_classes):

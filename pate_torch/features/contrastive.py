@@ -48,6 +48,8 @@ class ContrastiveFeatures(FeatureRecipe):
         network_options: Options of the network.
         steps: Number of training steps.
         batch_size: Points a step; each gives two copies.
+        learning_rate: Peak learning rate.
+        weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.
         projection: Width of the throw-away layers between the features and the loss.
         augment: Geometric ranges, widened by ``make_strong_view``; None: only cutout and contrast.

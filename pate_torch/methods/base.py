@@ -6,7 +6,7 @@
     prepare(inputs)           PRIVATE: train teachers, encode records
     release(pool, spending)   the only place that opens sensitive values
 
-A method is one file here and one YAML in conf/method. The session (``session.ReleaseSession``) is its only caller.
+A method is one file here and one line in components.py. The session (``session.ReleaseSession``) is its only caller.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class QueryStrategy(ABC):
 
     Attributes:
         name: As settings and reports call it.
+        rounds: Number of rounds of questions. A student is fitted before each round but the first, where it is used.
         uses_guide: Whether ``select`` looks at ``state.student_PC``; else no student is fitted between its rounds.
     """
 

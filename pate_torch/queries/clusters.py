@@ -69,6 +69,9 @@ class Medoids(QueryStrategy):
     In the learnt features, else on principal axes. For questions that cost nothing each, as in reverse k-NN labeling,
     whose cells are the clusters. For few and costly ones see ``Prototypes``: k-means in learnt features does not find
     large clusters, whose points lie as far apart as those of different ones.
+
+    Attributes:
+        restarts: Number of runs of k-means.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -166,6 +169,9 @@ class PrototypesThenMargin(Prototypes):
     Labels that found clusters, then labels that mend their borders. Random first questions find fewer clusters (see
     ``Prototypes``), and the margin of a student that has missed one is large there. Without answers to learn from,
     prototypes again.
+
+    Attributes:
+        num_prototypes: Number of prototypes that are asked in the first round.
     """
 
     uses_guide: ClassVar[bool] = True

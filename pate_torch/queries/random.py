@@ -41,7 +41,10 @@ def get_features(state: QueryState, width: int = 64) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Random(QueryStrategy):
-    """A uniform sample of the open points; not shuffled, the first of them in the order they were loaded.
+    """A uniform sample of the open points.
+
+    Attributes:
+        shuffle: Whether points are drawn; else the first open points are asked, in the order in which they were loaded.
 
     Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
     """

@@ -34,6 +34,7 @@ class Logistic(StudentAlgorithm):
         ridge: Weight of half the squared norm against the summed loss (1/C of scikit-learn); the intercept is free.
             None: chosen by cross-validation on the labels, for features scaled to a mean square of 1.
         balanced: Weight classes inversely to their label counts.
+        max_iterations: Largest number of iterations of the solver.
     """
 
     name: str = "logistic"

@@ -236,7 +236,10 @@ class GradientStudent(StudentAlgorithm):
     Attributes:
         network: Name of the network, see ``networks.build``.
         network_options: Options of the network.
+        steps: Number of training steps.
         batch_size: Labeled points a step.
+        learning_rate: Peak learning rate of AdamW, after the warm-up.
+        weight_decay: Decoupled weight decay.
         ema: Decay of the averaged weights.
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None: no geometric distortion.
         features: Learn the network's trunk from the public points first, without labels.

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
@@ -34,9 +34,9 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.audit import command as audit
 from pate_torch.audit.pairs import make_worst_pairs
+from pate_torch.cli import hydra_config
 from pate_torch.cli import ledger as ledger_command
 from pate_torch.cli import main as cli
-from pate_torch.cli import train as command
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.end_to_end import documents
 from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
@@ -105,7 +105,7 @@ def settings_of(arguments: Sequence[str]) -> tuple[list[str], str | None]:
 def composed(name: str, settings: Sequence[str], folder: Path | None = None):
     """The configuration, resolved; raises for a group or key that is not there."""
     search = [] if folder is None else [f"hydra.searchpath=[file://{folder}]"]
-    with initialize_config_dir(config_dir=command.find_config_folder(), version_base="1.3"):
+    with hydra_config.open_configuration():
         cfg = compose(name, overrides=[*settings, *search], return_hydra_config=True)
     launcher = cfg.hydra.launcher
     OmegaConf.set_struct(cfg, False)

@@ -5,13 +5,12 @@ import json
 import re
 import runpy
 import shutil
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from omegaconf import OmegaConf
 
-from pate_torch.core.run_folders import find_config_folder
+from pate_torch.cli import hydra_config
 from tests import ROOT
 from tests.command_runs import QUIET_LOG, TINY, train
 
@@ -59,7 +58,7 @@ def test_the_wheel_carries_the_configuration():
 
 
 def composed(*overrides: str):
-    with initialize_config_dir(str(Path(find_config_folder()).resolve()), version_base="1.3"):
+    with hydra_config.open_configuration():
         return compose("config", overrides=list(overrides))
 
 

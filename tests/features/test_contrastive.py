@@ -22,7 +22,7 @@ from pate_torch.students.base import StudentTask
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import build_problem
 from pate_torch.teachers.trunk import PublicStart
-from tests import ROOT
+from tests.configurations import load_option
 from tests.worlds import Counted
 
 CPU = torch.device("cpu")
@@ -269,7 +269,6 @@ def test_ranges_widen_and_stay_legal():
 
 
 def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
-    folder = ROOT / "conf"
     tree = OmegaConf.create(
         {
             "recommended": {
@@ -282,8 +281,8 @@ def test_the_configured_recipe_reaches_the_student_and_suits_its_network():
                 "student_batch": 64,
                 "unlabeled_batch": 128,
             },
-            "features": OmegaConf.load(folder / "features" / "contrastive.yaml"),
-            "student": OmegaConf.load(folder / "student" / "fixmatch.yaml"),
+            "features": load_option("features", "contrastive"),
+            "student": load_option("student", "fixmatch"),
         }
     )
     student = instantiate(tree.student, _convert_="all")

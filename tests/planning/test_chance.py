@@ -10,9 +10,8 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATE
 from pate_torch.accounting.accountant import compute_guarantee
+from pate_torch.cli import hydra_config, plan
 from pate_torch.cli import label as label
-from pate_torch.cli import plan
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
@@ -151,7 +150,7 @@ def test_who_is_told_to_ask_records_gets_what_the_estimator_would_have_chosen(re
 @pytest.mark.parametrize(("records", "student"), [(300, "student=self_training"), (12_000, "student=released_model")])
 def test_who_is_told_to_type_gets_the_student_that_the_estimator_would_have_chosen(records, student):
     """Of features: where noise is large, a student of the model's answers."""
-    with plan.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+    with hydra_config.open_configuration():
         run = plan.compose_plan(("dataset=csv",))
     descent = calibrate_gradients(epsilon=0.5, delta=1e-5, adjacency="add_remove", num_records=records, num_public=500)
     said = alternatives.gradient_overrides(run, descent, is_image=False, is_encoded=True, num_queries=500)

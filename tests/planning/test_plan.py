@@ -16,6 +16,7 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import BoundedRangeEvent
+from pate_torch.cli import hydra_config
 from pate_torch.cli import plan as command
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import SourceFacts
@@ -43,11 +44,11 @@ from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, MechanismContext, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
+from tests.configurations import list_options
 from tests.features import encoder_worlds as worlds
 
 DATASETS = sorted(file.stem for file in Path(find_config_folder(), "dataset").glob("*.yaml"))
-NOT_PLANNED = {"histogram", "gradient_descent", "svt"}  # records answer; another name of sparse_vector
-MECHANISMS = sorted({file.stem for file in Path(find_config_folder(), "mechanism").glob("*.yaml")} - NOT_PLANNED)
+MECHANISMS = sorted({*list_options("mechanism")} - {"histogram", "gradient_descent"})  # by which records answer
 
 
 class PrivateRecordsRead(AssertionError):
@@ -83,7 +84,7 @@ def only(*settings):
 
 def run_plan(*settings):
     """The plan that train.py would make of the same settings."""
-    with command.initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+    with hydra_config.open_configuration():
         return command.compose_plan(settings)
 
 

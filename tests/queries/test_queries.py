@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 
@@ -28,16 +27,15 @@ from pate_torch.queries.disagreement import (
 )
 from pate_torch.queries.random import Random
 from pate_torch.queries.uncertainty import Margin
-from tests import ROOT
+from tests.configurations import list_options, load_option
 from tests.tensor_sizes import Largest
 
-FOLDER = ROOT / "conf" / "query"
-NAMES = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+NAMES = list_options("query")
 NONE = torch.zeros(0, dtype=torch.int64)
 
 
 def configured(name: str) -> QueryStrategy:
-    return instantiate(OmegaConf.load(FOLDER / f"{name}.yaml"), _convert_="all")
+    return instantiate(load_option("query", name), _convert_="all")
 
 
 def spec(features: int, classes: int = 3) -> DataSpec:

@@ -4,12 +4,11 @@ import dataclasses
 import inspect
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.utils import instantiate
 from sklearn.datasets import make_moons
 from sklearn.ensemble import AdaBoostClassifier
@@ -17,7 +16,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from pate_torch import networks
-from pate_torch.cli import train as command
+from pate_torch.cli import hydra_config
 from pate_torch.core.rng import derive_seed
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.adaboost import AdaBoost
@@ -31,17 +30,16 @@ from pate_torch.students.logistic import Logistic
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import AveragedModel, build_problem, compute_label_loss, iterate_batches
 from pate_torch.students.vat import Vat, frozen_statistics
-from tests import ROOT
+from tests.configurations import list_options
 from tests.worlds import IMAGES, Counted, images
 
 CPU = torch.device("cpu")
-FILES = sorted((ROOT / "conf" / "student").glob("*.yaml"))
-NAMES = [file.stem for file in FILES if "_target_" in file.read_text() and file.stem != "released_model"]  # learns none
+NAMES = [name for name in list_options("student") if name not in ("none", "same", "released_model")]  # which learn none
 
 
 def configured(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
-    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
+    with hydra_config.open_configuration():
         chosen = [
             f"student={name}",
             f"recommended.student_network={network}",
