@@ -6,7 +6,12 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from pate_torch.data.base import DatasetSource
+from benchmarks.fonts.glyphs import Glyphs
+from pate_torch.data.base import DatasetSource, SourceFacts
+from pate_torch.data.digits import Digits
+from pate_torch.data.mnist import Mnist
+from pate_torch.data.svhn import Svhn
+from pate_torch.data.tabular import Csv
 from pate_torch.features.augmentation import Affine
 from pate_torch.networks import NETWORKS
 from tests import ROOT
@@ -46,3 +51,21 @@ def test_dataset_yaml(path):
     assert 0 < recommended["delta"] < 1e-3 and recommended["threshold"] <= recommended["num_teachers"]
     if recommended["augment"] is not None:
         Affine(**recommended["augment"])
+
+
+@pytest.mark.parametrize("source", [Digits(), Glyphs(private=60, public=30, test=10, num_classes=4)])
+def test_declared_facts_are_those_of_the_loaded_data(source):
+    declared, data = source.declared_facts(), source.load()
+    assert declared.num_classes == data.spec.num_classes and declared.is_benchmark
+    assert declared.num_private == data.spec.nominal_size and declared.num_public == len(data.pool)
+    assert declared.name == data.spec.name
+
+
+def test_declared_facts_of_sources_whose_files_are_elsewhere():
+    facts = {"num_classes": 10, "num_private": 60_000, "num_public": 9000, "is_benchmark": True}
+    assert Mnist().declared_facts() == SourceFacts(name="mnist", **facts)
+    assert Mnist(private=500).declared_facts().num_private == 500
+    assert Svhn().declared_facts().num_private == 73_257 and Svhn(extra=True).declared_facts().num_private == 604_388
+    facts = SourceFacts(name="csv", num_classes=3, num_private=9)
+    assert Csv(classes=["a", "b", "c"], nominal_size=9).declared_facts() == facts
+    assert Csv().declared_facts() == SourceFacts(name="csv")
