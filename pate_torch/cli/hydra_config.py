@@ -76,6 +76,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
+    privacy = build_privacy_config(values)
     features = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
     encoder = None
     if isinstance(features, PointEncoder):  # nobody learns features of points that come encoded
@@ -90,7 +91,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         method=_build_method(cfg, values, student, features),
         encoder=encoder,
         student=student,
-        privacy=build_privacy_config(values),
+        privacy=privacy,
         selection=_instantiate_optional(cfg, "selection", Selection),
         private_epsilon=_instantiate_optional(cfg, "private_epsilon", PrivateEpsilon),
         membership=_instantiate_optional(cfg, "membership", MembershipTest),

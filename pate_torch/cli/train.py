@@ -68,7 +68,10 @@ def _run_hydra() -> int:
     except Exception as error:
         if _shows_traceback or isinstance(error, BrokenPipeError):
             raise
-        print(f"error: {format_error(error)}", file=sys.stderr)
+        message = format_error(error)
+        if not isinstance(error, HydraException | OmegaConfBaseException | OSError):  # of Hydra, and it names no key
+            message = f"{message.rstrip('.')}. One of these is wrong: {' '.join(sys.argv[1:])}."
+        print(f"error: {message}", file=sys.stderr)
         return 2
     finally:
         os.environ.pop(FULL_ERROR)
@@ -93,10 +96,7 @@ def format_error(error: BaseException) -> str:
         return _format_disk_error(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
     if isinstance(error, SafetensorError):  # which wraps what the system said
         return _format_disk_error(str(error))
-    text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, ValueError | ArithmeticError | ChildProcessError | HydraException):
-        return text
-    return f"{text.rstrip('.')}. One of these is wrong: {' '.join(sys.argv[1:])}."  # Hydra's own complaint names no key
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _format_unknown_key(error: ConfigAttributeError | ConfigKeyError, parent: DictConfig) -> str:
