@@ -14,6 +14,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.config import PrivacyConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.digits import Digits
+from pate_torch.data.mnist import Mnist
 from pate_torch.data.svhn import Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
@@ -200,9 +201,8 @@ def test_choices_that_the_data_cannot_bear_are_refused_and_leave_nothing(tmp_pat
 
 
 def test_a_partition_that_the_roles_of_a_table_do_not_bear_is_refused(tmp_path):
-    (tmp_path / "t.csv").write_text(
-        "a,label,user\n" + "".join(f"{i % 7},{'xy'[i // 50 % 2]},u{i % 50}\n" for i in range(300))
-    )
+    rows = (f"{i % 7},{'xy'[i // 50 % 2]},u{i % 50}\n" for i in range(300))
+    (tmp_path / "t.csv").write_text("a,label,user\n" + "".join(rows))
     split = {"path": str(tmp_path / "t.csv"), "name": "t", "publish_split": True, "label": "label"}
     for options, partition, words in (
         ({"group": "user"}, ReplaceOne(), ("partition", "add_remove")),
@@ -211,9 +211,10 @@ def test_a_partition_that_the_roles_of_a_table_do_not_bear_is_refused(tmp_path):
         ({"roles": "position"}, AddRemove(), ("partition='add_remove'", "partition=replace_one")),
     ):
         facts = DatasetFacts.from_dataset(Csv(**split, **options).load(), partition)
-        refuse(
-            words, lambda facts=facts, partition=partition: changed(tiny(tmp_path), partition=partition).validate(facts)
-        )
+        config = changed(tiny(tmp_path), partition=partition)
+        refuse(words, lambda config=config, facts=facts: config.validate(facts))
+    refuse(("dataset.seed='x'", "integer"), Csv(**split, seed="x").load)
+    refuse(("data_root=5", "path"), Mnist(root=5).load)
 
 
 def test_a_release_that_is_not_there_is_refused(tmp_path):

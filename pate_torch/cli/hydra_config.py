@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -56,8 +57,22 @@ def register_components() -> None:
 def open_configuration() -> Iterator[None]:
     """Let ``hydra.compose`` find conf/ and the package's components within the ``with`` block."""
     register_components()
-    with initialize_config_dir(config_dir=run_folders.find_config_folder(), version_base="1.3"):
+    folder = run_folders.find_config_folder()
+    with refuse_names_of_components(), initialize_config_dir(config_dir=folder, version_base="1.3"):
         yield
+
+
+@contextlib.contextmanager
+def refuse_names_of_components() -> Iterator[None]:
+    """Refuse a user's file that has the name of a component: Hydra would mix the keys of the two, with a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=r"\s*'\S+' is validated against ConfigStore schema")
+        try:
+            yield
+        except UserWarning as warning:
+            group, _, name = str(warning).split("'")[1].rpartition("/")
+            fix = "Give your file another name."
+            raise checks.error(group, name, "is a component of pate_torch already", fix) from warning
 
 
 def get_adjacency(partition: DictConfig) -> str:

@@ -62,14 +62,16 @@ def _run_hydra() -> int:
     _shows_traceback = saved_value not in (None, "", "0")
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise: what is shown of an error is decided here
     try:
-        _train()
+        with hydra_config.refuse_names_of_components():
+            _train()
     except SystemExit as exit_request:
         return int(exit_request.code or 0)
     except Exception as error:
         if _shows_traceback or isinstance(error, BrokenPipeError):
             raise
         message = format_error(error)
-        if not isinstance(error, HydraException | OmegaConfBaseException | OSError):  # of Hydra, and it names no key
+        if not isinstance(error, HydraException | OmegaConfBaseException | OSError) and "=" not in message:
+            # A complaint of Hydra's own, which names no key.
             message = f"{message.rstrip('.')}. One of these is wrong: {' '.join(sys.argv[1:])}."
         print(f"error: {message}", file=sys.stderr)
         return 2
