@@ -24,7 +24,8 @@ from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
+from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
