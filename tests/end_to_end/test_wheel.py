@@ -131,11 +131,12 @@ def test_an_empty_environment_runs_the_demo_and_checks_it(built, tmp_path):
     done = run(*pip, "--disable-pip-version-check", str(built["wheel"]))
     assert done.returncode == 0, done.stderr
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
+    clean["PATE_HOME"] = "home"
     pate = str(tmp_path / "fresh" / "bin" / "pate")
     done = run(pate, "demo", env=clean, cwd=tmp_path)
     assert done.returncode == 0 and "Guarantee" in done.stdout, done.stderr
-    (made,) = (tmp_path / "outputs" / "runs" / "digits" / "gaussian").iterdir()
-    done = run(pate, "verify", str(made), "--ledger", "outputs/ledger.sqlite", env=clean, cwd=tmp_path)
+    (made,) = (tmp_path / "home" / "runs" / "digits" / "gaussian").iterdir()
+    done = run(pate, "verify", str(made), "--ledger", "home/ledger.sqlite", env=clean, cwd=tmp_path)
     assert done.returncode == 0 and "FAILS" not in done.stdout, done.stdout + done.stderr
     where = run(python, "-c", "import pate_torch; print(pate_torch.__file__)", env=clean, cwd=tmp_path).stdout
     assert Path(where.strip()).is_relative_to(site)
