@@ -19,7 +19,7 @@ import torch
 from benchmarks.tables import load
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.planning.pilot import PilotConfig, simulate_release
+from pate_torch.planning.pilot import MAX_PILOT_STEPS, PilotConfig, simulate_release
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.privacy.records import DataSpec, MechanismContext, PrivateRecords
@@ -53,7 +53,7 @@ def ensembles(name: str, data: Path, network: str) -> Iterator[tuple[torch.Tenso
     private = PrivateRecords.from_rows(points[asked:], label[asked:], np.arange(len(y) - asked).astype(str))
     for shard in (20, 100) if len(y) > 3500 else (15, 50):
         teachers = min(MOST_TEACHERS, len(private) // shard)
-        recipe = TeacherRecipe(network=network, steps=PilotConfig().steps)
+        recipe = TeacherRecipe(network=network, steps=MAX_PILOT_STEPS)
         ensemble = train(private, spec, ReplaceOne().make_shards(private, teachers, 0), recipe, seed=0)
         yield ensemble.predict_proba(points[:asked]).argmax(-1), label[:asked], classes
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
@@ -29,7 +28,7 @@ EXPERIMENTS = sorted(
 def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / "three"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
-    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
+    with hydra_config.open_configuration():
         cfg = hydra_compose("config", overrides=[*overrides, *places])
     return hydra_config.build_run_config(cfg, folder), hydra_config.build_study(cfg)
 
@@ -83,20 +82,20 @@ def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_pa
         )
 
 
+@pytest.mark.slow(reason="composes nine configurations")
 def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_path):
     assert configured(tmp_path)[0].method.neighbors == 6
     assert configured(tmp_path, "method=teachers")[0].method.name == "teachers"
     for name in ("svhn", "cifar10", "mnist", "a9a", "csv dataset.path=x.csv dataset.label=y dataset.name=x"):
         assert configured(tmp_path, *f"dataset={name}".split())[0].method.name == "teachers"
-    assert configured(tmp_path, "dataset=mnist", "method=teachers_transductive")[0].method.neighbors == 6
-    for name in ("mnist_pate", "mnist_prototypes"):
-        assert configured(tmp_path, f"experiment={name}")[0].method.neighbors == 6
+    for name in ("dataset=mnist method=teachers_transductive", "experiment=mnist_pate"):
+        assert configured(tmp_path, *name.split())[0].method.neighbors == 6
 
 
 TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
 
 
-@pytest.mark.slow  # at toy size every experiment runs in tests/end_to_end/test_pins.py
+@pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
 def test_prototypes_run_on_glyphs(tmp_path):
     found = run(
         tmp_path,
@@ -115,7 +114,7 @@ def test_prototypes_run_on_glyphs(tmp_path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
 def test_labels_only_runs_on_digits(tmp_path):
     found = run(
         tmp_path,
@@ -132,7 +131,7 @@ def test_labels_only_runs_on_digits(tmp_path):
     assert isinstance(plan.dataset, LabelPrivacyDataset) and plan.dataset.name == "mnist"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
 def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
     overrides = ("mechanism.sigma=10", "num_queries=20")
     found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "method.steps=60")

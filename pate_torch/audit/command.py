@@ -34,6 +34,7 @@ from scipy import stats
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.components import COMPONENTS, get_component
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
@@ -320,21 +321,16 @@ SETTINGS = {
 
 
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
-    """A mechanism from its YAML, with the values an audit needs in place of a data set's.
+    """A mechanism as it is configured, with the values an audit needs in place of a data set's.
 
     Raises:
         ValueError: There is no such mechanism, or a value does not fit it.
     """
     from hydra.utils import get_class
 
-    from pate_torch.core.run_folders import find_config_folder
-
-    folder = Path(find_config_folder()) / "mechanism"
-    checks.one_of("mechanism", name, [file.stem for file in sorted(folder.glob("*.yaml"))])
-    defaults = OmegaConf.load(folder / f"{name}.yaml")
-    if "defaults" in defaults:  # another name of a mechanism
-        return load_mechanism(defaults.defaults[0], overrides, delta)
-    setting = SETTINGS.get(name, AuditSetting())
+    checks.one_of("mechanism", name, list(COMPONENTS["mechanism"]))
+    defaults = get_component("mechanism", name)
+    setting = SETTINGS.get(defaults["name"], AuditSetting())
     mechanism_overrides = OmegaConf.from_dotlist([item.removeprefix("mechanism.") for item in overrides])
     noise = mechanism_overrides.pop("noise", "torch")
     for key in mechanism_overrides:

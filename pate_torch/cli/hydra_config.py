@@ -1,21 +1,28 @@
-"""From a resolved configuration to the components of a run. Hydra is imported here and in the commands, nowhere else.
+"""From the words of a command line to the components of a run, by Hydra.
 
 Every component is instantiated by its ``_target_``: run only configurations you trust.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, cast
 
 import hydra.utils
 import torch
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pate_torch.components import COMPONENTS
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
@@ -32,6 +39,47 @@ from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
 
 
+@functools.cache
+def register_components() -> None:
+    """Tell Hydra, for the rest of this process, of the package's components and of the resolvers that conf/ names."""
+    store = ConfigStore.instance()
+    for group, components in COMPONENTS.items():
+        for name, component in components.items():
+            store.store(group=group, name=name, node=component)
+    store.store(group="features", name="none", node={"features": None}, package="_global_")
+    OmegaConf.register_new_resolver("adjacency_of", get_adjacency, replace=True)
+    OmegaConf.register_new_resolver("home_folder", run_folders.get_home_folder, replace=True)
+    OmegaConf.register_new_resolver("run_folder", run_folders.get_run_folder, replace=True)
+    OmegaConf.register_new_resolver("run_id", run_folders.get_run_id, use_cache=True, replace=True)
+
+
+@contextlib.contextmanager
+def open_configuration() -> Iterator[None]:
+    """Let ``hydra.compose`` find conf/ and the package's components within the ``with`` block."""
+    register_components()
+    folder = run_folders.find_config_folder()
+    with refuse_names_of_components(), initialize_config_dir(config_dir=folder, version_base="1.3"):
+        yield
+
+
+@contextlib.contextmanager
+def refuse_names_of_components() -> Iterator[None]:
+    """Refuse a user's file that has the name of a component: Hydra would mix the keys of the two, with a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=r"\s*'\S+' is validated against ConfigStore schema")
+        try:
+            yield
+        except UserWarning as warning:
+            group, _, name = str(warning).split("'")[1].rpartition("/")
+            fix = "Give your file another name."
+            raise checks.error(group, name, "is a component of pate_torch already", fix) from warning
+
+
+def get_adjacency(partition: DictConfig) -> str:
+    """The adjacency of a partition, by its class, whatever the name of its configuration is."""
+    return str(hydra.utils.instantiate(partition, _convert_="all").adjacency)
+
+
 def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     """The components that ``cfg`` names.
 
@@ -43,6 +91,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
+    privacy = build_privacy_config(values)
     features = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
     encoder = None
     if isinstance(features, PointEncoder):  # nobody learns features of points that come encoded
@@ -57,7 +106,7 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         method=_build_method(cfg, values, student, features),
         encoder=encoder,
         student=student,
-        privacy=build_privacy_config(values),
+        privacy=privacy,
         selection=_instantiate_optional(cfg, "selection", Selection),
         private_epsilon=_instantiate_optional(cfg, "private_epsilon", PrivateEpsilon),
         membership=_instantiate_optional(cfg, "membership", MembershipTest),
@@ -162,9 +211,7 @@ def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType, **c
     node = cfg[key]
     if not OmegaConf.is_dict(node) or "_target_" not in node:
         plain_value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-        raise checks.error(
-            key, plain_value, "must be a group with a _target_", f"Name one of conf/{key}, as in {key}=<name>."
-        )
+        raise checks.error(key, plain_value, "must be a group with a _target_", _name_options(key))
     try:
         # Components are given to a partial, because OmegaConf would take dataclasses for configurations.
         make_instance = hydra.utils.instantiate(node, _convert_="all", _partial_=True)
@@ -186,7 +233,11 @@ def instantiate_component(cfg: DictConfig, key: str, kind: type | UnionType, **c
 
 
 def _bad_target_error(key: str, target: str, reason: str) -> ValueError:
-    return checks.error(f"{key}._target_", target, reason, f"Name one of conf/{key}, as in {key}=<name>.")
+    return checks.error(f"{key}._target_", target, reason, _name_options(key))
+
+
+def _name_options(group: str) -> str:
+    return f"Choose a component by its name, as in {group}=<name>: python train.py --help lists the names."
 
 
 def parse_device(name: object) -> torch.device:

@@ -6,8 +6,8 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
 
 The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
-conf/label.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk that is full or
-closed.
+conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk
+that is full or closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import torch
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -30,7 +29,6 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods.votes_file import VotesFile
@@ -120,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+        with hydra_config.open_configuration():
             config = compose_config(settings)
         run(config, suggest_settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:

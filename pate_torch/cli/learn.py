@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -28,7 +27,6 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.hypotheses.algorithms import ALGORITHMS, HYPOTHESIS_CLASSES, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.pipeline import run
@@ -126,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.algorithm == "bounds":
             _print_bounds(options, parsed.dimension)
             return 0
-        with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+        with hydra_config.open_configuration():
             config = compose_config(parsed.algorithm, parsed.settings)
         if config.method.noise != "torch":
             problem = "must be torch: these algorithms draw continuous noise"

@@ -21,11 +21,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.accounting.formatting import format_delta
@@ -34,7 +35,6 @@ from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.base import DatasetSource, SourceFacts
 from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.data.labels_only import LabelPrivacyDataset
@@ -50,28 +50,26 @@ from pate_torch.planning.report import PlanReport, format_report
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.ledger import Ledger
 
-_NOISE_KEYS = ("mechanism.sigma", "mechanism.screen_sigma", "mechanism.threshold")
-SWEEP_KEYS = ("num_teachers", "num_queries", "mechanism", *_NOISE_KEYS)
+SWEEP_KEYS = (
+    *("num_teachers", "num_queries", "mechanism"),
+    *("mechanism.sigma", "mechanism.screen_sigma", "mechanism.threshold"),
+)
 """Keys that may list several values: those the table shows."""
 MAX_ROWS = 60
+PILOT_ADVICE = "Name a public benchmark, or a file of your own in a hydra.searchpath that says dataset.benchmark=true."
 DEFAULT_NUM_CLASSES = 2
 
 Settings = tuple[str, ...]
 Axes = dict[str, Settings]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; its exit code. 0: a plan was printed; 2: a wrong argument, in one line."""
-    parser = _Parser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_intermixed_args(arguments)
     try:
-        args = parser.parse_intermixed_args(arguments)
         report = plan(args.settings)
     except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
@@ -88,37 +86,28 @@ def plan(settings: Sequence[str]) -> PlanReport:
     """
     options, axes, fixed_settings = _parse_settings(settings)
     keys = {_get_key(setting) for setting in fixed_settings} | set(axes)
-    with initialize_config_dir(config_dir=find_config_folder(), version_base="1.3"):
+    with hydra_config.open_configuration():
         base = compose_plan((*fixed_settings, *(f"{key}={values[0]}" for key, values in axes.items())))
         facts, account, terms = base.dataset.declared_facts(), _find_account(base), base.privacy
-        if facts.num_classes is not None and options.num_classes not in (None, facts.num_classes):
-            problem = f"the data set declares {facts.num_classes}"
-            raise checks.error("pilot.num_classes", options.num_classes, problem)
-        num_classes = facts.num_classes or options.num_classes or DEFAULT_NUM_CLASSES
         if "mechanism.sigma" in axes and terms.target_epsilon is not None:
             problem = "sets mechanism.sigma; sweep one of them"
             raise checks.error("privacy.target_epsilon", terms.target_epsilon, problem)
+        num_classes = facts.num_classes or options.num_classes or DEFAULT_NUM_CLASSES
         pilot = None if options.dataset is None else _make_pilot(options, base, num_classes, fixed_settings)
         if not axes and "experiment" not in keys:
-            axes = _make_default_axes(base, keys, has_pilot=pilot is not None)
+            axes = make_default_axes(base, keys, has_pilot=pilot is not None)
         evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
         choices = tuple(evaluate(*row) for row in _iterate_rows(fixed_settings, axes, keys))
-        affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
-        priced = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
-        suggestions = () if priced is None else tuple(_suggest_gradients(priced, facts))
+        suggestions = tuple(_suggest_gradients(choices, facts))
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
         budget_epsilon=budget,
         budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
         delta=terms.delta,
-        target_epsilon=terms.target_epsilon or budget,
         choices=choices,
-        notes=(*_make_notes(base, facts, account, options), *suggestions),
+        notes=(*_make_notes(facts, account, options), *suggestions),
     )
-
-
-# ---- from the command line to plans --------------------------------------------------------------------------------
 
 
 def compose_plan(settings: Settings) -> RunConfig:
@@ -127,10 +116,13 @@ def compose_plan(settings: Settings) -> RunConfig:
     Raises:
         ValueError: There is nothing to plan.
     """
-    plan = hydra_config.build_run_config(compose("config", overrides=list(settings)), Path("."))
+    return _build_plan(compose("config", overrides=list(settings)))
+
+
+def _build_plan(cfg: DictConfig) -> RunConfig:
+    plan = hydra_config.build_run_config(cfg, Path("."))
     if isinstance(plan.method, VotesFile):
-        fix = "Give teachers=<how many>."
-        raise checks.error("votes", str(plan.method.path), "are private; a plan looks at none", fix)
+        raise checks.error("votes", str(plan.method.path), "are private", "Give teachers=<how many>.")
     if plan.labels is not None:
         raise checks.error("labels", plan.labels, "are paid for", "There is nothing to plan: run train.py.")
     if not isinstance(plan.method, VotingMethod | GradientMethod):
@@ -165,7 +157,7 @@ def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Setting
     return PilotConfig(**options), axes, tuple(fixed_settings.values())
 
 
-def _make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bool) -> Axes:
+def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bool) -> Axes:
     """Half, once and twice the sigma that the user left open; and the K, where a pilot tells what it does to labels."""
     method, axes = base.method, Axes()
     assert isinstance(method, LabelingMethod)
@@ -187,11 +179,10 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
         cfg = compose("config", overrides=list(settings))
         if "threshold" in cfg.mechanism and not keys & {"mechanism.threshold", "experiment"}:
             factor = cfg.num_teachers / cfg.recommended.num_teachers
-            settings += () if factor == 1 else (f"mechanism.threshold={cfg.mechanism.threshold * factor:.4g}",)
-        yield compose_plan(settings), settings
-
-
-# ---- the pilot, the account and the notes --------------------------------------------------------------------------
+            if factor != 1:
+                cfg.mechanism.threshold = float(f"{cfg.mechanism.threshold * factor:.4g}")
+                settings += (f"mechanism.threshold={cfg.mechanism.threshold:g}",)
+        yield _build_plan(cfg), settings
 
 
 def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
@@ -200,37 +191,37 @@ def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_s
     while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
         planned = planned.source
     planned_facts = planned.declared_facts()
-    root = [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
-    paths = [setting for setting in fixed_settings if _get_key(setting) == "hydra.searchpath"]
-    try:
-        cfg = compose("config", overrides=[f"dataset={options.dataset}", *paths, *root])
-    except MissingConfigException as error:
-        fix = "Name a public benchmark, or a file of your own in a hydra.searchpath."
-        raise checks.error("pilot.dataset", options.dataset, "is no data set here", fix) from error
-    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
-    facts = source.declared_facts()
+    source = _compose_public_source(options, planned_facts, fixed_settings)
+    facts, problem = source.declared_facts(), None
     are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
     if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
-        fix = "Use another public data set; two of your own files must each be named, by dataset.path."
-        problem = "holds the very records that this plan must not look at"
-        raise checks.error("pilot.dataset", options.dataset, problem, fix)
-    if not facts.is_benchmark:
-        fix = "Use a public benchmark, or say dataset.benchmark=true in its file."
+        problem = "holds the very records that this plan must not look at, unless each has a dataset.path of its own"
+    elif not facts.is_benchmark:
         problem = "is not declared as public, and a plan looks at no private record"
-        raise checks.error("pilot.dataset", options.dataset, problem, fix)
+    if problem is not None:
+        raise checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
     if planned_facts.num_private is None:
         fix = "About how many records?"
         raise checks.error("dataset.nominal_size", None, "must be declared for pilot.dataset", fix)
     data = source.load()
     if data.spec.num_classes != num_classes or data.evaluation.pool_y is None:
-        problem = f"must have public points of {num_classes} known classes, not of {data.spec.num_classes}"
-        problem = problem if data.evaluation.pool_y is not None else "has public points of unknown classes"
-        raise checks.error(
-            "pilot.dataset", options.dataset, problem, "Use public data of as many classes, with labels."
-        )
+        has = f"{data.spec.num_classes} classes" if data.evaluation.pool_y is not None else "points of unknown classes"
+        problem = f"has {has}: must have public points of {num_classes} known classes"
+        raise checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
     if isinstance(base.dataset, EncodedDataset):
         data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return Pilot(options, data, planned_facts.num_private, base.seed)
+
+
+def _compose_public_source(options: PilotConfig, planned: SourceFacts, fixed_settings: Settings) -> DatasetSource:
+    overrides = [f"dataset={options.dataset}", *(s for s in fixed_settings if _get_key(s) == "hydra.searchpath")]
+    overrides += [] if planned.root is None else [f"data_root={planned.root}"]
+    try:
+        cfg = compose("config", overrides=overrides)
+    except MissingConfigException as error:
+        raise checks.error("pilot.dataset", options.dataset, "is no data set here", PILOT_ADVICE) from error
+    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
+    return source
 
 
 def _find_account(base: RunConfig) -> Account | None:
@@ -241,39 +232,34 @@ def _find_account(base: RunConfig) -> Account | None:
         return {account.name: account for account in ledger.list_accounts()}.get(base.dataset.name)
 
 
-def _make_notes(base: RunConfig, facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
-    """What a run would refuse for other reasons than K, noise and questions, and what is not known."""
+def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
+    """What is not known, and what the account has left."""
     if facts.num_classes is None and options.num_classes is None:
         yield f"The classes are not declared (dataset.classes, pilot.num_classes): {DEFAULT_NUM_CLASSES} are assumed."
     if facts.num_private is None:
         yield "How many private records there are is not declared (dataset.nominal_size): shards are unknown."
     if options.dataset is not None:
         yield f"Tried on {options.dataset}: the forecast is as good as these public data are like yours."
-    if account is None:
+    if account is not None:
+        spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
+        state = f"{'closed, ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
+        terms = f"at delta {format_delta(account.delta)}, {account.adjacency}"
+        yield f"Account {account.name} {state} {terms}; what is left holds what fits."
+
+
+def _suggest_gradients(choices: Sequence[Choice], facts: SourceFacts) -> Iterator[str]:
+    """Per-record gradients at the price of the best choice of teachers, as settings, if they bear their noise."""
+    affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
+    choice = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
+    if choice is None or facts.num_private is None:
         return
-    spent = "no total (NOT PRIVATE)" if account.guarantee is None else f"epsilon {account.guarantee.epsilon:.4g}"
-    state = f"{'closed, ' if account.is_closed else ''}has spent {spent} of {account.budget_epsilon:g}"
-    yield f"Account {account.name} {state} at delta {format_delta(account.delta)}; what is left holds what fits."
-    for planned, value, text in (
-        (base.privacy.budget_epsilon or account.budget_epsilon, account.budget_epsilon, "account's cap is epsilon"),
-        (base.privacy.delta, account.delta, "account was opened at delta"),
-        (base.partition.adjacency, account.adjacency, "account was opened for partition"),
-    ):
-        if planned != value:
-            yield f"A run would be refused: the {text} {value}."
-
-
-def _suggest_gradients(choice: Choice, facts: SourceFacts) -> Iterator[str]:
-    """Per-record gradients at the price of this choice of teachers, as settings, if they bear their noise."""
     plan = compose_plan(choice.settings)
     method, terms = plan.method, plan.privacy
-    if facts.num_private is None or not isinstance(method, TeacherVotes):
+    if not isinstance(method, TeacherVotes):
         return
     priced_plan = replace(plan, method=method.calibrate(terms.target_epsilon, terms.delta))
     gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)
-        settings = alternatives.gradient_overrides(
-            plan, gradients, is_image=False if is_encoded else None, is_encoded=is_encoded, num_queries=facts.num_public
-        )
+        settings = alternatives.gradient_overrides(plan, gradients, False if is_encoded else None, is_encoded)
         yield alternatives.suggest_gradients(gradients, settings)

@@ -47,6 +47,8 @@ class ContrastiveFeatures(FeatureRecipe):
         network_options: Options of the network.
         steps: Number of training steps.
         batch_size: Number of points of a step; each gives two copies.
+        learning_rate: Peak learning rate.
+        weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.
         projection: Width of the layers between the features and the loss, which are dropped afterwards.
         augment: Geometric ranges, which ``make_strong_view`` widens; None for cutout and contrast alone.

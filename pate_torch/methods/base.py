@@ -6,7 +6,7 @@
     prepare(inputs)           PRIVATE: train teachers or encode records
     release(pool, spending)   open the sensitive values, with noise that was paid for
 
-A method is one file in this package. ``session.ReleaseSession`` is its only caller.
+A method is one file in this package and one line in components.py. ``session.ReleaseSession`` is its only caller.
 """
 
 from __future__ import annotations

@@ -18,12 +18,10 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from opacus import GradSampleModule
-from opacus.optimizers import DPOptimizer
 from torch import nn
 
 from pate_torch import networks
@@ -50,20 +48,8 @@ from pate_torch.privacy.units import select_one_per_unit
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student
 
-
-class NoiseSourceOptimizer(DPOptimizer):
-    """Opacus's optimizer with noise from ``NoiseSource``."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, noise: NoiseSource, **options: Any) -> None:
-        super().__init__(optimizer, **options)
-        self.noise = noise
-
-    def add_noise(self) -> None:
-        """Add noise from ``NoiseSource`` to the summed gradients."""
-        for p in self.params:
-            sigma = self.noise_multiplier * self.max_grad_norm
-            noise = self.noise.draw_gaussian(tuple(p.summed_grad.shape), sigma, p.device)
-            p.grad = (p.summed_grad + noise.to(p.dtype)).view_as(p)
+if TYPE_CHECKING:
+    from opacus import GradSampleModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +60,9 @@ class DPSGD(PrivateMethod):
         network: Name of the network in ``networks.NETWORKS``. Batch normalization is refused, because it mixes records.
         options: Options of the network.
         steps: Number of steps of SGD.
-        batch_size: Expected number of records of a step. None for half the declared number of records, at most 1024: a
-            large batch has a better ratio of signal to noise.
-        learning_rate: Learning rate of the first step; it decays by a cosine schedule.
+        batch_size: Expected number of records of a step. None for half the declared number, at most 1024: a large batch
+            has a better ratio of signal to noise.
+        learning_rate: Learning rate of the first step. It falls to 0 along a cosine.
         momentum: Momentum of SGD.
         clip: Clipping norm of the gradient of one record.
         noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, for runs without a
@@ -250,6 +236,10 @@ class PreparedDPSGD(PreparedMethod):
 
     def train(self, module: nn.Module, noise: NoiseSource, progress: Progress = do_nothing) -> None:
         """Train ``module`` in place. Each step includes each record independently with the same probability."""
+        from opacus import GradSampleModule  # here, because it takes seconds to load
+
+        from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
+
         method, facts, device, cpu = self.method, self.inputs.facts, self.inputs.device, torch.device("cpu")
         rate, multiplier = method.compute_sampling_rate(facts), method.noise_multiplier
         assert multiplier is not None

@@ -18,10 +18,7 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
     if gradients is None or not facts.has_records:
         return NOISE_ADVICE
     is_encoded = spec.encoder is not None
-    return suggest_gradients(
-        gradients,
-        gradient_overrides(config, gradients, is_image=spec.is_image, is_encoded=is_encoded, num_queries=num_public),
-    )
+    return suggest_gradients(gradients, gradient_overrides(config, gradients, spec.is_image, is_encoded))
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
@@ -29,8 +26,8 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
 
     Args:
         config: A run with teachers.
-        num_records: About how many records there are; None: it is not public.
-        num_public: Public points; None: not known.
+        num_records: About how many records there are; None if that is not public.
+        num_public: Number of public points; None if it is not known.
     """
     method = config.method
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
@@ -56,35 +53,31 @@ def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
     return f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records}: {alternative}"
 
 
-def gradient_overrides(
-    plan: RunConfig, gradients: CalibratedDescent, *, is_image: bool | None, is_encoded: bool, num_queries: int | None
-) -> str:
+def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
     """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
 
     Args:
         plan: Plan of the run with teachers; where it has a target, that decides the noise.
         gradients: Noisy descent at the same price.
-        is_image: Whether its points are images; None: not known.
+        is_image: Whether its points are images; None if that is not known.
         is_encoded: Whether they are an encoder's features.
-        num_queries: How many to ask; None: as the plan has it.
     """
-    mechanism = gradients.mechanism
-    needs_features = isinstance(plan.method, LabelingMethod) and plan.method.features is None
-    overrides = ["method=gradients", "mechanism=gradient_descent", "query=random"]
-    overrides += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
+    mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
+    words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
+    words += [] if plan.privacy.target_epsilon is not None else [f"mechanism.sigma={mechanism.sigma:.4g}"]
     if gradients.effective_dim is None:
-        overrides += ["method.size=<about how many>"]
+        words += ["method.size=<about how many>"]
     else:
-        overrides += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
-        overrides += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
-        overrides += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
-    overrides += [] if num_queries is None else [f"num_queries={num_queries}"]
-    overrides += ["features=contrastive"] if is_image and needs_features else []
-    if is_image is False and not gradients.needs_self_training(is_encoded):
-        overrides += ["student=released_model"]
+        words += [f"method.effective_dim={gradients.effective_dim:.3g}", f"mechanism.steps={mechanism.steps}"]
+        words += [f"mechanism.clip_norm={mechanism.clip_norm:g}", f"mechanism.step_size={mechanism.step_size:.3g}"]
+        words += [f"mechanism.first_step_size={mechanism.first_step_size:.3g}"]
+    words += [] if gradients.num_public is None else [f"num_queries={gradients.num_public}"]
+    if is_image and isinstance(plan.method, LabelingMethod) and plan.method.features is None:
+        words += ["features=contrastive"]
+    if is_image is False and not trains_on_answers:
+        words += ["student=released_model"]
     else:  # of few answers or of images a student learns; else the model itself is released
-        alpha = ".5" if gradients.needs_self_training(is_encoded) else ".3"
-        overrides += ["student=self_training", f"student.alpha={alpha}"]
-    overrides += [] if plan.private_epsilon is None else ["private_epsilon=none"]
-    overrides += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
-    return " ".join(overrides)
+        words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
+    words += [] if plan.private_epsilon is None else ["private_epsilon=none"]
+    words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]
+    return " ".join(words)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pate_torch.accounting import accountant as accounting
+from pate_torch.accounting import calibration
 from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
@@ -45,13 +45,13 @@ class Choice:
 
     Attributes:
         mechanism: Name of the mechanism.
-        parameters: Its parameters, with calibrated noise where a price was given.
+        parameters: Parameters of the mechanism, with calibrated noise where a price was given.
         num_teachers: Number K of teachers; 0 where records answer for themselves.
         shard_size: About how many records each teacher has; None if that is not declared.
-        routes: Epsilon of this release alone, by accountant; ``epsilon`` is the smallest.
+        num_queries: Number of questions.
+        epsilon: Price of this release alone, by the accountant; None if a run would be refused.
         max_queries: Number of questions that the pool has and the account still admits, or a new one with the budget
-            would. A filter keeps it, which for noise that is not Gaussian is stricter than the smallest route.
-        sigma_for_target: Least noise at which the questions cost the target, or else the budget; None if none does.
+            would. A filter keeps the account, which for noise that is not Gaussian is stricter than ``epsilon``.
         lead: Lead over every other class that a useful label needs; None if the mechanism has no such lead.
         forecast: Forecast of the labels; None without a pilot.
         verdict: Key of ``VERDICTS``.
@@ -65,9 +65,7 @@ class Choice:
     shard_size: int | None
     num_queries: int
     epsilon: float | None
-    routes: dict[str, float]
     max_queries: int
-    sigma_for_target: float | None
     lead: float | None
     forecast: Forecast | None
     verdict: str
@@ -102,8 +100,8 @@ class PlanEvaluator:
     Attributes:
         facts: What the source declares.
         num_classes: Number C of classes.
-        account: The data set's account; None if there is none.
-        pilot: Tries a method on public data; None if there is none.
+        account: Account of the data set; None if there is none.
+        pilot: Pilot on public data; None if there is none.
     """
 
     facts: SourceFacts
@@ -119,19 +117,19 @@ class PlanEvaluator:
 
     def __call__(self, plan: RunConfig, settings: tuple[str, ...]) -> Choice:
         """Evaluate one plan, which ``settings`` of train.py choose."""
-        method, terms, problem, routes = plan.method, plan.privacy, None, dict[str, float]()
+        method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
             method = method.calibrate(terms.target_epsilon, terms.delta)
             self._check(method)
             plan = replace(plan, method=method)  # the publication of the price, if there is one, is of this noise
             events = method.label_events() + plan.extra_privacy_events(self.num_classes)
-            routes = accounting.compute_route_epsilons(events, terms.delta)
+            epsilon = calibration.compute_epsilon(events, terms.delta)
         except ValueError as error:
             problem = str(error)
         num_teachers, size = method.ensemble_size or 0, self.facts.num_private
         forecast = None if problem is not None or self.pilot is None else self.pilot.forecast(method)
-        max_queries, lead = self._find_max_queries(plan, method), self._compute_lead(method)
+        max_queries = self._find_max_queries(plan, method)
         verdict = self._judge_labels(method, forecast) if max_queries >= method.num_queries else "over"
         return Choice(
             mechanism=method.mechanism_name,
@@ -139,11 +137,9 @@ class PlanEvaluator:
             num_teachers=num_teachers,
             shard_size=None if size is None or not num_teachers else size // num_teachers,
             num_queries=method.num_queries,
-            epsilon=min(routes.values(), default=None),
-            routes=routes,
+            epsilon=epsilon,
             max_queries=max_queries,
-            sigma_for_target=self._calibrate_sigma(plan, method),
-            lead=lead,
+            lead=self._compute_lead(method),
             forecast=forecast,
             verdict=verdict if problem is None else "cannot",
             problem=problem,
@@ -181,15 +177,6 @@ class PlanEvaluator:
                 return True
 
         return bisect.bisect_left(range(1, MAX_QUERIES + 1), True, key=is_excessive)
-
-    def _calibrate_sigma(self, plan: RunConfig, method: LabelingMethod) -> float | None:
-        if not method.ensemble_size or "sigma" not in get_parameters(method):
-            return None
-        try:
-            calibrated = method.calibrate(plan.privacy.target_epsilon or self.get_budget(plan), plan.privacy.delta)
-        except ValueError:  # the checks alone cost more
-            return None
-        return float(get_parameters(calibrated)["sigma"])
 
     def _compute_lead(self, method: LabelingMethod) -> float | None:
         lead = feasibility.compute_break_even_lead(method.mechanism, self.num_classes) if method.ensemble_size else None

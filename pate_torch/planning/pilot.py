@@ -1,4 +1,4 @@
-"""A plan tried on public data: votes of a small ensemble, or the gradients of records. Never private votes.
+"""A plan of teachers tried on public data, by the votes of a small ensemble there. Never private votes.
 
 The small ensemble's teachers are trained with shards of the planned size, and K votes are drawn from the shares of its
 own. A few teachers are not as often right together as many, so that the forecast is low: with 64 teachers by a point
@@ -15,21 +15,17 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.core.progress import Stages
-from pate_torch.features.contrastive import learn_encoder
-from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import Dataset, MechanismContext, PrivateRecords
+from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.privacy.units import select
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
 
-MIN_PILOT_TEACHERS = 4
+MIN_PILOT_TEACHERS, MAX_PILOT_STEPS = 4, 300
 MAX_PILOT_QUERIES = 50_000
 
 
@@ -38,18 +34,16 @@ class PilotConfig:
     """How plans are tried on public data.
 
     Attributes:
-        dataset: A public data set, by the name that ``dataset=`` has; None: plans are not tried.
+        dataset: Name of a public data set, as ``dataset=`` has it; None if plans are not tried.
         num_classes: Number of classes, where the planned data set declares none.
         num_queries: Least number of questions tried.
         teachers: Largest number of teachers that are trained.
-        steps: Largest number of training steps of each.
     """
 
     dataset: str | None = None
     num_classes: int | None = None
     num_queries: int = 2000
     teachers: int = 64
-    steps: int = 300
 
     def __post_init__(self) -> None:
         if self.dataset is not None:
@@ -58,17 +52,11 @@ class PilotConfig:
             checks.integer("pilot.num_classes", self.num_classes, low=2)
         checks.integer("pilot.num_queries", self.num_queries, low=100, high=MAX_PILOT_QUERIES)
         checks.integer("pilot.teachers", self.teachers, low=MIN_PILOT_TEACHERS)
-        checks.integer("pilot.steps", self.steps, low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast of a release.
-
-    Attributes:
-        answer_rate: Share of the questions that are answered.
-        accuracy: Share of the answers that are right; None if there is no answer.
-    """
+    """Share of the questions that are answered, and of the answers that are right (None if there is no answer)."""
 
     answer_rate: float
     accuracy: float | None
@@ -89,12 +77,13 @@ class Pilot:
         self._votes_by_shard_size = dict[int, Votes]()
 
     def forecast(self, method: LabelingMethod) -> Forecast | None:
-        """The forecast of the method's labels; None if a few teachers tell too little of what it opens."""
-        if isinstance(method, GradientMethod):
-            return forecast_gradients(method, self.data, method.size or self.num_records, self.seed)
-        assert isinstance(method, TeacherVotes) and self.data.evaluation.pool_y is not None
-        if method.is_soft:  # the probabilities of a few teachers fill too few bins
+        """The forecast of the method's labels; None without teachers, and for soft labels.
+
+        The probabilities of a few teachers fill too few of the bins of soft labels.
+        """
+        if not isinstance(method, TeacherVotes) or method.is_soft:
             return None
+        assert self.data.evaluation.pool_y is not None
         shard_size = self.num_records // method.num_teachers
         if shard_size not in self._votes_by_shard_size:
             self._votes_by_shard_size[shard_size] = self._count_votes(method, shard_size)
@@ -112,18 +101,14 @@ class Pilot:
         if shard_size < 1 or num_teachers < min(MIN_PILOT_TEACHERS, method.num_teachers):
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
             raise checks.error("pilot.dataset", config.dataset, problem, "Use larger public data, or more teachers.")
-        records = _select_records(data, num_teachers * shard_size)
-        recipe = replace(recipe, steps=min(recipe.steps, config.steps), backend="vectorized")
+        # The first of the public data set's records, each a unit.
+        records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
+        recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS), backend="vectorized")
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
         shards = ReplaceOne().make_shards(records, num_teachers, self.seed)
         ensemble = train(records, data.spec, shards, recipe, seed=self.seed, trunk=trunk)
         probability_KQC = ensemble.predict_proba(data.pool.x[: config.num_queries])
         return count_votes(probability_KQC.argmax(-1), data.spec.num_classes)
-
-
-def _select_records(data: Dataset, num_records: int) -> PrivateRecords:
-    """The first of the stand-in's records, each a unit."""
-    return replace(select(data.private, np.arange(min(num_records, len(data.private)))), unit="record")
 
 
 def simulate_release(
@@ -147,21 +132,3 @@ def simulate_release(
         num_correct += int((label_Q == truth_Q[index_Q[rows]][: len(label_Q)]).sum())
     accuracy = num_correct / num_answered if num_answered else None
     return Forecast(answer_rate=num_answered / len(index_Q), accuracy=accuracy)
-
-
-def forecast_gradients(method: GradientMethod, data: Dataset, num_records: int, seed: int) -> Forecast:
-    """Fit a method to public ``data`` as so many records would: of fewer records, with noise less in proportion.
-
-    A step divides gradients and noise both by the number of records, so what is left is the chance of fewer records.
-    """
-    records = _select_records(data, num_records)
-    partition = AddRemove() if method.mechanism.adjacency == "add_remove" else ReplaceOne()
-    facts = DatasetFacts.from_dataset(replace(data, private=records), partition)
-    encoder = learn_encoder(method.features, data.pool, data.spec, seed, torch.device("cpu"), Stages(quiet=True))
-    shards = partition.make_shards(records, 1, seed)
-    sums = replace(method, size=len(records)).build_sensitive(records, shards, facts, encoder=encoder)
-    mechanism = replace(method.mechanism, sigma=method.mechanism.sigma * len(records) / num_records)
-    noise = DryRunNoise(mechanism.noise, rng.derive_seed(seed, "plan", "noise"))
-    label_Q = mechanism.release(sums, noise, MechanismContext(num_queries=len(sums))).label_Q
-    assert data.evaluation.pool_y is not None
-    return Forecast(answer_rate=1.0, accuracy=float((label_Q == data.evaluation.pool_y).double().mean()))

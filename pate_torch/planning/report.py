@@ -16,23 +16,21 @@ WIDTH = 80
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlanReport:
-    """Everything a plan says.
+    """Everything that a plan says.
 
     Attributes:
         dataset: Declared name of the data set.
-        budget_epsilon: The cap that the questions must fit.
-        budget_source: Where it comes from.
-        delta: The account's delta.
-        target_epsilon: The epsilon that ``sigma_for_target`` meets.
-        choices: The rows of the table.
-        notes: Whole lines.
+        budget_epsilon: Cap that the questions must fit.
+        budget_source: Key or account that sets the cap.
+        delta: Delta of the account.
+        choices: Rows of the table.
+        notes: Whole sentences.
     """
 
     dataset: str
     budget_epsilon: float
     budget_source: str
     delta: float
-    target_epsilon: float
     choices: tuple[Choice, ...]
     notes: tuple[str, ...] = ()
 
@@ -49,36 +47,34 @@ class PlanReport:
 
 
 def format_report(report: PlanReport) -> str:
-    """The whole plan report within 80 columns."""
-    choices, best = report.choices, report.best_choice
+    """The whole plan report within 80 columns, but for words that are longer."""
     budget = f"budget epsilon {report.budget_epsilon:g} ({report.budget_source})"
-    head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}. No private record was read"
-    lines = [*_wrap(f"{head}; nothing is charged.", 2), "", *format_table(report), ""]
-    verdicts = {choice.verdict for choice in choices} - {"cannot"}
-    for name, meaning in VERDICTS.items():
-        lines += _wrap(f"{name:>8}  {meaning}") if name in verdicts else []
-    for problem in dict.fromkeys(choice.problem for choice in choices if choice.problem is not None):
-        lines += _wrap(f"{'cannot':>8}  {problem}")
-    if any(choice.lead is not None for choice in choices):
-        lines += _wrap("    lead  votes by which the winner must lead every other class for a useful label")
-    sigmas = {(c.mechanism, c.num_queries): c.sigma_for_target for c in choices if c.sigma_for_target}
-    parts = [f"{format_noise_scale(sigma)} ({name}, {asked} questions)" for (name, asked), sigma in sigmas.items()]
-    notes = [f"Least sigma for epsilon {report.target_epsilon:g}, in votes: {', '.join(parts)}."] if parts else []
-    if verdicts and all(choice.max_queries == 0 for choice in choices if choice.problem is None):
-        notes.append(f"The budget, epsilon {report.budget_epsilon:g}, does not hold a single question.")
+    head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}."
+    lines = [*_wrap(f"{head} No private record was read; nothing is charged.", 2), "", *format_table(report), ""]
+    lines += _explain_verdicts(report.choices)
+    notes, best = [*report.notes], report.best_choice
     if best is None:
-        notes += [*report.notes, "None of these choices works."]
-        return "\n".join([*lines, "", *(line for note in notes for line in _wrap(note, 2))])
-    routes = ", ".join(f"{route} {format_epsilon(value)}" for route, value in best.routes.items())
-    rule = "whose labels need a lead of at most a quarter of the votes, or else of half of them"
-    rule = rule if best.forecast is None else "of those within 2 % of the most right labels that the budget holds"
-    notes += [*report.notes, f"* The least epsilon {rule}. By each route: {routes}."]
-    command = textwrap.wrap(
-        " ".join(["python train.py", *best.settings]), WIDTH - 4, break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(
-        [*lines, "", *(line for note in notes for line in _wrap(note, 2)), "  " + " \\\n    ".join(command)]
-    )
+        notes.append("None of these choices works.")
+    elif best.forecast is None:
+        notes.append("* The least epsilon whose labels need a lead of at most a quarter of the votes, or else of half.")
+    else:
+        notes.append("* The least epsilon within 2 % of the most right labels that the budget holds.")
+    lines += ["", *(line for note in notes for line in _wrap(note, 2))]
+    if best is not None:
+        words = " ".join(["python train.py", *best.settings])
+        command = textwrap.wrap(words, WIDTH - 4, break_long_words=False, break_on_hyphens=False)
+        lines.append("  " + " \\\n    ".join(command))
+    return "\n".join(lines)
+
+
+def _explain_verdicts(choices: tuple[Choice, ...]) -> list[str]:
+    """What the words of the table mean."""
+    verdicts = {choice.verdict for choice in choices} - {"cannot"}
+    meanings = [(name, meaning) for name, meaning in VERDICTS.items() if name in verdicts]
+    meanings += [("cannot", problem) for problem in dict.fromkeys(c.problem for c in choices) if problem is not None]
+    if any(choice.lead is not None for choice in choices):
+        meanings.append(("lead", "votes by which the winner must lead every other class for a useful label"))
+    return [line for name, meaning in meanings for line in _wrap(f"{name:>8}  {meaning}")]
 
 
 def _format_number(value: float | None, pattern: str = "{:.4g}") -> str:
@@ -100,15 +96,14 @@ _CELLS: dict[str, Callable[[Choice], str]] = {
     "right": lambda c: "-" if c.forecast is None else _format_number(c.forecast.accuracy, "{:.1%}"),
     "verdict": lambda c: c.verdict,
 }
+_OPTIONAL_COLUMNS = ("screen", "thr", "asked", "mechanism", "answered", "shard")
 
 
 def format_table(report: PlanReport) -> list[str]:
     """One line a choice, the best marked; of columns that do not fit into 80, those of one value leave first."""
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
-    for name in sorted(
-        ("screen", "thr", "asked", "mechanism", "answered", "shard"), key=lambda n: len(set(columns[n])) > 2
-    ):
+    for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):
         if sum(widths.values()) + 2 * len(widths) - 1 > WIDTH:
             widths.pop(name, None)
     marks = [" ", *("*" if choice is report.best_choice else " " for choice in report.choices)]

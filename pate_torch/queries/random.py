@@ -43,6 +43,9 @@ def get_features(state: QueryState, width: int = 64) -> Tensor:
 class Random(QueryStrategy):
     """A uniform sample of the open points, or without ``shuffle`` the first of them in the order they were loaded.
 
+    Attributes:
+        shuffle: Whether points are drawn. If not, the first open points are asked in the order they were loaded.
+
     Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
     """
 

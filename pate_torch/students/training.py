@@ -223,6 +223,8 @@ class GradientStudent(StudentAlgorithm):
         network_options: Options of the network.
         steps: Number of training steps.
         batch_size: Number of labeled points in a batch.
+        learning_rate: Peak learning rate of AdamW, after the warm-up.
+        weight_decay: Decoupled weight decay.
         ema: Decay of the averaged weights.
         augment: ``features.augmentation.Affine`` or a mapping of its fields; None if there is no geometric distortion.
         features: Recipe by which the network's trunk is learned from the public points first, without labels; None if

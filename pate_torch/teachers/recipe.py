@@ -29,8 +29,16 @@ class TeacherRecipe:
 
     Attributes:
         network: A name of ``networks.NETWORKS``.
-        options: Options of the network.
+        options: Options of the network, such as ``{"hidden": 64}`` or ``{"channels": [16, 32]}``.
+        steps: Number of training steps of each teacher.
         batch_size: Records a step.
+        learning_rate: Learning rate of the first step.
+        optimizer: adam or sgd.
+        momentum: Momentum of sgd.
+        weight_decay: Weight decay, which is decoupled with adam.
+        label_smoothing: Share of a label's weight that all classes get alike.
+        schedule: cosine or constant.
+        augment: Random distortions of images, or a mapping of the fields of ``Affine``; None if there are none.
         start: Trunk learnt from public points; None: none.
         backend: How teachers share the machine; all give the same teachers up to rounding.
         chunk: Number of teachers trained at once, on a CPU at most 16; None if ``teachers.launch`` chooses it from the

@@ -18,10 +18,10 @@ from pate_torch.mechanisms.neighbors import make_soft_pair, make_vote_pair
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.sensitive import Votes
-from tests import ROOT
+from tests.configurations import list_options
 from tests.mechanisms.vote_laws import CERTAIN
 
-NAMES = sorted({file.stem for file in (ROOT / "conf" / "mechanism").glob("*.yaml")} - {"svt"})  # another name
+NAMES = list_options("mechanism")
 STATISTICAL = pytest.mark.slow(reason="statistical audit: up to 600,000 draws a side")
 
 

@@ -13,21 +13,30 @@ from pate_torch.cli import main as cli
 from tests.command_runs import TINY
 
 
-def pate(*words):
-    return subprocess.run([sys.executable, "-m", "pate_torch", *words], capture_output=True, text=True, timeout=120)
-
-
-def test_help_names_every_command_without_loading_torch():
-    code = "import sys; from pate_torch.cli.main import main; main(['--help']); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+def check_in_a_fresh_process(code: str, *words: str, **environment: str) -> str:
+    """Run statements, which assert, in another process; its output."""
+    given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=240, env=given, check=False
+    )
     assert done.returncode == 0, done.stderr
-    for name in ("train", "label", "audit", "plan", "ledger", "predict", "export", "runs"):
-        assert f"  {name} " in done.stdout
+    return done.stdout
 
 
-def test_the_package_is_light_and_names_what_it_has():
-    code = "import sys, pate_torch; assert 'torch' not in sys.modules; assert 'PATE' in dir(pate_torch)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_the_package_and_its_help_load_no_torch_and_change_nothing_in_the_host_program():
+    output = check_in_a_fresh_process(
+        "import os, sys\n"
+        "before = dict(os.environ), list(sys.meta_path), sys.excepthook, list(sys.path_hooks)\n"
+        "import pate_torch\n"
+        "assert before == (dict(os.environ), sys.meta_path, sys.excepthook, sys.path_hooks)\n"
+        "assert 'PATE' in dir(pate_torch)\n"
+        "from pate_torch.cli.main import main, run_command\n"
+        "main(['--help'])\n"
+        "assert not {'torch', 'hydra'} & set(sys.modules)\n"
+        "run_command(lambda: 0)\n"
+        "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"  # threads that wait sleep
+    )
+    assert all(f"  {name} " in output for name in ("train", "label", "audit", "plan", "ledger", "predict", "export"))
     with pytest.raises(AttributeError, match="nothing_here"):
         pate_torch.nothing_here  # noqa: B018
 
@@ -36,62 +45,25 @@ COMPILER = ("torch._dynamo", "torch._inductor", "sympy")
 """Torch's compiler takes two seconds to load, and compiles nothing here."""
 
 
-def test_what_runs_is_loaded_without_what_only_some_runs_use():
-    unused = (
-        *COMPILER,
-        "scipy.stats",
-        "matplotlib",
-        "sklearn",
-        "pandas",
-        "opacus",
-        "hydra",
-        "tensorboard",
-        "torchvision",
-    )
-    code = f"import sys, pate_torch.pipeline, pate_torch.api.labeler; assert not set({unused}) & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_classifier_is_loaded_without_what_only_some_fits_use():
+def test_python_loads_what_all_fits_use_and_leaves_the_configuration_alone():
     unused = ("opacus", "hydra", "tensorboard", "torchvision", "matplotlib", "mpmath")
-    code = f"import sys; from pate_torch import PATEClassifier; assert not set({unused}) & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_import_changes_nothing_in_the_host_program():
-    code = (
-        "import os, sys; before = dict(os.environ), list(sys.meta_path), sys.excepthook, list(sys.path_hooks);"
-        "import pate_torch; assert before == (dict(os.environ), sys.meta_path, sys.excepthook, sys.path_hooks)"
+    check_in_a_fresh_process(
+        f"import sys; from pate_torch import PATEClassifier; assert not set({unused}) & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow(reason="a whole run in another process")
 def test_a_run_does_not_load_torch_s_compiler(tmp_path):
-    """Teachers, an encoder and a student are trained."""
+    """Teachers, an encoder and a student are trained; threads that wait do as the user asked."""
     settings = [*TINY, "student=fixmatch", "student.network=small_cnn", "student.steps=2", "features=contrastive"]
     settings += ["recommended.features_steps=2", "student.augment={rotate:5}"]
     code = (
-        "import sys; from pate_torch.cli.main import main; main(sys.argv[1:]);"
-        f"assert 'torch' in sys.modules and not set({COMPILER}) & set(sys.modules)"
+        "import os, sys; from pate_torch.cli.main import main; main(sys.argv[1:]);"
+        f"assert 'torch' in sys.modules and not set({(*COMPILER, 'opacus')}) & set(sys.modules);"
+        "assert os.environ['OMP_WAIT_POLICY'] == 'ACTIVE'"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "train", *settings],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"PATE_HOME": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
+    check_in_a_fresh_process(code, "train", *settings, PATE_HOME=str(tmp_path), OMP_WAIT_POLICY="ACTIVE")
     assert list(tmp_path.rglob("student.safetensors"))
-
-
-@pytest.mark.parametrize("wait", [None, "ACTIVE"])
-def test_threads_that_wait_sleep_unless_told_otherwise(wait):
-    given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
-    given |= {} if wait is None else {"OMP_WAIT_POLICY": wait}
-    code = "import os; from pate_torch.cli.main import run_command; run_command(lambda: 0);"
-    code += f"assert os.environ['OMP_WAIT_POLICY'] == {wait or 'PASSIVE'!r}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=given)
 
 
 @pytest.mark.parametrize("words,code", [(["--help"], 0), (["help"], 0), ([], 2), (["lable"], 2)])
@@ -124,11 +96,11 @@ def test_exit_codes_are_those_of_the_commands(capsys, words, code):
     assert capsys.readouterr().err
 
 
+@pytest.mark.slow(reason="a process that imports torch")
 def test_train_is_train_py():
-    done = pate("train", "--cfg", "job", "num_teachers=7")
-    assert done.returncode == 0, done.stderr
-    assert "num_teachers: 7" in done.stdout
-    assert pate("train", "nonsense=1").returncode == 2
+    words = [sys.executable, "-m", "pate_torch", "train", "--cfg", "job", "num_teachers=7"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "num_teachers: 7" in done.stdout, done.stderr
 
 
 def write(root, name, **changes):
@@ -163,7 +135,13 @@ def test_runs_are_listed(tmp_path, capsys):
     assert only["epsilon"] == 1.2341 and only["run"] == "digits/gaussian/labels"
 
 
-@pytest.mark.parametrize("words", [["train", "--help"], ["--help"], ["train", "--cfg", "job"]])
+SLOW = pytest.mark.slow(reason="a process that imports torch")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *(pytest.param(words, marks=SLOW) for words in (["train", "--help"], ["train", "--cfg", "job"]))],
+)
 def test_a_closed_pipe_ends_quietly(words):
     """As of ``pate train --help | head -1``."""
     near, far = os.pipe()

@@ -112,7 +112,6 @@ def test_seeded_noise_claims_nothing(home):
         (("num_points=31",), (), "50 x 30"),
         (("num_queries=31",), (), "num_queries=31"),
         (("privacy.budget_epsilon=1",), (), "privacy.budget_epsilon=1"),
-        (("mechanism=sparse_vector",), ["mechanism.sigma"], "num_teachers=50"),
         (("nonsense=1",), (), "nonsense"),
         (("mechanism=nonsense",), (), "nonsense"),
         (("votes=missing.npy",), (), "no such file"),
@@ -149,13 +148,6 @@ def test_the_charge_stands_before_the_noise_and_stays_when_interrupted(home, mon
     assert seen == [{"hospitals": price(P)}]
     assert spent(home) == {"hospitals": price(P)}
     assert folders(home) == []
-
-
-def test_help(capsys):
-    with pytest.raises(SystemExit) as stop:
-        label.main(["--help"])
-    assert stop.value.code == 0
-    assert "votes=" in capsys.readouterr().out
 
 
 def test_no_data_set_is_asked_that_was_not_named(capsys, tmp_path, monkeypatch):

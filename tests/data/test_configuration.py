@@ -1,4 +1,4 @@
-"""Every data set and partition YAML builds its class, states all its fields, and recommends the same keys."""
+"""Every data set's YAML builds its class, states all its fields, and recommends the same keys."""
 
 from dataclasses import fields
 
@@ -49,9 +49,3 @@ def test_dataset_yaml(path):
     assert 0 < recommended["delta"] < 1e-3 and recommended["threshold"] <= recommended["num_teachers"]
     if recommended["augment"] is not None:
         Affine(**recommended["augment"])
-
-
-@pytest.mark.parametrize("path", sorted((CONF / "partition").glob("*.yaml")), ids=lambda path: path.stem)
-def test_partition_yaml(path):
-    partition = instantiate(OmegaConf.load(path), _convert_="all")
-    assert partition.name == partition.adjacency == path.stem

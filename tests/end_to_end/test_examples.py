@@ -9,10 +9,11 @@ from pate_torch.verify.command import verify_release
 from tests import ROOT
 
 FILES = sorted((ROOT / "examples").glob("*.py"))
+QUICK, SLOW = "chest_xrays", pytest.mark.slow(reason="whole examples; one of them runs by default")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [pytest.param(f, marks=() if f.stem == QUICK else SLOW, id=f.stem) for f in FILES])
 def test_an_example_runs_and_its_release_passes(file, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [str(file)])

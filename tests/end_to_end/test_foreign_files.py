@@ -215,13 +215,13 @@ def rewritten(release: Path, name: str, draw: random.Random) -> None:
 @pytest.mark.parametrize("name", ["privacy.json", "summary.json", "release.json", "labels.csv", "student.safetensors"])
 def test_releases_from_strangers_are_checked_to_an_end(name, home, tmp_path):
     whole, draw, failed = home / "runs/blobs/gaussian/first/release", random.Random(0), 0
-    for turn in range(40):
+    for turn in range(20):
         release = shutil.copytree(whole, tmp_path / str(turn))
         rewritten(release, name, draw)
         found: list = []
         failed += outcome(lambda release=release, found=found: found.extend(verify_release(release)))
         failed += any(not check.is_ok for check in found)
-    assert failed > 15
+    assert failed > 7
 
 
 @pytest.mark.parametrize("name", ["release.json", "labels.csv"])

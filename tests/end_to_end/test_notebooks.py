@@ -36,7 +36,7 @@ def run(notebook, folder):
     ).execute()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs every notebook in a kernel")
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.ipynb")), ids=lambda file: file.stem)
 def test_notebook_runs_from_a_bare_folder(file, bare):
     run(nbformat.read(file, as_version=4), bare)

@@ -213,7 +213,12 @@ def run(home: Path, said: tuple[str, ...], monkeypatch, **given: object) -> Path
     return made.parent
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = {"dpsgd_baseline", "labels_only", "mnist_low_epsilon", "mnist_pate", "mnist_prototypes", "mnist_reverse_knn",
+        "sanitised", "selection", "transductive", "integer_noise"}  # fmt: skip
+MARK = pytest.mark.slow(reason="one of many runs with a pin of its own")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=MARK if case in SLOW else ()) for case in CASES])
 def test_a_run_leaves_what_is_pinned(case, tmp_path, monkeypatch, entropy, pinned):
     pinned(case, left(tmp_path, run(tmp_path, CASES[case], monkeypatch)), LOOSE.get(case, CLOSE))
 
@@ -254,6 +259,7 @@ def test_a_change_would_be_noticed():
     assert list(differences(pin, {key: value for key, value in pin.items() if key != "queries"}))
 
 
+@pytest.mark.slow(reason="three runs; using labels and teachers again is tested in test_fixed_names")
 def test_labels_and_teachers_used_again_leave_what_is_pinned(tmp_path, monkeypatch, entropy, pinned):
     """Labels cost nothing a second time; other questions to the same teachers are charged to the same account."""
     said = (*TEACHERS, "linear teachers", "supervised")

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from tests import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="builds, installs and uses a wheel")
 
 
 def run(*words: str, **options) -> subprocess.CompletedProcess[str]:
@@ -55,21 +55,12 @@ def committed(folder: str) -> set[str]:
     }
 
 
-def test_it_holds_the_package_the_configuration_and_the_licence(names):
+def test_it_holds_the_package_and_the_configuration_and_nothing_else(names):
     assert committed("pate_torch") <= names
     assert {f"pate_torch/{name}" for name in committed("conf")} <= names
-    page = "reporting/templates/report.html.jinja"
-    for needed in (
-        "py.typed",
-        "reporting/privacy.schema.json",
-        page,
-        "conf/config.yaml",
-    ):
-        assert f"pate_torch/{needed}" in names
+    needed = ("py.typed", "release/privacy.schema.json", "release/templates/report.html.jinja", "conf/config.yaml")
+    assert {f"pate_torch/{name}" for name in needed} <= names
     assert any(re.fullmatch(r"pate_torch-[^/]*\.dist-info/licenses/LICENSE", name) for name in names)
-
-
-def test_it_holds_nothing_else(names):
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"pate_torch"}
     strays = [name for name in names if re.search(r"__pycache__|\.pyc$|\.sqlite|outputs/|\.safetensors$|/local/", name)]
@@ -106,18 +97,14 @@ def installed(built, tmp_path_factory):
     return environment, elsewhere
 
 
-def test_it_is_the_wheel_that_is_used(installed):
+def test_it_runs_from_elsewhere(installed):
+    """It is the wheel that is used; a tiny run leaves a release, and the other commands find it."""
     environment, elsewhere = installed
-    code = "import pate_torch, pate_torch.cli.train as c; print(pate_torch.__file__); print(c.configuration())"
+    code = "import pate_torch, pate_torch.core.run_folders as r; print(pate_torch.__file__, r.find_config_folder())"
     done = run(sys.executable, "-c", code, env=environment, cwd=elsewhere)
     package, configuration = map(Path, done.stdout.split())
     assert package.is_relative_to(environment["PATE_SITE"]), done.stderr
     assert configuration == package.parent / "conf"
-
-
-def test_it_runs_from_elsewhere(installed):
-    """The script composes; a tiny run leaves a release, and the other commands find it."""
-    environment, elsewhere = installed
     script = str(Path(environment["PATE_SITE"]) / "bin" / "pate")
     done = run(script, "train", "--cfg", "job", "--resolve", "mechanism=confident", env=environment, cwd=elsewhere)
     assert done.returncode == 0 and "pate_torch.mechanisms.confident.ConfidentGNMax" in done.stdout, done.stderr
@@ -144,11 +131,12 @@ def test_an_empty_environment_runs_the_demo_and_checks_it(built, tmp_path):
     done = run(*pip, "--disable-pip-version-check", str(built["wheel"]))
     assert done.returncode == 0, done.stderr
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
+    clean["PATE_HOME"] = "home"
     pate = str(tmp_path / "fresh" / "bin" / "pate")
     done = run(pate, "demo", env=clean, cwd=tmp_path)
     assert done.returncode == 0 and "Guarantee" in done.stdout, done.stderr
-    (made,) = (tmp_path / "outputs" / "runs" / "digits" / "gaussian").iterdir()
-    done = run(pate, "verify", str(made), "--ledger", "outputs/ledger.sqlite", env=clean, cwd=tmp_path)
+    (made,) = (tmp_path / "home" / "runs" / "digits" / "gaussian").iterdir()
+    done = run(pate, "verify", str(made), "--ledger", "home/ledger.sqlite", env=clean, cwd=tmp_path)
     assert done.returncode == 0 and "FAILS" not in done.stdout, done.stdout + done.stderr
     where = run(python, "-c", "import pate_torch; print(pate_torch.__file__)", env=clean, cwd=tmp_path).stdout
     assert Path(where.strip()).is_relative_to(site)

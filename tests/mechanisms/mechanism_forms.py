@@ -1,4 +1,4 @@
-"""Every mechanism of conf/mechanism in every kind of noise, at small values, and votes to ask it about."""
+"""Every mechanism that the configuration names in every kind of noise, at small values, and votes to ask it about."""
 
 import math
 
@@ -8,18 +8,17 @@ from hydra.utils import get_class
 from omegaconf import OmegaConf
 
 from pate_torch.privacy.sensitive import Votes
-from tests import ROOT
+from tests.configurations import list_options, load_option
 
-CONF = ROOT / "conf" / "mechanism"
 # A histogram counts records in cells, gradient descent sums gradients: see tests/methods.
-ALL = sorted({file.stem for file in CONF.glob("*.yaml")} - {"svt"})  # which is another name of sparse_vector
+ALL = list_options("mechanism")
 NAMES = [name for name in ALL if name not in ("histogram", "gradient_descent")]
 SMALL = {"recommended": {"sigma": 3.0, "screen_sigma": 4.0, "threshold": 12.0, "delta": 1e-5}}
 
 
 def build(name: str, noise: str = "torch", /, **values):
-    """The mechanism of one YAML, its interpolations filled with small values."""
-    merged = OmegaConf.merge(OmegaConf.load(CONF / f"{name}.yaml"), values)
+    """The mechanism of one configuration, its interpolations filled with small values."""
+    merged = OmegaConf.merge(load_option("mechanism", name), values)
     root = OmegaConf.create({**SMALL, "privacy": {"delta": 1e-5}, "noise": noise, "mechanism": merged})
     values = OmegaConf.to_container(root.mechanism, resolve=True)
     return get_class(values.pop("_target_"))(**values)

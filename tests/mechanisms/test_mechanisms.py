@@ -1,4 +1,4 @@
-"""The contract of every mechanism in conf/mechanism: priced as executed, and never beyond its worst case."""
+"""The contract of every mechanism that can be configured: priced as executed, and never beyond its worst case."""
 
 import dataclasses
 import math
@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from scipy import stats
 
 from pate_torch.accounting import rdp
@@ -23,8 +22,8 @@ from pate_torch.mechanisms.base import Mechanism, RecordMechanism, VoteMechanism
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import VOTE_SENSITIVITY, Votes
+from tests.configurations import load_option
 from tests.mechanisms.mechanism_forms import (
-    CONF,
     FORMS,
     NAMES,
     build,
@@ -107,7 +106,7 @@ def test_no_mechanism_is_without_a_kind_of_noise():
 def test_yaml_is_the_dataclass(name):
     mechanism = build(name)
     assert isinstance(mechanism, Mechanism) and mechanism.name == name
-    keys = set(OmegaConf.load(CONF / f"{name}.yaml")) - {"_target_"}
+    keys = set(load_option("mechanism", name)) - {"_target_"}
     assert keys == {field.name for field in dataclasses.fields(mechanism)}
     assert dataclasses.replace(mechanism) == mechanism  # plain values: equality and a readable repr
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -12,7 +12,8 @@ from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.base import MethodInputs
-from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
+from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise

@@ -192,6 +192,7 @@ def harness(tmp_path, monkeypatch):
     """The neighbor harness on a copy of the configuration with one file more."""
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
+    (conf / "method").mkdir()
     (conf / "method" / "counted_reverse_knn.yaml").write_text(YAML)
     cached = (choices.groups, choices.composed, choices._made, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 from hydra.utils import get_class
-from omegaconf import OmegaConf
 
 from pate_torch.mechanisms.base import RecordMechanism, VoteMechanism
 from pate_torch.methods.base import PrivateMethod
@@ -16,10 +15,10 @@ from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.votes_file import VotesFile
-from tests import ROOT
+from tests.configurations import list_options, load_option
 from tests.mechanisms.mechanism_forms import ALL, made
 
-NAMED = {file.stem: get_class(OmegaConf.load(file)["_target_"]) for file in (ROOT / "conf" / "method").glob("*.yaml")}
+NAMED = {name: get_class(load_option("method", name)["_target_"]) for name in list_options("method")}
 """The class behind every choice of ``method``."""
 TAKES = {
     "gradients": ("gradient_descent",),

@@ -169,6 +169,7 @@ def harness(tmp_path, found, monkeypatch):
     """The neighbor harness on a copy of the configuration with one file more."""
     conf = tmp_path / "conf"
     shutil.copytree(choices.CONF, conf)
+    (conf / "method").mkdir()
     (conf / "method" / "nearest_mean.yaml").write_text(YAML)
     cached = (choices.groups, choices.composed, choices._made, choices.methods, choices.slots, choices.values)
     monkeypatch.setattr(choices, "CONF", conf)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 
 from pate_torch import networks
 from pate_torch.cli import hydra_config
@@ -17,7 +16,6 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import AddRemove, Partition, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.sensitive import GradientSums, SensitiveRecords
-from tests import ROOT
 from tests.worlds import IMAGES, images
 
 
@@ -49,5 +47,5 @@ def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, 
 def configured(home: Path, *overrides: str):
     folder = home / "runs" / "one" / "two" / f"run{len(list(home.glob('runs/one/two/*')))}"
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with hydra_config.open_configuration():
         return hydra_config.build_run_config(hydra_compose("config", overrides=[*overrides, *places]), folder)

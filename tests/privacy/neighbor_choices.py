@@ -21,9 +21,12 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
+from pate_torch.cli import hydra_config
+from pate_torch.components import COMPONENTS
 from pate_torch.config import RunConfig
 from pate_torch.core.run_folders import find_config_folder
 from pate_torch.methods.base import PrivateMethod
+from tests.configurations import list_options, load_option
 
 CONF = Path(find_config_folder()).resolve()
 
@@ -110,12 +113,13 @@ def groups() -> tuple[str, ...]:
     """Every group of components that a default of config.yaml names."""
     defaults: Any = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml").defaults)
     named = (next(iter(entry)) for entry in defaults if isinstance(entry, dict))
-    return tuple(name for name in named if "@" not in name and (CONF / name).is_dir() and name != "dataset")
+    return tuple(name for name in named if name in COMPONENTS)
 
 
 @functools.cache
 def composed(override: str, image: bool, noise: str, adjacency: str) -> Any:
     """The whole configuration with one option of one group, at toy size."""
+    hydra_config.register_components()
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         return hydra.compose(
             "config",
@@ -137,9 +141,9 @@ def component(group: str, option: str, change: Changes, image: bool, noise: str,
 @functools.cache
 def _made(group: str, option: str, change: Changes, image: bool, noise: str, adjacency: str) -> Any:
     adjacency = option if group == "partition" else adjacency
-    raw: Any = OmegaConf.load(CONF / group / f"{option}.yaml")
-    if "@package" in (CONF / group / f"{option}.yaml").read_text() or not {"_target_", "defaults"} & set(raw):
-        return None  # a whole setting, or the absence of anything
+    raw: Any = load_option(group, option, CONF)
+    if not {"_target_", "defaults"} & set(raw):
+        return None  # the absence of anything
     if "defaults" in raw:  # made of other files: the slow way
         given = composed(f"{group}={option}", image, noise, adjacency).get(group)
     else:
@@ -173,7 +177,7 @@ def kind_of(value: Any) -> type:
 @functools.cache
 def methods() -> list[type[PrivateMethod]]:
     """The classes of all methods that the configuration names."""
-    targets = (OmegaConf.load(file)["_target_"] for file in sorted((CONF / "method").glob("*.yaml")))
+    targets = (load_option("method", name, CONF)["_target_"] for name in list_options("method", CONF))
     return list(dict.fromkeys(hydra.utils.get_class(target) for target in targets))
 
 
@@ -208,10 +212,9 @@ def values() -> dict[str, dict[str, Make]]:
     known = slots()
     for group in groups():
         members = {
-            file.stem: made
-            for file in sorted((CONF / group).glob("*.yaml"))
-            if file.stem != "svt"  # another name of sparse_vector
-            if (made := component(group, file.stem, (), True, "torch", "add_remove")) is not None
+            name: made
+            for name in list_options(group, CONF)
+            if (made := component(group, name, (), True, "torch", "add_remove")) is not None
         }
         # A group is of one kind (what only looks like another kind is left out), or each member is of its own.
         alike = set.intersection(*(set(places(made, known)) for made in members.values())) if members else set()

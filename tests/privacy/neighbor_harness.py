@@ -34,7 +34,7 @@ from pate_torch.core import progress
 from pate_torch.hypotheses import exponential
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.base import Mechanism
-from pate_torch.methods.dpsgd import NoiseSourceOptimizer
+from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource

@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 
 from pate_torch import PATE, pipeline, session
+from pate_torch.cli import hydra_config
 from pate_torch.cli import label as label
 from pate_torch.core import run_folders
-from pate_torch.core.run_folders import find_config_folder
 from pate_torch.data.tabular import Csv
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.dpsgd import DPSGD, NoiseSourceOptimizer
+from pate_torch.methods.dpsgd import DPSGD
+from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
@@ -414,7 +414,7 @@ def _label(home, monkeypatch):
     monkeypatch.setenv("PATE_HOME", str(home))
     monkeypatch.setenv("PATE_RUN_ID", "one")
     given = ["num_classes=3", "dataset.name=blobs", "mechanism.sigma=9", "privacy.delta=1e-4", "quiet=true"]
-    with initialize_config_dir(version_base="1.3", config_dir=find_config_folder()):
+    with hydra_config.open_configuration():
         pipeline.run(label.build_config(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
 
 

@@ -2,23 +2,21 @@
 
 import dataclasses
 import functools
-from pathlib import Path
 
 import pandas as pd
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import compose
 from hydra.utils import instantiate
 
-from pate_torch.cli import train as command
+from pate_torch.cli import hydra_config
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import Column, TableSchema
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from tests import ROOT
+from tests.configurations import list_options
 from tests.worlds import IMAGES, images
 
 CPU = torch.device("cpu")
-FILES = sorted((ROOT / "conf" / "student").glob("*.yaml"))
-NAMES = [file.stem for file in FILES if "_target_" in file.read_text() and file.stem != "released_model"]  # learns none
+NAMES = [name for name in list_options("student") if name not in ("none", "same", "released_model")]  # these train none
 ROWS = DataSpec(name="clouds", num_classes=2, input_shape=(6,), class_names=("a", "b"), mean=(0.0,) * 6, std=(2.0,) * 6)
 
 TABLE = DataSpec(
@@ -69,7 +67,7 @@ def compute_accuracy(student: Student) -> float:
 
 @functools.cache
 def _compose(name: str) -> StudentAlgorithm:
-    with initialize_config_dir(str(Path(command.find_config_folder()).resolve()), version_base="1.3"):
+    with hydra_config.open_configuration():
         augment = "recommended.augment={rotate:0,scale:0,shift:0.5,shear:0}"
         node = compose("config", overrides=[f"student={name}", "features=none", augment]).student
     return instantiate(node, _convert_="all")

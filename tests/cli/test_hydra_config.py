@@ -1,0 +1,52 @@
+"""Hydra finds the package's components beside the files of conf/ and those of a user."""
+
+import pytest
+from hydra import compose
+
+from pate_torch.cli import hydra_config
+from pate_torch.components import COMPONENTS
+from tests.command_runs import train
+
+MINE = "_target_: pate_torch.mechanisms.laplace.LNMax\nname: laplace\nsigma: 7.0\n"
+
+
+def test_each_component_is_an_option_of_its_group():
+    with hydra_config.open_configuration():
+        for choice in ("mechanism=svt", "student=self_training", "teacher=public_start", "selection=exponential"):
+            group, _, name = choice.partition("=")
+            assert compose("config", overrides=[choice])[group], choice
+            assert name in COMPONENTS[group]
+
+
+def test_a_method_brings_its_mechanism_and_a_group_can_be_placed_elsewhere():
+    with hydra_config.open_configuration():
+        cfg = compose("config", overrides=["method=gradients", "student=ensemble", "student@student.member=vat"])
+    assert cfg.mechanism.name == "gradient_descent" and cfg.mechanism.adjacency == "add_remove"
+    assert cfg.student.member.name == "vat" and cfg.guide_student.name == "supervised"
+
+
+def test_a_file_of_the_user_is_an_option_and_may_not_have_the_name_of_a_component(tmp_path, monkeypatch):
+    """Hydra would mix the keys of the two."""
+    (tmp_path / "mechanism").mkdir()
+    for name in ("gaussian", "of_my_own"):
+        (tmp_path / "mechanism" / f"{name}.yaml").write_text(MINE)
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with hydra_config.open_configuration():
+        cfg = compose("config", overrides=[search, "mechanism=of_my_own"])
+    assert (cfg.mechanism.name, cfg.mechanism.sigma) == ("laplace", 7.0)
+    with pytest.raises(ValueError, match="Give your file another name"), hydra_config.open_configuration():
+        compose("config", overrides=[search, "mechanism=gaussian"])
+    outcome = train(tmp_path / "home", search, "mechanism=gaussian", monkeypatch=monkeypatch)
+    assert "mechanism='gaussian': is a component of pate_torch" in outcome.error
+
+
+def test_a_sweep_runs_each_value(tmp_path, monkeypatch):
+    outcome = train(tmp_path, "mechanism.sigma=4,5", "student=none", monkeypatch=monkeypatch, base=["-m", *SHORT])
+    assert outcome.code == 0, outcome.err
+    assert len(list(tmp_path.glob("runs/digits/gaussian/*/release/labels.csv"))) == 2
+
+
+SHORT = [
+    *("dataset.private=120", "dataset.public=40", "dataset.test=20", "num_teachers=6", "num_queries=4", "query=random"),
+    *("teacher=logistic", "teacher.steps=3", "baseline=false", "privacy.opening_budget=50", "quiet=true"),
+]

@@ -1,0 +1,200 @@
+"""``pate plan``: the choices that settings name, what it must not touch, and every wrong argument in one line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pate_torch.cli import hydra_config
+from pate_torch.cli import plan as command
+from pate_torch.core.run_folders import find_config_folder
+from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.planning.pilot import Pilot
+from pate_torch.privacy.ledger import Ledger
+from tests import ROOT
+from tests.features import encoder_worlds as worlds
+
+DATASETS = sorted(file.stem for file in Path(find_config_folder(), "dataset").glob("*.yaml"))
+FONTS = f"hydra.searchpath=[file://{ROOT}/benchmarks/conf]"
+TERMS = {"budget_epsilon": 4.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    return tmp_path / "home"
+
+
+def plan(*settings):
+    return command.plan(settings)
+
+
+def run_plan(*settings):
+    """The plan that train.py would make of the same settings."""
+    with hydra_config.open_configuration():
+        return command.compose_plan(settings)
+
+
+def test_what_is_left_open_is_halved_and_doubled():
+    """The number of teachers only where a pilot tells what it does to their labels."""
+
+    def grid(*settings):
+        return [(choice.num_teachers, choice.parameters["sigma"]) for choice in plan(*settings).choices]
+
+    assert grid() == [(75, s) for s in (5.5, 11, 22)]
+    assert grid("num_teachers=range(10,30,10)", "mechanism.sigma=5,6") == [(10, 5), (10, 6), (20, 5), (20, 6)]
+    axes = command.make_default_axes(run_plan("dataset=digits"), set(), has_pilot=True)
+    assert axes["num_teachers"] == ("37", "75", "150")
+
+
+def test_a_recommended_threshold_moves_with_the_number_of_teachers():
+    report = plan("dataset=mnist", "mechanism=confident", "num_teachers=125,1000")
+    assert [choice.parameters["threshold"] for choice in report.choices] == [100, 800]
+    assert "mechanism.threshold=100" in report.choices[0].settings
+    for choice in report.choices:  # the settings of a row are those of the run that it describes
+        method = run_plan(*choice.settings).method
+        assert (method.num_teachers, method.mechanism.threshold) == (
+            choice.num_teachers,
+            choice.parameters["threshold"],
+        )
+
+
+def test_the_account_of_the_data_set_is_read_and_nothing_is_charged(home):
+    assert not any("Account" in note for note in plan("teachers=50").notes) and list(home.iterdir()) == []
+    mechanism = GNMax(sigma=8.3)
+    with Ledger(home / "ledger.sqlite") as ledger:
+        ledger.open_account("digits", planned_events=mechanism.privacy_events(20), **TERMS)
+        head, entries = ledger.get_head(), len(ledger.read_entries())
+    report = plan("num_teachers=50", "mechanism.sigma=8.3")
+    assert (report.budget_epsilon, report.budget_source) == (4.0, "the account's cap")
+    assert any("of 4 at delta 1e-4, add_remove; what is left holds" in note for note in report.notes)
+    with Ledger(home / "ledger.sqlite") as ledger:
+        assert (ledger.get_head(), len(ledger.read_entries())) == (head, entries)
+
+
+@pytest.mark.slow(reason="composes a configuration for each of 13 data sets")
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_is_planned_for_without_its_files(name, monkeypatch):
+    source = type(run_plan(f"dataset={name}").dataset)
+    monkeypatch.setattr(source, "load", lambda self: pytest.fail("private records were read"))
+    (choice,) = plan(f"dataset={name}", "data_root=/nowhere", "teachers=60", "mechanism.sigma=8").choices
+    assert choice.problem is None and choice.lead is not None
+
+
+def test_gradients_at_the_same_price_are_suggested_as_settings_that_can_be_planned():
+    csv = ("dataset=csv", "dataset.nominal_size=3000", "pilot.num_classes=4")
+    report = plan(*csv, "teachers=24", "mechanism.sigma=20")
+    (teachers,) = report.choices
+    (note,) = [note for note in report.notes if "method=gradients" in note]
+    (gradients,) = plan(*csv, *note.rsplit(": ", 1)[1].split()).choices
+    assert gradients.mechanism == "gradient_descent" and gradients.verdict == "ok"
+    assert gradients.epsilon == pytest.approx(teachers.epsilon, rel=1e-3)
+    few = plan("dataset=csv", "dataset.nominal_size=30", "teachers=15", "mechanism.sigma=2", "num_queries=5")
+    assert few.best_choice is not None and not any("method=gradients" in note for note in few.notes)
+
+
+# ---- the pilot ------------------------------------------------------------------------------------------------------
+
+MAILS = """# @package _global_
+defaults: [text]
+dataset:
+  name: {name}
+  path: {folder}/{name}.csv
+  public_path: {folder}/{name}_public.csv
+  test_path: {folder}/{name}_test.csv
+  benchmark: true
+"""
+ENCODED = ("dataset=text", "dataset.nominal_size=400", "features=encoder", f"features.tokenizer={worlds.WORDS}")
+BRIEF = ("pilot.teachers=4", "pilot.num_queries=100", "teacher=logistic", "teacher.steps=20", "teachers=8")
+
+
+def mails(folder, name, seed, labeled=True):
+    """A data set of one's own, by a file of one's own."""
+    draw = np.random.default_rng(seed)
+    for part, count in (("", 300), ("_public", 120), ("_test", 120)):
+        worlds.mails(folder / f"{name}{part}.csv", count, draw, labeled=labeled or part != "_public")
+    (folder / "dataset").mkdir(exist_ok=True)
+    (folder / "dataset" / f"{name}.yaml").write_text(MAILS.format(name=name, folder=folder))
+
+
+@pytest.fixture
+def encoded(tmp_path):
+    """A plan for texts through an encoder, and public texts that it may be tried on."""
+    mails(tmp_path, "old", seed=1)
+    worlds.table(tmp_path / "table.safetensors")
+    return (*ENCODED, f"features.weights={tmp_path}/table.safetensors", f"hydra.searchpath=[file://{tmp_path}]")
+
+
+def test_a_pilot_sees_its_stand_in_as_the_run_sees_its_records(encoded, tmp_path, monkeypatch):
+    """Through the same encoder, as features; and the planned data are left alone, of which there is no file."""
+    seen = []
+    monkeypatch.setattr(command, "Pilot", lambda *given: seen.append(given[1]) or Pilot(*given))
+    paths = (f"dataset.path={tmp_path}/mails.csv", "dataset.name=mails", "pilot.dataset=old")
+    report = plan(*encoded, *paths, *BRIEF, "mechanism.sigma=2", "num_queries=20")
+    texts = [row.split(",")[0] for row in (tmp_path / "old.csv").read_text().split()[1:]]
+    feature_ND = worlds.static(tmp_path).encode(texts)
+    (data,) = seen
+    assert sorted(data.private.x.tolist()) == sorted(feature_ND.tolist()) and not (tmp_path / "mails.csv").exists()
+    (choice,) = report.choices
+    assert choice.forecast.accuracy > 0.8 and any("Tried on old" in note for note in report.notes)
+
+
+def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(encoded, tmp_path, capsys):
+    planned = (*encoded, "dataset.name=mails", "pilot.dataset=old", *BRIEF)
+    mails(tmp_path, "bare", seed=2, labeled=False)
+    for settings, message in (
+        (planned, "the very records"),  # nobody knows of which file
+        ((*planned, "labels_only=true"), "the very records"),
+        ((*planned, f"dataset.path={tmp_path}/dataset/../old.csv"), "the very records"),
+        ((*planned, "dataset.path=old.csv", f"data_root={tmp_path}"), "the very records"),
+        ((*encoded, "dataset.path=mails.csv", "pilot.dataset=bare", *BRIEF), "of unknown classes"),
+        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=10", *BRIEF), "is for texts"),
+        ((*encoded, "pilot.dataset=nosuch"), "is no data set here"),
+        ((*encoded, "pilot.dataset=libsvm"), "not declared as public"),
+        ((*encoded, "pilot.dataset=digits", "pilot.num_classes=3"), "10 classes"),
+        (("pilot.dataset=digits",), "the very records"),
+        (("dataset=csv", "pilot.dataset=digits"), "nominal_size"),
+    ):
+        assert command.main(settings) == 2
+        assert message in capsys.readouterr().err
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_or_one_object(capsys):
+    assert command.main(["teachers=50", "mechanism.sigma=8.3"]) == 0
+    assert "python train.py num_teachers=50 mechanism.sigma=8.3" in capsys.readouterr().out
+    assert command.main(["mechanism.sigma=8.3", "teachers=50", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["choices"][0]["num_teachers"] == 50
+
+
+@pytest.mark.parametrize(
+    "settings,key",
+    [
+        (["mechanism=gausian"], "gaus"),
+        (["mechanism.sgima=3"], "sgima"),
+        (["mechanism.sigma=1e-200"], "mechanism.sigma"),
+        (["mechanism.sigma=a,b"], "mechanism.sigma"),
+        (["mechanism=single_stable", "mechanism.epsilon=1e200"], "mechanism.epsilon"),
+        (["privacy.delta=1e-5,1e-6"], "privacy.delta"),
+        (["privacy.target_epsilon=1", "mechanism.sigma=1,2"], "target_epsilon"),
+        (["teachers=few"], "teachers"),
+        (["teachers=5", "num_teachers=6"], "num_teachers"),
+        (["labels=0123456789abcdef"], "labels"),
+        (["votes=mine.csv"], "votes"),
+        (["method=reverse_knn"], "target_epsilon"),
+        (["method=dpsgd"], "target_epsilon"),
+        (["pilot.accuracy=0.5"], "pilot"),
+        (["pilot=digits"], "pilot"),
+        (["num_teachers=range(1,100)"], "combinations"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(settings, key, capsys, home):
+    assert command.main(settings) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and key in err
+    assert list(home.iterdir()) == []
