@@ -32,7 +32,6 @@ from pate_torch.release.renderer import to_strict_json
 from pate_torch.release.report import Accuracy
 from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.students.base import Student
-from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes
 
@@ -245,9 +244,7 @@ def attack_student(
         planned_events = tuple(events)
         bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
         bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
-    nonprivate_attack = (
-        None if nonprivate is None else attack(functools.partial(compute_first_logits, nonprivate), sides, seed)
-    )
+    nonprivate_attack = None if nonprivate is None else attack(lambda x: nonprivate.compute_logits(x)[0], sides, seed)
     return MembershipResult(
         student=attack(student.compute_logits, sides, seed),
         nonprivate=nonprivate_attack,

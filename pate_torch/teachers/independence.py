@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -24,12 +25,13 @@ from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.parallel import single_thread_mode
 from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers import distributed
 from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 
 T = TypeVar("T")
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def draw_candidate(candidates: Sequence[T]) -> T:
@@ -70,7 +72,7 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
         [sys.executable, "-c", program],
         input=input_bytes,
         capture_output=True,
-        env=distributed.make_child_environment(),
+        env=_make_child_environment(),
         check=False,
     )
     error, result = (
@@ -80,6 +82,13 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
         fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
         raise checks.error("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
     return result
+
+
+def _make_child_environment() -> dict[str, str]:
+    """The environment of a child process that finds this package, and is no rank of this run."""
+    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+    package = str(Path(__file__).resolve().parents[2])
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
 
 
 def run_received_work() -> None:

@@ -119,7 +119,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch, code):
 def test_a_system_without_locks_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
     with pytest.raises(ValueError, match="no flock"):
-        TeacherStore(tmp_path).record_ledger_head("digits", "0" * 64)
+        TeacherStore(tmp_path).record_charge("digits", None, "0" * 64)
 
 
 # ---- what is swept --------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_abandoned_checkpoints_are_swept_and_those_of_the_living_are_not(tmp_pat
 
 def test_half_written_files_of_the_store_are_swept(tmp_path):
     store = TeacherStore(tmp_path)
-    store.record_ledger_head("digits", "0" * 64)
+    store.record_charge("digits", None, "0" * 64)
     ensemble, unfinished = store.folder / ("a" * 16), store.folder / ("." + "b" * 16)
     for folder in (ensemble / "votes", unfinished / "votes"):
         folder.mkdir(parents=True)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from pate_torch.core.parallel import prefetch, run_in_parallel, single_thread_mode
-from pate_torch.teachers.ensemble import _map_in_threads
 from tests import ROOT
 
 CPU = torch.device("cpu")
@@ -109,15 +108,8 @@ def test_jobs_within_jobs_work_on_no_more_threads_than_torch_has(four_threads):
 
     def job(progress):
         run_in_parallel([busy.work] * 5, CPU, lambda *_: None)
-        list(_map_in_threads(busy.work, range(5), True))
 
     run_in_parallel([job] * 5, CPU, lambda *_: None)
-    assert busy.threads == {1} and 2 <= busy.most <= 4 and torch.get_num_threads() == 4
-
-
-def test_teachers_are_asked_on_no_more_threads_than_torch_has(four_threads):
-    busy = Busy()
-    assert list(_map_in_threads(busy.work, range(9), True)) == [1] * 9
     assert busy.threads == {1} and 2 <= busy.most <= 4 and torch.get_num_threads() == 4
 
 

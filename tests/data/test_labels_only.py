@@ -19,8 +19,8 @@ from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.supervised import Supervised
+from pate_torch.teachers.recipe import PublicStart
 from pate_torch.teachers.training import TeacherRecipe, train
-from pate_torch.teachers.trunk import PublicStart
 from tests.run_configs import changed, run_config
 from tests.worlds import check_adjacency
 
@@ -30,7 +30,6 @@ START = PublicStart(
     features=ContrastiveFeatures(
         network_options={"channels": [8, 16], "hidden": 24}, steps=30, batch_size=64, augment=AUGMENT
     ),
-    copies=1,
 )
 RECIPE = TeacherRecipe(
     network="logistic", steps=40, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"

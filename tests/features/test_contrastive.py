@@ -21,7 +21,7 @@ from pate_torch.students.bagging import BaggingStudent
 from pate_torch.students.base import StudentTask
 from pate_torch.students.supervised import Supervised
 from pate_torch.students.training import build_problem
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.teachers.recipe import PublicStart
 from tests import ROOT
 from tests.worlds import Counted
 

@@ -276,9 +276,14 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     assert one.retraining_check is not None  # nor is it let through the second time
 
 
-@pytest.mark.fresh_process
 @pytest.mark.parametrize(
-    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=lambda t: str(t)[:9]
+    "teacher",
+    [
+        pytest.param(Drawing(), marks=pytest.mark.fresh_process),
+        OwnClone(warm_start=True, max_iter=2),
+        Network,
+    ],
+    ids=["drawing", "own clone", "network"],
 )
 def test_teachers_that_are_apart_pass(teacher):
     data, points = private(*clouds()), clouds(200, seed=1)[0]
