@@ -22,8 +22,10 @@ from pate_torch.core import checks
 Parameters = dict[str, Tensor]
 
 MATMUL_DEVICES = {"cuda"}
-"""Where a convolution is one batched product over networks: grouped convolutions are slow to differentiate on GPUs, and
-their algorithm may vary from run to run. On a CPU unfolding costs more than it brings."""
+"""Devices on which a convolution is one batched product over networks.
+
+Grouped convolutions are slow to differentiate on GPUs, and their algorithm may vary from run to run. On a CPU unfolding
+costs more than it gains."""
 
 
 def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: torch.dtype) -> Parameters:

@@ -26,7 +26,7 @@ BLOCK_QUERIES = 2048
 """Queries counted together: with 255 teachers of one byte each they stay in a core's cache."""
 
 MAX_COMPARED_CLASSES = 64
-"""Up to here comparing with every class in turn beats scattering."""
+"""Number of classes up to which comparing with every class in turn is faster than scattering."""
 
 
 def get_label_dtype(num_classes: int) -> torch.dtype:
@@ -100,7 +100,7 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
 
 def count_votes(prediction_KQ: Tensor, num_classes: int) -> Votes:
-    """PRIVATE. The votes of K teachers, one each."""
+    """PRIVATE. The votes of K teachers, one each, from their predictions, integers [K, Q]."""
     return Votes(tally(prediction_KQ, num_classes), prediction_KQ.shape[0])
 
 
@@ -162,7 +162,7 @@ def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:
 
 
 def _infer_form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
-    """What the table is, from public sizes alone wherever they tell."""
+    """The form of the table, from public sizes alone wherever they decide it."""
     rows, columns = table.shape
     fits_predictions = num_teachers in (None, rows) and num_points in (None, columns)
     fits_counts = columns == num_classes and num_points in (None, rows)
@@ -185,7 +185,7 @@ def _infer_form(path: Path, table: Tensor, num_classes: int, num_points: int | N
 
 
 def _load_table(path: Path) -> tuple[Tensor, str | None]:
-    """(whole numbers, int64 [rows, columns]; the form if the file names it)."""
+    """Whole numbers, int64 [rows, columns], and the form of the table if the file names it."""
     if not path.is_file():
         raise _votes_file_error(path, "there is no such file")
     form = None
