@@ -1,8 +1,8 @@
 """Training one chunk of teachers, stacked: the same arithmetic as a loop over them.
 
-A chunk is a fixed group of teachers with their own records, as uint8, copied out of the private set: nothing here can
-reach another teacher's records. Every teacher draws initialization, batches and distortions from streams named by
-(seed, teacher), so the group it is trained in changes nothing.
+A chunk is a group of teachers with their own records, copied out of the private set: no code here can reach another
+teacher's records. Every teacher draws initialization, batches and distortions from streams named by (seed, teacher),
+so that its result does not depend on the chunk it is trained in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ShareCallback = Callable[[float], object]
 """Called with the share of the work on a chunk that is done, while it is less than all."""
 
 BLOCK_STEPS = 32
-"""Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
+"""Steps whose distortions are drawn together: another number of them would give other draws."""
 
 CURVE_POINTS, CURVES = 50, ("curve.loss", "curve.accuracy")
 """Points and names of a teacher's private learning curves."""
@@ -173,10 +173,10 @@ class Feed:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Flush numbers too small for full precision to zero in this thread (where the processor can).
+    """Flush numbers below the smallest normal number to zero in this thread, if the processor can.
 
-    A teacher soon knows its few records by heart; then Adam's squared gradients sink below 1e-38, where arithmetic
-    takes a core a hundred times as long (MLP, 900 steps on 240 records: a third of the time).
+    Once a teacher fits its few records, Adam's squared gradients fall below 1e-38, where arithmetic takes a hundred
+    times as long (MLP, 900 steps on 240 records: a third of the time).
     """
     smallest = torch.tensor(torch.finfo(torch.float64).smallest_normal, dtype=torch.float64)
     was_flushing = not bool(smallest / 2)
@@ -188,7 +188,7 @@ def flush_denormals() -> Iterator[None]:
 
 
 def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """The recipe's optimizer; ``step(rate)`` updates in place."""
+    """The recipe's optimizer; its method ``step(rate)`` updates the parameters in place."""
     if recipe.optimizer == "sgd":
         return Sgd(params, recipe.momentum, recipe.weight_decay)
     return Adam(params, recipe.weight_decay)

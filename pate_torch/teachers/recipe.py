@@ -129,13 +129,21 @@ class Trunk:
 class TeacherRecipe:
     """How one teacher is trained.
 
-    Every teacher takes exactly ``steps`` steps, whatever the size of its shard: the number of epochs follows from the
-    shard, so that one shard's size changes nobody else's arithmetic.
+    Every teacher takes exactly ``steps`` steps, whatever the size of its shard, so that the size of one shard does not
+    influence the arithmetic of other teachers.
 
     Attributes:
         network: A name of ``networks.NETWORKS``.
         options: Options of the network.
-        batch_size: Records a step.
+        steps: Number of steps.
+        batch_size: Number of records in a batch.
+        learning_rate: Learning rate at the first step.
+        optimizer: adam or sgd.
+        momentum: Momentum of sgd.
+        weight_decay: Weight decay, decoupled with adam.
+        label_smoothing: Share of the target that is spread over all classes.
+        schedule: Of the learning rate: cosine or constant.
+        augment: Distortions of the records; None if there are none.
         start: Recipe of a trunk that all teachers share; None if there is none.
         backend: auto, vectorized or processes. All of them give the same teachers up to rounding.
         chunk: Number of teachers trained at once, on a CPU at most 16; None if it follows from the network and the

@@ -64,8 +64,8 @@ def _get_padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
 class _ConvMatmul(torch.autograd.Function):
     """Convolutions by one batched product over networks: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
 
-    Patches are nine to twenty-five times as large as the images they are cut from: they are not kept, but cut again in
-    the backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
+    Patches are nine to twenty-five times as large as their images: they are not saved, but extracted again in the
+    backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
     additions.
     """
 
@@ -108,10 +108,10 @@ class _ConvMatmul(torch.autograd.Function):
 
 
 class _Layers:
-    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D].
+    """The application of a module tree to stacked inputs. Images are [B, k*Ch, H, W] and rows [k, B, D].
 
-    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same
-    input, K after it.
+    They contain k = ``num_separate`` networks: when all networks see the same input, 1 until the first layer with
+    parameters, and K after it.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:
@@ -181,7 +181,7 @@ class _Layers:
 
 
 def plan_layers(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
-    """The layers, and whether each also applies the ReLU that follows it (which is then left out)."""
+    """The names and layers in order, each with whether it also applies the ReLU that follows, which is left out."""
     plan: list[tuple[str, nn.Module, bool]] = []
     for name, layer in sequence.named_children():
         if isinstance(layer, nn.ReLU) and plan and isinstance(plan[-1][1], nn.Linear | nn.Conv2d) and not plan[-1][2]:
@@ -196,7 +196,7 @@ _STACKABLE_LAYERS = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.
 
 
 def has_stacked_form(module: nn.Module) -> bool:
-    """Whether every layer is one that this module knows."""
+    """Whether this module has a stacked form of every layer."""
     is_known = all(type(layer) in _STACKABLE_LAYERS for layer in module.modules())
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return is_known and all(c.groups == 1 and c.padding_mode == "zeros" and c.padding != "same" for c in convolutions)

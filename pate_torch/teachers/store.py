@@ -331,9 +331,10 @@ class TeacherStore:
 
     def has_ensemble(self, name: str) -> bool:
         """Whether there is an ensemble of this id that can be read."""
-        with contextlib.suppress(ValueError):
+        try:
             return bool(self.load_manifest(name))
-        return False
+        except ValueError:
+            return False
 
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
