@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from pate_torch import networks
 from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers import launch, stacked
+from pate_torch.teachers import ensemble, stacked, training
 from pate_torch.teachers.recipe import TeacherRecipe
 
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -73,8 +73,8 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
         stacked.forward(module, params, torch.empty(batch, teachers, *shape, device="meta")).sum().backward()
     num_parameters = networks.count_parameters(module)
     train, ask = trained.peak / teachers + 12 * num_parameters, asked.peak / teachers + 4 * num_parameters
-    launched = launch.compute_train_size(recipe, num_parameters, spec, 10_000, torch.device("cuda"))
-    together = launch.compute_gpu_points(spec)
+    launched = training.compute_launch_size(recipe, num_parameters, spec, 10_000, torch.device("cuda"))
+    together = ensemble.compute_gpu_points(spec)
     mib, gib = 2**20, 2**30
     return [
         network,
@@ -83,8 +83,8 @@ def row(network: str, options: dict[str, Any], size: int, batch: int) -> list[st
         f"{launched}",
         f"{launched * train / gib:.1f}",
         f"{ask / points / mib:.3f}",
-        f"{launch.GROUP_TEACHERS} x {together}",
-        f"{launch.GROUP_TEACHERS * together * ask / points / gib:.1f}",
+        f"{training.GROUP_TEACHERS} x {together}",
+        f"{training.GROUP_TEACHERS * together * ask / points / gib:.1f}",
     ]
 
 

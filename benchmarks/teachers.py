@@ -27,8 +27,7 @@ from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.augmentation import Affine, warp
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.engine import gather_chunk, train_stacked
-from pate_torch.teachers.launch import compute_train_size
-from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.teachers.training import TeacherRecipe, compute_launch_size, train
 
 SHARD = 240
 SPEC = DataSpec(
@@ -92,7 +91,7 @@ def measure_core(case: str, teachers: int, steps: int, repeats: int, sample: int
     network, _, augmented = case.partition("+")
     recipe = TeacherRecipe(network=network, steps=steps, augment=AFFINE if augmented else None)
     module = networks.build(recipe.network, SPEC.input_shape, SPEC.num_classes)
-    size = compute_train_size(recipe, networks.count_parameters(module), SPEC, teachers, torch.device("cpu"))
+    size = compute_launch_size(recipe, networks.count_parameters(module), SPEC, teachers, torch.device("cpu"))
     private, shards = records(max(size, sample + 1))
     chunk = gather_chunk(private, shards, range(size))
     loop, ours = [], []

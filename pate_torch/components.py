@@ -45,8 +45,7 @@ from pate_torch.students.selection import Selection
 from pate_torch.students.self_training import PooledStudent, SelfTraining
 from pate_torch.students.training import Supervised
 from pate_torch.students.vat import Vat
-from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 
 Component = dict[str, Any]
 

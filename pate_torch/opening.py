@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +27,7 @@ from pate_torch.release import store as release_store
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.store import load as load_student
-from pate_torch.teachers.account_records import AccountRecords, RecordHashes
-from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.store import RecordHashes, TeacherStore
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -103,9 +103,9 @@ def open_budget(
     name, privacy, kind = data.spec.name, config.privacy, config.method.noise
     store = TeacherStore(config.root)
     _check_same_ledger(store, name, ledger)
-    records = AccountRecords(store, name, RecordHashes.from_data(data.private, store) if len(data.private) else None)
+    records = store.hash_records(data.private) if len(data.private) else None
     if not privacy.allow_duplicate_account:
-        _check_duplicate_account(records, fingerprint, ledger)
+        _check_duplicate_account(store, name, records, fingerprint, ledger)
     cap_by_account = read_caps(ledger)
     check_new_account_cap(config, name, planned_events, cap_by_account)
     cap = privacy.budget_epsilon
@@ -129,7 +129,7 @@ def open_budget(
         kind=kind,
         insecure_seed=privacy.insecure_noise_seed,
         first_charge_only=privacy.first_charge_only,
-        on_charge=records.record_ledger_head,
+        on_charge=functools.partial(store.record_charge, name, records),
     )
 
 
@@ -167,18 +167,21 @@ def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
             raise checks.error("dataset.name", name, problem, f"{fix}was released.")
 
 
-def _check_duplicate_account(records: AccountRecords, fingerprint: str, ledger: Ledger) -> None:
+def _check_duplicate_account(
+    store: TeacherStore, name: str, records: RecordHashes | None, fingerprint: str, ledger: Ledger
+) -> None:
     """Raise ValueError if these records are charged to another account."""
-    other_accounts = [account.name for account in ledger.list_accounts() if account.name != records.account]
+    other_accounts = [account.name for account in ledger.list_accounts() if account.name != name]
     accounts_of_same_records = (
         n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
     )
-    if duplicate := next(accounts_of_same_records, None) or records.find_duplicate(other_accounts):
+    if duplicate := next(accounts_of_same_records, None) or store.find_account_of_same_units(records, other_accounts):
         problem = (
             f"shares a tenth or more of the units with account {duplicate!r}, which was charged: no total covers both"
         )
         fix = f"Use account {duplicate!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
-        raise checks.error("account", records.account, problem, f"{fix}and add both epsilons yourself.")
+        fix += "and add both epsilons yourself."
+        raise checks.error("account", name, problem, fix)
 
 
 # ---- the folder of the run ------------------------------------------------------------------------------------------

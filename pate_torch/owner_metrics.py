@@ -28,9 +28,9 @@ from pate_torch.release.private_metrics import (
 from pate_torch.release.store import WrittenRelease
 from pate_torch.students.base import Student
 from pate_torch.teachers import distributed
-from pate_torch.teachers.baseline import train_on_all
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.training import train_on_all
 
 
 def save_votes(
@@ -61,7 +61,7 @@ def compute_owner_metrics(
         return PrivateMetrics(), None
     nonprivate = None
     if config.baseline is not None:
-        distributed.broadcast_text(distributed.BASELINE)
+        distributed.broadcast_object(distributed.BASELINE)
         nonprivate = train_on_all(splits.data, config.baseline, seed=config.seed, device=config.device, stages=stages)
     metrics = compute_vote_metrics(
         data=splits.data,

@@ -19,7 +19,7 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import AlternativeFormatter, ReleaseSession
 from pate_torch.teachers import distributed
-from pate_torch.teachers.baseline import train_on_all
+from pate_torch.teachers.training import train_on_all
 
 
 def run(config: RunConfig, format_alternative: AlternativeFormatter | None = None) -> ReleaseReport | None:
@@ -46,7 +46,7 @@ def run(config: RunConfig, format_alternative: AlternativeFormatter | None = Non
         student = session.fit(written)
         report = session.publish(written, student)
     session.finish()  # last: what is still buffered was written as the session closed
-    distributed.broadcast_text(distributed.DONE)
+    distributed.broadcast_object(distributed.DONE)
     if price_message is not None:
         print(price_message)
     return report
@@ -58,7 +58,7 @@ def run_worker_rank(config: RunConfig) -> None:
     data = DataSplits.from_config(config, stages).data
     facts = DatasetFacts.from_dataset(data, config.partition)
     with deterministic_mode(config.device):
-        while (command := distributed.broadcast_text("")) != distributed.DONE:
+        while (command := distributed.broadcast_object()) != distributed.DONE:
             if command == distributed.TRAIN:
                 config.method.assist(make_inputs(config, data, facts, stages, StageTimer()))
             elif command == distributed.BASELINE:

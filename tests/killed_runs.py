@@ -52,7 +52,7 @@ from pate_torch.release import store as release_store
 from pate_torch.session import ReleaseSession
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
-from pate_torch.teachers import launch
+from pate_torch.teachers import training
 from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from tests import ROOT
@@ -307,7 +307,7 @@ KINDS: dict[str, Callable[[Path, int], None]] = {
 def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
     """One run of its kind; writes the number of its steps at the end."""
     quietly()
-    launch.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
+    training.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
     steps = Steps(kill_at)
     for holder, methods in (
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
@@ -397,7 +397,7 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     what was said, and how it ended.
     """
     quietly()
-    launch.GROUP_TEACHERS = 1
+    training.GROUP_TEACHERS = 1
     save = Checkpoints.save
 
     def slowly(self: Checkpoints, group: range) -> None:

@@ -14,7 +14,7 @@ from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
 from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.teachers.recipe import PublicStart
 from tests import ROOT
 
 REPLICATIONS = ROOT / "benchmarks" / "conf"

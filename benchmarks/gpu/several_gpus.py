@@ -16,7 +16,8 @@ import torch
 from benchmarks.gpu import workloads
 from benchmarks.gpu.findings import Finding, PartNotRun, Setup
 from pate_torch.core.device import deterministic_mode
-from pate_torch.teachers import distributed, launch
+from pate_torch.teachers import distributed, training
+from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,16 +62,16 @@ def run_rank(kind: str) -> dict[str, Any]:
     device = distributed.get_local_device(torch.device(kind))
     setup = Setup(device, small=kind == "cpu")
     spec = workloads.make_spec(setup)
-    private, shards = workloads.draw_shards(spec, teachers=16 * launch.GROUP_TEACHERS, size=12)
+    private, shards = workloads.draw_shards(spec, teachers=16 * training.GROUP_TEACHERS, size=12)
     options = workloads.choose_networks(setup)["lean_cnn"]
-    recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=launch.GROUP_TEACHERS)
+    recipe = workloads.make_recipe("lean_cnn", options, steps=100, chunk=training.GROUP_TEACHERS)
     ends: list[float] = []
     with deterministic_mode(device):
         start = time.monotonic()
         mine = train(
             private, spec, shards, recipe, seed=0, device=device, progress=lambda *_: ends.append(time.monotonic())
         )
-        votes = distributed.count_votes(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
+        votes = tally_over_ranks(mine, lambda ensemble: ensemble.tally(private.x[:200], device=device), 200)
     return {
         "device": str(device),
         "seconds": ends[-1] - start,

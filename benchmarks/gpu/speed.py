@@ -18,7 +18,7 @@ from pate_torch import networks
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features.neighbors import find_nearest
 from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers import launch
+from pate_torch.teachers import training
 from pate_torch.teachers.engine import train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from tests.teachers.loop import train_loop
@@ -48,7 +48,7 @@ def _time_teachers(setup: Setup, spec: DataSpec, network: str) -> Iterator[Findi
         pair = workloads.draw_chunk(spec, 2)
         loop_seconds = _time_second_call(partial(train_loop, pair, spec, recipe, 0, setup.device)) / 2
         for count in counts:
-            size = min(count, launch.compute_train_size(recipe, num_parameters, spec, count, setup.device))
+            size = min(count, training.compute_launch_size(recipe, num_parameters, spec, count, setup.device))
             chunk = workloads.draw_chunk(spec, size)
             seconds = _time_second_call(partial(train_stacked, chunk, spec, recipe, 0, setup.device)) / size
             name, ratio = f"{network}, {dtype}, {size} at once", loop_seconds / seconds

@@ -21,9 +21,9 @@ from pate_torch.core.rng import make_torch_generator
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.networks import make_feature_extractor
 from pate_torch.privacy.records import DataSpec, PrivateRecords
-from pate_torch.teachers import launch, stacked
+from pate_torch.teachers import stacked, training
 from pate_torch.teachers.engine import BLOCK_STEPS, train_stacked
-from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.ensemble import TeacherEnsemble, compute_gpu_points
 from tests.teachers.loop import train_loop
 
 MAX_RELATIVE_ERRORS = {"float64": 1e-9, "float32": 1e-4, "tf32": 0.2, "bf16": 0.5}
@@ -196,12 +196,12 @@ def check_memory(setup: Setup) -> Iterator[Finding]:
         recipe = workloads.make_recipe(network, options, steps=setup.choose(BLOCK_STEPS, 2), batch_size=batch_size)
         module = networks.build(network, spec.input_shape, spec.num_classes, **options)
         num_parameters = networks.count_parameters(module)
-        size = launch.compute_train_size(recipe, num_parameters, spec, setup.choose(10_000, 4), setup.device)
+        size = training.compute_launch_size(recipe, num_parameters, spec, setup.choose(10_000, 4), setup.device)
         chunk = workloads.draw_chunk(spec, setup.choose(size, 4))
         peak = _measure_peak_bytes(setup, partial(train_stacked, chunk, spec, recipe, 0, setup.device))
         yield check_at_most(f"{network}: GiB, {len(chunk)} trained at once", peak / 2**30, CARD_GIB)
-        points = setup.choose(launch.compute_gpu_points(spec), 64)
-        params = {name: torch.zeros(launch.GROUP_TEACHERS, *value.shape) for name, value in module.named_parameters()}
+        points = setup.choose(compute_gpu_points(spec), 64)
+        params = {name: torch.zeros(training.GROUP_TEACHERS, *value.shape) for name, value in module.named_parameters()}
         ensemble = _make_ensemble(network, options, spec, params)
         x = workloads.draw_images(spec, points)[0]
         peak = _measure_peak_bytes(setup, partial(ensemble.predict, x, device=setup.device))

@@ -16,8 +16,8 @@ from pate_torch.core.rng import derive_seed, make_numpy_generator
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.engine import Chunk, train_stacked
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.launch import compute_train_size
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.training import compute_launch_size
 
 Floats = NDArray[np.float64]
 
@@ -83,7 +83,7 @@ def by_teachers(
         x_B: NDArray[np.generic], y_B: NDArray[np.generic], points: NDArray[np.generic], coins: list[int]
     ) -> Floats:
         x, y = torch.as_tensor(x_B).to(kind), torch.as_tensor(y_B).to(torch.int64)
-        size = compute_train_size(recipe, num_parameters, spec, len(x), device)
+        size = compute_launch_size(recipe, num_parameters, spec, len(x), device)
         parts, asked = [], torch.as_tensor(points).to(kind)
         for rows in (slice(first, first + size) for first in range(0, len(x), size)):
             full = torch.full((len(x[rows]),), x.shape[1])

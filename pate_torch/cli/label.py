@@ -37,7 +37,7 @@ from pate_torch.planning.alternatives import suggest_settings
 from pate_torch.privacy.partition import Partition
 from pate_torch.privacy.records import CLASSES, FROM_OWNER, Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.queries.random import Random
-from pate_torch.teachers.vote_table import read
+from pate_torch.teachers.voting import read_votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ def build_config(cfg: DictConfig) -> RunConfig:
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
-    votes = read(
+    votes = read_votes(
         values["votes"],
         num_classes=values["num_classes"],
         num_points=values["num_points"],

@@ -36,7 +36,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers import distributed
-from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import Identity, StoredEnsemble, TeacherStore
@@ -213,7 +213,7 @@ class TeacherVotes(VotingMethod):
             if stored_teachers is not None:
                 return stored_teachers, False
             inputs.check_budget()  # or has failed, and others have charged the account meanwhile
-            distributed.broadcast_text(distributed.TRAIN)
+            distributed.broadcast_object(distributed.TRAIN)
 
             def check_retraining(trial: Trial) -> None:
                 progress = inputs.stages("Training one teacher again, alone")
@@ -250,7 +250,7 @@ class TeacherVotes(VotingMethod):
         facts, seed, device = inputs.facts, inputs.seed, inputs.device
         shards = assign_shards(facts.partition, inputs.records, self.num_teachers, seed)
         with inputs.clock("start"):
-            trunk = distributed.learn_public_trunk(self.teacher, facts.pool, facts.spec, seed, device, inputs.stages)
+            trunk = self.teacher.learn_trunk(facts.pool, facts.spec, seed, device, inputs.stages)
         with inputs.clock("teachers"):
             return train(
                 inputs.records, facts.spec, shards, self.teacher, seed=seed, device=device, trunk=trunk, **options
@@ -270,7 +270,9 @@ class TeacherVotes(VotingMethod):
     def _count_votes(self, ensemble: TeacherEnsemble, inputs: MethodInputs, *, all_ranks: bool) -> Votes:
         """PRIVATE. Count the votes; ``all_ranks``: whether every rank asks its share of the teachers."""
         tally = self._make_tally(inputs, all_ranks=all_ranks)
-        return distributed.count_votes(ensemble, tally, len(inputs.facts.pool), across_ranks=all_ranks)
+        if all_ranks:
+            return tally_over_ranks(ensemble, tally, len(inputs.facts.pool))
+        return Votes(tally(ensemble), len(ensemble))
 
     def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
         progress, pool_x = inputs.stages("Counting votes"), inputs.facts.pool.x

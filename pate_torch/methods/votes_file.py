@@ -20,7 +20,7 @@ from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.vote_table import read
+from pate_torch.teachers.voting import read_votes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class VotesFile(VotingMethod):
         method, votes = super().complete(facts, stages), self.votes
         assert isinstance(method, VotesFile)
         if votes is None and self.path is not None:
-            votes = read(self.path, num_classes=facts.spec.num_classes, num_points=len(facts.pool))
+            votes = read_votes(self.path, num_classes=facts.spec.num_classes, num_points=len(facts.pool))
         return replace(method, votes=votes)
 
     def describe(self, facts: DatasetFacts) -> MethodDescription:

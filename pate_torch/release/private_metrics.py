@@ -7,7 +7,6 @@ public benchmark enter a ``ReleaseReport``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -32,7 +31,6 @@ from pate_torch.release.renderer import to_strict_json
 from pate_torch.release.report import Accuracy, Share, format_percent
 from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.students.base import Student
-from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes
 
@@ -207,7 +205,7 @@ def attack_student(
         planned_events = tuple(events)
         bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
         bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
-    first_logits = None if nonprivate is None else functools.partial(compute_first_logits, nonprivate)
+    first_logits = None if nonprivate is None else lambda x: nonprivate.compute_logits(x)[0]
     return MembershipResult(
         student=attack(student.compute_logits, sides, seed),
         nonprivate=None if first_logits is None else attack(first_logits, sides, seed),

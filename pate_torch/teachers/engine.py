@@ -1,8 +1,8 @@
 """Training one chunk of teachers, stacked: the same arithmetic as a loop over them.
 
-A chunk is a fixed group of teachers with their own records, as uint8, copied out of the private set: nothing here can
-reach another teacher's records. Every teacher draws initialization, batches and distortions from streams named by
-(seed, teacher), so the group it is trained in changes nothing.
+A chunk is a group of teachers with their own records, copied out of the private set: no code here can reach another
+teacher's records. Every teacher draws initialization, batches and distortions from streams named by (seed, teacher),
+so that its result does not depend on the chunk it is trained in.
 """
 
 from __future__ import annotations
@@ -29,25 +29,23 @@ from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 
 ShareCallback = Callable[[float], object]
-"""Is told which share of the work on a chunk is done, while it is less than all."""
+"""Called with the share of the work on a chunk that is done, while it is less than all."""
 
 BLOCK_STEPS = 32
-"""Steps whose batches and distortions are drawn together: a constant of the streams, not a tuning knob."""
+"""Steps whose distortions are drawn together: another number of them would give other draws."""
 
-CURVE_POINTS = 50
-"""Points of a private learning curve."""
-
-CURVES = ("curve.loss", "curve.accuracy")
-"""Names of a teacher's learning curves, beside those of its parameters."""
+CURVE_POINTS, CURVES = 50, ("curve.loss", "curve.accuracy")
+"""Points and names of a teacher's private learning curves."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
-    """PRIVATE. The records of teachers first .. first+k-1.
+    """PRIVATE. The records of k teachers.
 
     Attributes:
-        x_kS: [k, S, ...], zero past size_k.
-        y_kS: [k, S].
+        first: Number of the first teacher.
+        x_kS: Points, [k, S, ...], zero past size_k.
+        y_kS: Labels, int64 [k, S].
         size_k: Number of records of each teacher.
     """
 
@@ -70,21 +68,15 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedChunk:
-    """PRIVATE. What a chunk's training gave.
+    """PRIVATE. The trained teachers of a chunk.
 
     Attributes:
-        params: Parameters [k, ...].
-        loss_Pk: Each teacher's curve of the loss, [points, k].
-        accuracy_Pk: Each teacher's curve of the accuracy, [points, k].
+        params: Stacked parameters, [k, ...] each.
+        curves: Learning curves by the names of ``CURVES``, [k, points] each.
     """
 
     params: stacked.Parameters
-    loss_Pk: Tensor
-    accuracy_Pk: Tensor
-
-    def to_rows(self) -> dict[str, Tensor]:
-        """Everything by teacher, [k, ...]; the curves under the names of ``CURVES``."""
-        return self.params | dict(zip(CURVES, (self.loss_Pk.T, self.accuracy_Pk.T), strict=True))
+    curves: dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,19 +106,13 @@ class TrainingTask:
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
     """PRIVATE. Copy the records of some teachers out of the private set."""
-    return gather_rows(private.x, private.y, shards.index_KS, shards.mask_KS, teachers)
-
-
-def gather_rows(x_N: Tensor, y_N: Tensor, index_KS: Tensor, mask_KS: Tensor, teachers: range) -> Chunk:
-    """PRIVATE. Copy the records as ``gather_chunk`` does, from bare tensors."""
-    index, mask = index_KS[teachers.start : teachers.stop], mask_KS[teachers.start : teachers.stop]
-    capacity = max(1, index.shape[1])
-    x = torch.zeros(len(teachers), capacity, *x_N.shape[1:], dtype=x_N.dtype)
+    mask = shards.mask_KS[teachers.start : teachers.stop]
+    capacity = max(1, mask.shape[1])
+    x = torch.zeros(len(teachers), capacity, *private.x.shape[1:], dtype=private.x.dtype)
     y = torch.zeros(len(teachers), capacity, dtype=torch.int64)
-    for row in range(len(teachers)):
-        record_index = index[row][mask[row]]
-        x[row, : len(record_index)] = x_N[record_index]
-        y[row, : len(record_index)] = y_N[record_index]
+    for row, teacher in enumerate(teachers):
+        index = shards.get_indices(teacher)
+        x[row, : len(index)], y[row, : len(index)] = private.x[index], private.y[index]
     return Chunk(teachers.start, x, y, mask.sum(1))
 
 
@@ -198,10 +184,10 @@ def prefetch(items: Iterator[Tensor]) -> Iterator[Tensor]:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Flush numbers too small for full precision to zero in this thread (where the processor can).
+    """Flush numbers below the smallest normal number to zero in this thread, if the processor can.
 
-    A teacher soon knows its few records by heart; then Adam's squared gradients sink below 1e-38, where arithmetic
-    takes a core a hundred times as long (MLP, 900 steps on 240 records: a third of the time).
+    Once a teacher fits its few records, Adam's squared gradients fall below 1e-38, where arithmetic takes a hundred
+    times as long (MLP, 900 steps on 240 records: a third of the time).
     """
     smallest = torch.tensor(torch.finfo(torch.float64).smallest_normal, dtype=torch.float64)
     was_flushing = not bool(smallest / 2)
@@ -213,15 +199,10 @@ def flush_denormals() -> Iterator[None]:
 
 
 def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """The recipe's optimizer; ``step(rate)`` updates in place."""
+    """The recipe's optimizer; its method ``step(rate)`` updates the parameters in place."""
     if recipe.optimizer == "sgd":
         return Sgd(params, recipe.momentum, recipe.weight_decay)
     return Adam(params, recipe.weight_decay)
-
-
-def get_curve_point(step: int, steps: int) -> int:
-    """The point of the learning curve that a step belongs to."""
-    return step * min(CURVE_POINTS, steps) // steps
 
 
 def _compute_losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
@@ -231,34 +212,52 @@ def _compute_losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tenso
     return F.cross_entropy(flat, y_kB.flatten(), reduction="none", label_smoothing=smoothing).view(y_kB.shape).mean(1)
 
 
-def _train_params(
+def train_params(
     forward: Callable[[Tensor], Tensor],
-    params: list[Tensor],
-    feed: Feed,
+    params: stacked.Parameters,
+    chunk: Chunk,
+    spec: DataSpec,
     recipe: TeacherRecipe,
+    seed: int,
     device: torch.device,
-    report_share: ShareCallback,
-) -> tuple[Tensor, Tensor]:
-    """Take all steps; returns the learning curves (loss, accuracy), [points, k]."""
-    optimizer = make_optimizer(params, recipe)
-    points = min(CURVE_POINTS, recipe.steps)
-    curves = torch.zeros(3, points, len(feed.chunk), device=device)
+    report_share: ShareCallback = do_nothing,
+) -> TrainedChunk:
+    """PRIVATE. Take all steps on the parameters of a chunk, in place.
+
+    Args:
+        forward: Computes logits [k, B, C] of inputs [B, k, ...] by the parameters.
+        params: Parameters on the device; those of a teacher without records end as zero, so that it votes a constant.
+        chunk: PRIVATE. The records of the teachers.
+        spec: Facts of the records, by which they are normalized.
+        recipe: Recipe of the teachers.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
+        report_share: Called with the share of the steps that have been taken.
+    """
+    leaves = list(params.values())
+    optimizer = make_optimizer(leaves, recipe)
+    num_points = min(CURVE_POINTS, recipe.steps)
+    sums = torch.zeros(3, num_points, len(chunk), device=device)
     with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
-        for step, (x, y) in enumerate(feed):
+        for step, (x, y) in enumerate(Feed(chunk, spec, recipe, seed, device)):
             logits = forward(x)
             losses = _compute_losses(logits, y, recipe.label_smoothing)
             losses.sum().backward()
             with torch.no_grad():
                 optimizer.step(recipe.compute_learning_rate(step))
-                for parameter in params:
-                    parameter.grad = None
-                point = get_curve_point(step, recipe.steps)
-                curves[0, point] += losses.detach()
-                curves[1, point] += (logits.argmax(2) == y).to(curves.dtype).mean(1)
-                curves[2, point] += 1
-            if point < get_curve_point(step + 1, recipe.steps) < points:
+                for leaf in leaves:
+                    leaf.grad = None
+                point, next_point = (s * num_points // recipe.steps for s in (step, step + 1))
+                sums[0, point] += losses.detach()
+                sums[1, point] += (logits.argmax(2) == y).to(sums.dtype).mean(1)
+                sums[2, point] += 1
+            if point < next_point < num_points:
                 report_share((step + 1) / recipe.steps)
-    return (curves[0] / curves[2]).cpu(), (curves[1] / curves[2]).cpu()
+    curves = {name: (sums[i] / sums[2]).T.cpu() for i, name in enumerate(CURVES)}
+    result = TrainedChunk({name: p.detach().cpu() for name, p in params.items()}, curves)
+    for rows in (*result.params.values(), *curves.values()):
+        rows[chunk.size_k == 0] = 0
+    return result
 
 
 def train_stacked(
@@ -269,24 +268,13 @@ def train_stacked(
     device: torch.device,
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
-    """PRIVATE. Train all teachers of the chunk at once; ``report_share`` gets the share of the work that is done."""
+    """PRIVATE. Train all teachers of the chunk at once; arguments as of ``train_params``."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
-    feed = Feed(chunk, spec, recipe, seed, device)
 
     def forward(x: Tensor) -> Tensor:
         return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
 
-    loss, accuracy = _train_params(forward, list(params.values()), feed, recipe, device, report_share)
-    return _zero_empty_teachers({name: p.detach().cpu() for name, p in params.items()}, chunk, loss, accuracy)
-
-
-def _zero_empty_teachers(params: stacked.Parameters, chunk: Chunk, loss: Tensor, accuracy: Tensor) -> TrainedChunk:
-    """An empty shard's teacher learnt nothing: its parameters are zero, and it votes a constant."""
-    empty = chunk.size_k == 0
-    for parameter in params.values():
-        parameter[empty] = 0
-    loss[:, empty], accuracy[:, empty] = 0, 0
-    return TrainedChunk(params, loss, accuracy)
+    return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)

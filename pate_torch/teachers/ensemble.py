@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,40 +13,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pate_torch import networks
-from pate_torch.core.device import to_device
+from pate_torch.core.device import run_in_parallel, to_device
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.teachers import launch, stacked, voting
-from pate_torch.teachers.trunk import Trunk
+from pate_torch.teachers import distributed, stacked, voting
+from pate_torch.teachers.recipe import Trunk
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
 """Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long). A GPU evaluates a group of teachers on ``launch.compute_gpu_points`` points."""
+as long)."""
+
+GPU_TEACHERS, MAX_GPU_POINTS = 16, 512
+"""Teachers, and at most so many points, evaluated together on a GPU: more points hardly fill it better."""
+
+GPU_PIXELS = 1 << 22
+"""Image pixels (numbers, for rows) that one launch on a GPU works on, over its teachers and their batches, at most.
+
+The networks that keep most for the backward pass (the convnet of the PATE papers, a wide ResNet) take 4.5 KiB for each
+pixel: 18 GiB, which a card of 24 GiB has. ``teacher.chunk`` sets another size."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
-"""Queries whose predictions are held at a time."""
+"""Queries whose predictions are in memory at a time."""
 
 LogitsCallback = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
-"""PRIVATE. Takes some teachers' rows and their logits, part by part."""
+"""PRIVATE. Called with the rows of some teachers and an iterable of their logits, part by part."""
 
 
-def _map_in_threads(work: Callable[[int], int], items: range, on_cpu: bool) -> Iterator[int]:
-    """Results in any order; on a CPU by as many Python threads as torch has, each doing its operations alone.
+def count_pixels(spec: DataSpec) -> int:
+    """Height times width of an image, or the length of a row."""
+    return math.prod(spec.input_shape[-2:])
 
-    Threads inside operations of this size mostly wait for each other; and sums they share out change with their number.
-    """
-    threads = min(torch.get_num_threads(), len(items))
-    if not on_cpu or threads == 1:
-        yield from map(work, items)
-        return
-    previous_threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for future in as_completed([pool.submit(work, item) for item in items]):
-                yield future.result()
-    finally:
-        torch.set_num_threads(previous_threads)
+
+def compute_gpu_points(spec: DataSpec) -> int:
+    """Number of points on which a GPU evaluates ``GPU_TEACHERS`` at once."""
+    return max(1, min(MAX_GPU_POINTS, GPU_PIXELS // (GPU_TEACHERS * count_pixels(spec))))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,11 +55,11 @@ class TeacherEnsemble:
     """PRIVATE. Teachers with stacked parameters. A teacher whose shard was empty is not trained and votes class 0.
 
     Attributes:
-        network: Description of the network (networks.py).
+        network: Description of the network (``networks.describe``).
         params: Stacked parameters, [K, ...] each.
-        trained_K: Whether each was trained, bool.
-        spec: Facts of the points that are asked about.
-        trunk: Gives the features that the networks take; None: they take the points.
+        trained_K: Whether each teacher was trained, bool [K].
+        spec: Facts of the points that the teachers label.
+        trunk: Encoder of the features that the networks take; None if the networks take the points themselves.
     """
 
     network: dict[str, Any]
@@ -95,11 +97,13 @@ class TeacherEnsemble:
         """PRIVATE. Call ``on_logits(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
 
         Non-finite logits of a point become all equal, a vote for class 0: a teacher which diverged still has exactly
-        one vote.
+        one vote. On a CPU each thread does its operations alone, because sums that threads share change with their
+        number.
 
         Args:
             x: Raw points [Q, ...].
-            on_logits: Takes (start, logits [k, B, C]) of successive points, on the device.
+            on_logits: Called with the rows of some teachers, and (start, logits [k, B, C]) of successive points, on the
+                device.
             device: Device of the evaluation.
             progress: Called with (done, total).
         """
@@ -109,8 +113,8 @@ class TeacherEnsemble:
         on_cpu = device.type == "cpu"
         module = networks.rebuild(self.network).to(device)
         dtype = next(iter(self.params.values())).dtype
-        chunk_teachers = CPU_TEACHERS if on_cpu else launch.GROUP_TEACHERS
-        size = CPU_POINTS if on_cpu else launch.compute_gpu_points(spec)
+        chunk_teachers = CPU_TEACHERS if on_cpu else GPU_TEACHERS
+        size = CPU_POINTS if on_cpu else compute_gpu_points(spec)
 
         def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
@@ -120,20 +124,18 @@ class TeacherEnsemble:
                 yield start, torch.where(logits.isfinite().all(2, keepdim=True), logits, 0.0)
 
         @torch.no_grad()
-        def evaluate_chunk(first: int) -> int:
+        def evaluate_chunk(first: int, report: Progress) -> None:
             rows = slice(first, min(first + chunk_teachers, len(self)))
             on_logits(rows, iterate_logits(rows))
-            return rows.stop - rows.start
+            report(rows.stop - rows.start, rows.stop - rows.start)
 
-        done = 0
-        for count in _map_in_threads(evaluate_chunk, range(0, len(self), chunk_teachers), on_cpu):
-            done += count
-            progress(done, len(self))
+        chunks = [functools.partial(evaluate_chunk, first) for first in range(0, len(self), chunk_teachers)]
+        run_in_parallel(chunks, device, progress)
 
     def predict(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
         """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
 
-        Of the smallest integer type that holds the classes (uint8 up to 256 of them): convert before indexing with it.
+        The type is the smallest integer type that holds the classes (uint8 up to 256): convert before indexing with it.
         """
         out = torch.zeros(len(self), len(x), dtype=voting.get_label_dtype(self.network["num_classes"]))
 
@@ -146,15 +148,22 @@ class TeacherEnsemble:
         out[~self.trained_K] = 0
         return out
 
-    def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
+    def compute_logits(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
+        """PRIVATE. Each teacher's logits, float32 [K, Q, C], of raw points x [Q, ...]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
-        def store_probabilities(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
+        def store_logits(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
             for start, logits in parts:
-                out[rows, start : start + logits.shape[1]] = logits.float().softmax(2).cpu()
+                out[rows, start : start + logits.shape[1]] = logits.float().cpu()
 
-        self.forward_batches(x, store_probabilities, device, progress)
+        self.forward_batches(x, store_logits, device, progress)
+        return out
+
+    def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
+        """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
+        out = self.compute_logits(x, device, progress)
+        for logits_QC in out:  # in place, because K * Q * C numbers may be a large part of memory
+            logits_QC.copy_(logits_QC.softmax(1))
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
@@ -174,3 +183,20 @@ class TeacherEnsemble:
 
             counts[start : start + len(part)] = voting.tally(self.predict(part, device, report), num_classes)
         return counts
+
+
+def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int) -> Votes:
+    """PRIVATE. The votes of all teachers, on every rank; each rank evaluates its share of the teachers.
+
+    Args:
+        ensemble: All teachers.
+        tally: Counts the votes of some of the teachers, int32 [P, C].
+        num_points: P.
+    """
+    ranks = distributed.get_world()
+    counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)
+    share = slice(ranks.rank, None, ranks.size)
+    if len(ensemble.trained_K[share]):
+        counts += tally(ensemble.select(share))
+    distributed.add_over_ranks(counts)
+    return Votes(counts, len(ensemble))

@@ -1,8 +1,8 @@
-"""One teacher trained again in a fresh process that holds no records but its own: it must come out the same.
+"""Training one teacher again in a fresh process that holds only its own records: the result must be the same.
 
-What a teacher took from the others (a global generator, a cache, a shared network, another slot of a stacked launch) is
-not there the second time. A fault is found with probability (teachers affected) / K, so reports say that 1 of K was
-tried.
+Whatever a teacher took from other teachers (a global generator, a cache, a shared network, another slot of a stacked
+launch) is missing the second time. A fault is found with probability (affected teachers) / K, so reports say that 1 of
+K teachers was trained again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -23,21 +24,22 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode, single_thread_mode
 from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers import distributed
 from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
 
 T = TypeVar("T")
 
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 def draw_candidate(candidates: Sequence[T]) -> T:
-    """One of the candidates, by the randomness of the system: nobody can know which one will be tried."""
+    """One of the candidates, drawn by the system's entropy, so that nobody can know which teacher is trained again."""
     return secrets.choice(candidates)
 
 
 def dependence_error(num_teachers: int) -> ValueError:
-    """The error of a teacher that came out another."""
+    """The error of a teacher that came out different."""
     return checks.error(
         "teacher",
         f"1 of {num_teachers} teachers",
@@ -48,7 +50,7 @@ def dependence_error(num_teachers: int) -> ValueError:
 
 
 def pickle_work(work: Callable[..., Any]) -> bytes:
-    """What the user gave, as it is now, for a fresh process. Raises ValueError where it cannot be copied."""
+    """The pickled work for a fresh process. Raises ValueError where it cannot be pickled."""
     try:
         return bytes(cloudpickle.dumps(work))
     except Exception as error:
@@ -58,10 +60,10 @@ def pickle_work(work: Callable[..., Any]) -> bytes:
 
 
 def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
-    """PRIVATE. ``work(*arguments)`` in a new Python process, which gets nothing else of this one.
+    """PRIVATE. The result of ``work(*arguments)`` in a new Python process, which receives nothing else of this one.
 
     Raises:
-        ValueError: The work cannot be read, or fails, there.
+        ValueError: The work cannot be unpickled there, or fails.
     """
     input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
     program = "from pate_torch.teachers.independence import run_received_work; run_received_work()"
@@ -69,7 +71,7 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
         [sys.executable, "-c", program],
         input=input_bytes,
         capture_output=True,
-        env=distributed.make_child_environment(),
+        env=_make_child_environment(),
         check=False,
     )
     error, result = (
@@ -81,8 +83,15 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     return result
 
 
+def _make_child_environment() -> dict[str, str]:
+    """The environment of a child process that finds this package, and is no rank of this run."""
+    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+    package = str(Path(__file__).resolve().parents[2])
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+
+
 def run_received_work() -> None:
-    """Do the work that standard input brings; what it prints goes to the errors, which nobody is shown."""
+    """Do the work that comes on standard input; its prints go to the standard error, which is not shown."""
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)
         paths, threads = pickle.load(sys.stdin.buffer)
@@ -91,23 +100,23 @@ def run_received_work() -> None:
         work_bytes, arguments = pickle.load(sys.stdin.buffer)
         try:
             work = pickle.loads(work_bytes)
-        except Exception as error:  # it has seen no record yet
+        except Exception as error:  # raised before a record was unpickled, so the message is safe
             out.write(pickle.dumps((f"{type(error).__name__}: {error}", None)))
             return
         try:
             out.write(pickle.dumps((None, work(*arguments))))
-        except Exception as error:  # its message may quote a record
+        except Exception as error:  # the message may quote a record
             out.write(pickle.dumps((type(error).__name__, None)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """PRIVATE. One of an ensemble's teachers, and what is needed to train it again.
+    """PRIVATE. One teacher of an ensemble that is to be trained again.
 
     Attributes:
         ensemble: All teachers.
-        teacher: The one that is tried.
-        retraining: What trains it, without what the others learnt.
+        teacher: Number of the teacher.
+        retraining: Work that trains this teacher without the records of the others.
     """
 
     ensemble: TeacherEnsemble
@@ -116,7 +125,7 @@ class Trial:
 
     @classmethod
     def draw(cls, ensemble: TeacherEnsemble, launches: Sequence[range], task: TrainingTask) -> Trial:
-        """A trial of any teacher of these launches but the first, beside which nobody had been trained before."""
+        """A trial of a random teacher of these launches; not of the first, before which no other had been trained."""
         candidates = [(launch, teacher) for launch in launches for teacher in launch]
         launch, teacher = draw_candidate(candidates[1:] or candidates)
         row, own_chunk = teacher - launch.start, task.gather_chunk(range(teacher, teacher + 1))
@@ -130,7 +139,7 @@ class Trial:
         return cls(ensemble, teacher, Retraining(chunk, row, task.spec, task.recipe, task.seed, task.device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
-        """Raise ValueError unless its parameters and its probabilities on the public points come out bit for bit."""
+        """Raise ValueError unless the teacher's parameters and its probabilities on public points are the same bits."""
         row = {name: p[self.teacher] for name, p in self.ensemble.params.items()}
         first_teacher = self.teacher - self.teacher % CPU_TEACHERS
         group = self.ensemble.select(slice(first_teacher, first_teacher + CPU_TEACHERS))
@@ -148,9 +157,17 @@ class Trial:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Retraining:
-    """PRIVATE. A launch of the same shape as the teacher's, in which all others have one blank record.
+    """PRIVATE. A launch of the same shape as the teacher's, in which all other teachers have one blank record.
 
-    (Backends give the same bits only for equal shapes.)
+    Backends give the same bits only for equal shapes.
+
+    Attributes:
+        chunk: Records of the launch.
+        row: Row of the teacher in the launch.
+        spec: Facts of the records.
+        recipe: Recipe of the teachers.
+        seed: Seed of the teachers' streams.
+        device: Device of the training.
     """
 
     chunk: Chunk
@@ -161,7 +178,7 @@ class Retraining:
     device: torch.device
 
     def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
-        """PRIVATE. The bits of the teacher, asked at its old place among the blank teachers of ``blank_ensemble``."""
+        """PRIVATE. The teacher's parameters and probabilities, as bytes; the other teachers are blank."""
         with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
             result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
         row = {name: p[self.row] for name, p in result.params.items()}

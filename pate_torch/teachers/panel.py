@@ -1,4 +1,4 @@
-"""Teachers of any kind, fitted in this process and not kept."""
+"""Teachers that the user brings: scikit-learn classifiers or networks, fitted in this process and not stored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Member = Callable[[Tensor], Tensor]
 """PRIVATE. Raw points [Q, ...] -> classes, int64 [Q]."""
 
 FALLBACK_CLASS = 0
-"""What a teacher votes that learnt nothing, or cannot answer: it still has exactly one vote."""
+"""Vote of a teacher that learnt nothing or cannot predict: every teacher has exactly one vote."""
 
 _GENERATORS_LOCK = threading.RLock()
 
@@ -60,9 +60,11 @@ class Panel:
     """PRIVATE. K fitted teachers.
 
     Attributes:
-        num_failed: How many could not be fitted and vote class 0 (for the owner's eyes).
-        retraining_check: Until ``check_retraining`` has passed: the work of a fresh process, and the records and the
-            number of the teacher that it trains again. None: tried, or there is only one teacher.
+        members: The teachers.
+        spec: Facts of the points that the teachers label.
+        num_failed: Number of teachers that could not be fitted and vote class 0; only the owner may see it.
+        retraining_check: Pickled work of a fresh process, records and number of the teacher that it trains again; None
+            if ``check_retraining`` has passed, or if there is only one teacher.
     """
 
     members: tuple[Member, ...]
@@ -77,7 +79,7 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; what is no class becomes class 0."""
+        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; an invalid class becomes class 0."""
         rows = []
         for number, member in enumerate(self.members):
             label_Q = member(x)
@@ -106,11 +108,11 @@ def make_constant(label: int) -> Member:
 
 
 Fit = Callable[[Tensor, Tensor, int], Member]
-"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher; raises what it raises."""
+"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher."""
 
 
 def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
-    """PRIVATE. The teacher of these records; a constant where it cannot be fitted: stopping would tell of its shard."""
+    """PRIVATE. The teacher of these records; a constant if it cannot be fitted: an error would tell of a shard."""
     if len(y) == 0:
         return make_constant(FALLBACK_CLASS)
     try:
@@ -134,7 +136,7 @@ def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, 
 def _fit_all(
     fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
 ) -> Panel:
-    """PRIVATE. Every shard's teacher. ``teacher_type``: the error where no teacher could be fitted."""
+    """PRIVATE. Fit every shard's teacher; ``teacher_type`` names the teachers in the error if none can be fitted."""
     several = shards.num_teachers > 1
     pickled_fit = (
         independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if several else b""
@@ -165,9 +167,9 @@ def fit_estimators(
 ) -> Panel:
     """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
 
-    A shard without records votes class 0, one of a single class votes that class, and so does (for class 0) a teacher
-    that cannot be fitted: stopping there would tell of that shard. Its warnings are not shown for the same reason.
-    ``random_state``s that were left open are set by teacher.
+    A teacher whose shard has a single class votes that class. One without records, or one that cannot be fitted,
+    votes class 0: an error would tell of that shard, and so would its warnings, which are not shown. Every
+    ``random_state`` that is None is set for each teacher.
 
     Raises:
         ValueError: ``estimator`` is no classifier, or no copy can be fitted.
@@ -215,13 +217,13 @@ def fit_modules(
     device: torch.device | str = "cpu",
     progress: Progress = do_nothing,
 ) -> Panel:
-    """PRIVATE. Train a network of the user's own for every shard, as ``recipe`` says (but for its network).
+    """PRIVATE. Train a network that the user brings for every shard, as ``recipe`` says apart from its network.
 
-    A shard without records votes class 0, and so do non-finite logits.
+    The teacher of a shard without records votes class 0, and non-finite logits are votes for class 0.
 
     Args:
-        factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; whatever it draws comes from
-            the teacher's own stream.
+        factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; its random draws come from the
+            teacher's own stream.
         private: The private records.
         spec: How they are normalized.
         shards: Which records each teacher learns from.
@@ -272,7 +274,7 @@ def fit_module(
     seed: int,
     device: torch.device,
 ) -> nn.Module:
-    """The network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
+    """The trained network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
     with deterministic_mode(device), seeded_generators(seed, "teacher", teacher, "module"):
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
         chunk = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
@@ -281,9 +283,9 @@ def fit_module(
 
 
 def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
-    """Raise ValueError unless it makes a fresh network each time, from points of this form to logits.
+    """Raise ValueError unless the factory makes a fresh network each time, from points of this form to logits.
 
-    ``key`` names it.
+    ``key`` is the setting that names the factory, for the message.
     """
     with seeded_generators(0, "factory"), torch.no_grad():
         module, other_module = factory(), factory()
@@ -320,7 +322,7 @@ def _train_module(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
     for step, (x, y) in enumerate(feed):
         F.cross_entropy(module(x[:, 0]), y[0], label_smoothing=recipe.label_smoothing).backward()
         for parameter in params:
-            if parameter.grad is None:  # takes no part in the logits
+            if parameter.grad is None:  # the logits do not depend on this parameter
                 parameter.grad = torch.zeros_like(parameter)
         with torch.no_grad():
             optimizer.step(recipe.compute_learning_rate(step))

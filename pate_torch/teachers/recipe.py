@@ -1,4 +1,8 @@
-"""How every teacher is trained: public constants only, the same for all, whatever is in their shards."""
+"""How every teacher is trained: public constants only, the same for all teachers, whatever is in their shards.
+
+Teachers may share a trunk: an encoder that is learnt from the public points, at no cost in privacy, and frozen. A
+teacher then learns a small head over its features, so that sixty records suffice and a thousand teachers train fast.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +13,141 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from pate_torch import networks
 from pate_torch.core import checks
+from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine
-from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
+from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool, Shards
+from pate_torch.teachers import distributed
 
-BACKENDS = ("auto", "vectorized", "processes")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.float32, "bf16": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicStart:
+    """A recipe for a trunk.
+
+    Attributes:
+        features: How the features are learnt.
+    """
+
+    features: ContrastiveFeatures
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.features, ContrastiveFeatures):
+            raise checks.error("start.features", self.features, "must be a recipe", "See conf/features.")
+        if self.features.encoders > 1:
+            fix = "A teacher starts from one encoder."
+            raise checks.error("start.features.encoders", self.features.encoders, "must be 1", fix)
+
+    def learn(
+        self,
+        pool_x: Tensor,
+        spec: DataSpec,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        progress: Progress = do_nothing,
+    ) -> Trunk:
+        """Learn the trunk from raw public points [P, ...]; its output is centered and scaled by one number.
+
+        Standardizing each feature would enlarge the unimportant ones.
+        """
+        recipe = self.features
+        network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
+        encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
+        feature_PD = Trunk(network, encoder, spec, spec).compute_features(pool_x).double()
+        mean_D = feature_PD.mean(0)
+        scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
+        width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
+        output_spec = dataclasses.replace(spec, input_shape=(width,), mean=mean, std=std, schema=None, resize=None)
+        return Trunk(network, encoder, spec, output_spec)
+
+
+@dataclass(frozen=True, eq=False)
+class Trunk:
+    """Releasable. An encoder learnt from public points, frozen.
+
+    Attributes:
+        network: Description of the encoder's network.
+        encoder: That network without its last layer.
+        input_spec: Facts of its input.
+        spec: Facts of its output, by which the features are normalized.
+    """
+
+    network: dict[str, Any]
+    encoder: nn.Module
+    input_spec: DataSpec
+    spec: DataSpec
+
+    def __post_init__(self) -> None:
+        self.encoder.eval().requires_grad_(False)
+
+    @classmethod
+    def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec) -> Trunk:
+        """The trunk of stored ``to_facts`` and ``get_state``.
+
+        Raises:
+            KeyError: An entry is missing.
+            RuntimeError: The facts and the state do not fit.
+        """
+        encoder = networks.remove_head(networks.rebuild(facts["network"]))
+        encoder.load_state_dict(dict(state))
+        return cls(facts["network"], encoder, input_spec, DataSpec.from_dict(facts["spec"]))
+
+    def to_facts(self) -> dict[str, Any]:
+        """Plain data from which, with the state, ``rebuild`` makes the same trunk."""
+        return {"network": self.network, "spec": self.spec.to_dict()}
+
+    def get_state(self) -> dict[str, Tensor]:
+        """The trunk's tensors by name."""
+        return {name: value.detach().cpu().contiguous() for name, value in self.encoder.state_dict().items()}
+
+    def compute_features(self, x: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """Unit-length features of raw points [Q, ...], float32 [Q, D] on the CPU."""
+        return encode(self.encoder.to(device), x, self.input_spec)
+
+    def encode_shards(
+        self, private: PrivateRecords, shards: Shards, device: torch.device | str = "cpu"
+    ) -> PrivateRecords:
+        """PRIVATE. The records with their features in place of points; zeros for records that are in no shard.
+
+        Each shard is encoded by itself: a record has no influence on the arithmetic of another shard, not even on the
+        shape of a batch.
+        """
+        feature_ND = torch.zeros(len(private), *self.spec.input_shape)
+        for teacher in range(shards.num_teachers):
+            index = shards.get_indices(teacher)
+            feature_ND[index] = self.compute_features(private.x[index], device)
+        return dataclasses.replace(private, x=feature_ND)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRecipe:
     """How one teacher is trained.
 
-    Every teacher takes exactly ``steps`` steps, whatever the size of its shard: the number of epochs follows from the
-    shard, so that one shard's size changes nobody else's arithmetic.
+    Every teacher takes exactly ``steps`` steps, whatever the size of its shard, so that the size of one shard does not
+    influence the arithmetic of other teachers.
 
     Attributes:
         network: A name of ``networks.NETWORKS``.
         options: Options of the network, such as ``{"hidden": 64}`` or ``{"channels": [16, 32]}``.
         steps: Number of training steps of each teacher.
-        batch_size: Records a step.
+        batch_size: Number of records in a batch.
         learning_rate: Learning rate of the first step.
         optimizer: adam or sgd.
         momentum: Momentum of sgd.
         weight_decay: Weight decay, which is decoupled with adam.
-        label_smoothing: Share of a label's weight that all classes get alike.
+        label_smoothing: Share of the target that is spread over all classes.
         schedule: cosine or constant.
         augment: Random distortions of images, or a mapping of the fields of ``Affine``; None if there are none.
-        start: Trunk learnt from public points; None: none.
+        start: Recipe of a trunk that all teachers share; None if there is none.
         backend: How teachers share the machine; all give the same teachers up to rounding.
-        chunk: Number of teachers trained at once, on a CPU at most 16; None if ``teachers.launch`` chooses it from the
-            network and the device alone.
+        chunk: Number of teachers trained at once, on a CPU at most 16; None if it follows from the network and the
+            device alone.
         workers: Number of processes; None if every core gets one.
         dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
             (float32 parameters, bfloat16 arithmetic).
@@ -75,7 +180,7 @@ class TeacherRecipe:
         checks.non_negative("weight_decay", self.weight_decay)
         checks.between("label_smoothing", self.label_smoothing, 0, 0.5)
         checks.one_of("schedule", self.schedule, ("cosine", "constant"))
-        checks.one_of("backend", self.backend, BACKENDS)
+        checks.one_of("backend", self.backend, ("auto", "vectorized", "processes"))
         checks.one_of("dtype", self.dtype, DTYPES)
         for name, value in (("chunk", self.chunk), ("workers", self.workers)):
             if value is not None:
@@ -109,6 +214,23 @@ class TeacherRecipe:
         elif self.augment is not None and not spec.is_image:
             raise checks.error("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
+
+    def learn_trunk(
+        self, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
+    ) -> Trunk | None:
+        """The trunk of ``start``, learnt from the public points; None if the recipe has none.
+
+        Rank 0 learns it for all ranks, because machines differ in the last bits.
+        """
+        if self.start is None:
+            return None
+        parts = None
+        if distributed.is_main():
+            progress = stages("Learning features from public points")
+            trunk = self.start.learn(pool.x, spec, seed=seed, device=device, progress=progress)
+            parts = trunk.to_facts(), trunk.get_state()
+        facts, state = distributed.broadcast_object(parts)
+        return Trunk.rebuild(facts, state, spec)
 
     def to_configuration(self) -> dict[str, Any]:
         """The choices that decide the trained teachers, as plain data: not the backend or the number of workers.

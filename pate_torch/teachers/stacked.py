@@ -22,8 +22,10 @@ from pate_torch.core import checks
 Parameters = dict[str, Tensor]
 
 MATMUL_DEVICES = {"cuda"}
-"""Where a convolution is one batched product over networks: grouped convolutions are slow to differentiate on GPUs, and
-their algorithm may vary from run to run. On a CPU unfolding costs more than it brings."""
+"""Devices on which a convolution is one batched product over networks.
+
+Grouped convolutions are slow to differentiate on GPUs, and their algorithm may vary from run to run. On a CPU unfolding
+costs more than it gains."""
 
 
 def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: torch.dtype) -> Parameters:
@@ -45,64 +47,6 @@ def check_teacher(module: nn.Module, name: str) -> None:
             raise checks.error("network", name, "teachers cannot use dropout", "Use weight_decay or augmentation.")
 
 
-Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
-
-
-class _Dense(torch.autograd.Function):
-    """x [K, B, I], weight [K, O, I], bias [K, O] or None -> [K, B, O], through a ReLU if ``relu``.
-
-    As baddbmm, but the weight's gradient comes in its own layout: autograd would compute it transposed and copy it, a
-    sixth of a small network's step.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        out = torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-        out = out.relu_() if relu else out
-        ctx.relu = relu
-        ctx.save_for_backward(x, weight, out if relu else None)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        x, weight, out = ctx.saved_tensors
-        if ctx.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        grad_x = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
-        grad_bias = grad.sum(1) if ctx.needs_input_grad[2] else None
-        return grad_x, torch.bmm(grad.mT, x), grad_bias, None
-
-
-class _Conv(torch.autograd.Function):
-    """Grouped convolution of images [B, K*I, H, W], through a ReLU if ``relu``; channels last throughout.
-
-    Channels last halves the time of the strided backward passes on a CPU. The ReLU inside saves a pass over memory.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, relu: bool) -> Tensor:
-        x = x.contiguous(memory_format=torch.channels_last)
-        out = F.conv2d(x, weight, bias, *geometry)
-        out = out.relu_() if relu else out
-        ctx.geometry, ctx.relu, ctx.has_bias = geometry, relu, bias is not None
-        ctx.save_for_backward(x, weight, out if relu else None)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0].contiguous(memory_format=torch.channels_last)
-        x, weight, out = ctx.saved_tensors
-        if ctx.relu:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
-        stride, padding, dilation, groups = ctx.geometry
-        output_mask = [ctx.needs_input_grad[0], True, ctx.has_bias]
-        grad_x, grad_weight, grad_bias = torch.ops.aten.convolution_backward(
-            grad, x, weight, [len(weight)], stride, padding, dilation, False, [0, 0], groups, output_mask
-        )
-        return grad_x, grad_weight, grad_bias, None, None
-
-
 def _extract_patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
     """Patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
     (dh, dw), (kh, kw), (sh, sw) = layer.dilation, layer.kernel_size, layer.stride
@@ -118,10 +62,10 @@ def _get_padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
 
 
 class _ConvMatmul(torch.autograd.Function):
-    """As ``_Conv`` by one batched product over networks: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
+    """Convolutions by one batched product over networks: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
 
-    Patches are nine to twenty-five times as large as the images they are cut from: they are not kept, but cut again in
-    the backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
+    Patches are nine to twenty-five times as large as their images: they are not saved, but extracted again in the
+    backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
     additions.
     """
 
@@ -164,10 +108,10 @@ class _ConvMatmul(torch.autograd.Function):
 
 
 class _Layers:
-    """A walk through the module tree. Images are [B, k*Ch, H, W] and rows [k, B, D].
+    """The application of a module tree to stacked inputs. Images are [B, k*Ch, H, W] and rows [k, B, D].
 
-    They hold k = ``num_separate`` networks: 1 until the first layer with parameters when all networks see the same
-    input, K after it.
+    They contain k = ``num_separate`` networks: when all networks see the same input, 1 until the first layer with
+    parameters, and K after it.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:
@@ -198,8 +142,7 @@ class _Layers:
                 return self.apply(module.shortcut, prefix + "shortcut.", x) + branch
             case nn.Linear():
                 x = self.expand(x)
-                weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
-                return _Dense.apply(x, weight, bias, relu)
+                return self.apply_dense(prefix, x, relu)
             case nn.Conv2d():
                 return self.apply_conv(module, prefix, x, relu)
             case nn.GroupNorm():
@@ -212,6 +155,13 @@ class _Layers:
                 return module(x)
         raise AssertionError(f"no stacked form for {type(module).__name__}")
 
+    def apply_dense(self, prefix: str, x: Tensor, relu: bool) -> Tensor:
+        """One batched product, transposed so that the weight's gradient comes in the layout of the weight."""
+        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
+        assert weight is not None
+        out = torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
+        return (F.relu_(out) if relu else out).mT
+
     def apply_conv(self, layer: nn.Conv2d, prefix: str, x: Tensor, relu: bool) -> Tensor:
         weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
         assert weight is not None and not isinstance(layer.padding, str)
@@ -219,7 +169,9 @@ class _Layers:
             return _ConvMatmul.apply(x, weight, bias, layer, relu)
         geometry = layer.stride, layer.padding, layer.dilation, self.num_separate  # one group for a shared input
         self.num_separate = self.networks
-        return _Conv.apply(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), geometry, relu)
+        x = x.contiguous(memory_format=torch.channels_last)  # half the time of a strided backward pass on a CPU
+        out = F.conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), *geometry)
+        return F.relu_(out) if relu else out
 
     def apply_group_norm(self, layer: nn.GroupNorm, prefix: str, x: Tensor) -> Tensor:
         x = self.expand(x)
@@ -229,7 +181,7 @@ class _Layers:
 
 
 def plan_layers(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
-    """The layers, and whether each also applies the ReLU that follows it (which is then left out)."""
+    """The names and layers in order, each with whether it also applies the ReLU that follows, which is left out."""
     plan: list[tuple[str, nn.Module, bool]] = []
     for name, layer in sequence.named_children():
         if isinstance(layer, nn.ReLU) and plan and isinstance(plan[-1][1], nn.Linear | nn.Conv2d) and not plan[-1][2]:
@@ -244,7 +196,7 @@ _STACKABLE_LAYERS = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.
 
 
 def has_stacked_form(module: nn.Module) -> bool:
-    """Whether every layer is one that this module knows."""
+    """Whether this module has a stacked form of every layer."""
     is_known = all(type(layer) in _STACKABLE_LAYERS for layer in module.modules())
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return is_known and all(c.groups == 1 and c.padding_mode == "zeros" and c.padding != "same" for c in convolutions)

@@ -1,9 +1,11 @@
-"""PRIVATE folders of trained teachers: found again by what they were trained on, refused when anything is off.
+"""PRIVATE. The folder of trained teachers, and what accounts were charged for.
 
-    <root>/teachers/<id>/   ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
+    <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
+    <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
+    <root>/teachers/aliases/    <id that a release shows>.json
 
-Ids are random. The fingerprint that recognizes the same private data is a hash keyed with a secret that never leaves
-the store, and it is recorded here only: a hash of private content would tell neighboring data sets apart.
+Ids are random. Hashes of private content are keyed with a secret that never leaves the store, and are recorded here
+only: a hash that anybody could compute would tell neighboring data sets apart.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,17 +43,21 @@ from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hol
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble
-from pate_torch.teachers.trunk import Trunk
+from pate_torch.teachers.recipe import Trunk
 
 SCHEMA_VERSION = 1
 ID_PATTERN, UNFINISHED_PATTERN = re.compile(r"[0-9a-f]{16}"), re.compile(r"\.[0-9a-f]{16}")
-HASH_PATTERN = re.compile(r"[0-9a-f]{64}")
 TRAINED_KEY, TRUNK_PREFIX = "__trained__", "__trunk__."
 ACCOUNTS, ALIASES, PARTIAL_PREFIX = "accounts", "aliases", ".partial-"
+
 LOCATION_KEY = "PATE_HOME"
 """The setting that names the place of the store, for messages."""
+
 CHECKPOINT_MAX_AGE_SECONDS = 7 * 24 * 3600.0
-"""Seconds after which nobody is expected to come back for the checkpoints of an interrupted training."""
+"""Age from which the checkpoints of an interrupted training are removed."""
+
+MAX_KNOWN_SHARE = 0.1
+"""Share of units that two accounts may have in common, beyond the share that few distinct records explain by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +65,12 @@ class Identity:
     """PRIVATE. What an ensemble was trained on and how: equal identities give equal teachers.
 
     Attributes:
-        fingerprint: ``TeacherStore.compute_fingerprint`` of the private data.
-        partition: Plain data.
-        configuration: Plain data (``TeacherRecipe.to_configuration()``).
+        dataset: Name of the data set.
+        fingerprint: ``TeacherStore.compute_fingerprint`` of the private records.
+        partition: Plain data of the partition.
+        configuration: Plain data of the recipe (``TeacherRecipe.to_configuration()``).
+        seed: Seed of the teachers' streams.
+        num_teachers: K.
     """
 
     dataset: str
@@ -69,7 +81,7 @@ class Identity:
     num_teachers: int
 
     def __post_init__(self) -> None:
-        if not HASH_PATTERN.fullmatch(self.fingerprint):
+        if not re.fullmatch(r"[0-9a-f]{64}", self.fingerprint):
             raise ValueError("fingerprint: must come from TeacherStore.compute_fingerprint")
         for name, value in (("partition", self.partition), ("configuration", self.configuration)):
             object.__setattr__(self, name, json.loads(json.dumps(dict(value), sort_keys=True)))  # a tuple is a list
@@ -83,7 +95,10 @@ class StoredEnsemble:
     """PRIVATE. An ensemble with what its manifest says.
 
     Attributes:
-        ledger_head: The newest ledger entry when last used.
+        id: Id of the ensemble in the store.
+        ensemble: The teachers.
+        identity: What they were trained on and how.
+        ledger_head: The newest ledger entry when the ensemble was last used; None if no ledger was.
     """
 
     id: str
@@ -92,32 +107,46 @@ class StoredEnsemble:
     ledger_head: str | None
 
 
-def _to_tensors(ensemble: TeacherEnsemble) -> dict[str, Tensor]:
-    """Everything of an ensemble that is a tensor."""
-    state = {} if ensemble.trunk is None else ensemble.trunk.get_state()
-    tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
-    return tensors | {TRAINED_KEY: ensemble.trained_K} | {TRUNK_PREFIX + name: value for name, value in state.items()}
+@dataclass(frozen=True, eq=False, repr=False)
+class RecordHashes:
+    """PRIVATE. Keyed hashes of the records of one data set or account.
 
+    The hashes depend on the records alone and not on their order, so that shuffled, extended or partly edited data are
+    recognized. They may lead to a refusal that the owner of the store sees, never to anything published.
 
-def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> TeacherEnsemble:
-    """The ensemble of ``_to_tensors``. Raises an error of one of several kinds where it does not fit the manifest."""
-    spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
-    trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
-    state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}
-    trunk = None if facts is None else Trunk.rebuild(facts, state, spec)
-    if len(trained_K) != manifest["num_teachers"]:
-        raise ValueError("the number of teachers does not fit")
-    return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
+    Attributes:
+        hash_N: Keyed hash of the content of each record, uint64 [N].
+        unit_N: Number of the privacy unit of each record, int64 [N].
+    """
 
+    hash_N: np.ndarray
+    unit_N: np.ndarray
 
-def _get_lock_path(checkpoints: Path) -> Path:
-    """Beside the folder, which goes when its teachers are there."""
-    return checkpoints.with_name(f"{checkpoints.name}.lock")
+    def compute_known_share(self, charged_records: RecordHashes) -> float:
+        """The share of these units with a record among ``charged_records``, beyond what few distinct records explain.
 
+        Records of a few values coincide between people. Among ``charged_records`` a unit that shares a record with
+        another unit coincides by chance; the share of such units estimates the probability that a new unit does
+        (Good-Turing), to which three standard deviations are added.
+        """
+        share = self._compute_unit_share(np.isin(self.hash_N, charged_records.hash_N))
+        pairs = np.unique(np.stack([charged_records.hash_N, charged_records.unit_N.astype(np.uint64)]), axis=1)
+        hashes, counts = np.unique(pairs[0], return_counts=True)
+        chance = charged_records._compute_unit_share(np.isin(charged_records.hash_N, hashes[counts > 1]))
+        spread = 3 * np.sqrt(chance * (1 - chance) / max(1, len(np.unique(self.unit_N))))
+        return share - min(1.0, chance + spread)
 
-def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
-    with atomic_replacement(path) as temporary:
-        temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")
+    def _compute_unit_share(self, mask_N: np.ndarray) -> float:
+        return len(np.unique(self.unit_N[mask_N])) / max(1, len(np.unique(self.unit_N)))
+
+    def merge(self, new_records: RecordHashes) -> RecordHashes:
+        """These records, and those of ``new_records`` that are not among them."""
+        new_N = ~np.isin(new_records.hash_N, self.hash_N)
+        first_unit = 1 + self.unit_N.max(initial=-1)
+        return RecordHashes(
+            np.concatenate([self.hash_N, new_records.hash_N[new_N]]),
+            np.concatenate([self.unit_N, first_unit + new_records.unit_N[new_N]]),
+        )
 
 
 @dataclass(frozen=True)
@@ -131,8 +160,29 @@ class TeacherStore:
         """PRIVATE. The folder of all ensembles."""
         return Path(self.root) / "teachers"
 
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the store while a file is written, so that ``sweep`` takes no unfinished file away."""
+        with hold_lock(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
+            yield
+
+    # ---- keyed hashes of private content ----------------------------------------------------------------------------
+
+    def get_secret_key(self) -> bytes:
+        """PRIVATE. The key of all hashes of private content, which never leaves the store."""
+        path = create_private_folder(self.folder) / ".fingerprint_key"
+        if not path.exists():
+            with self.lock():
+                if not path.exists():  # no other process made one before this process had the lock
+                    with atomic_replacement(path) as temporary:
+                        temporary.write_bytes(secrets.token_bytes(32))
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
+        return key
+
     def compute_keyed_digest(self, *parts: bytes | memoryview) -> str:
-        """PRIVATE. Keyed BLAKE2b of anything private that is to be known again; 64 hex digits."""
+        """PRIVATE. Keyed BLAKE2b of private content that is to be recognized; 64 hex digits."""
         state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
         for part in parts:
             state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
@@ -151,42 +201,23 @@ class TeacherStore:
         return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
-        """PRIVATE. Keyed BLAKE2b of votes that were brought, under whichever name they come; 64 hex digits."""
+        """PRIVATE. Keyed BLAKE2b of votes that the user brought, under any name of the file; 64 hex digits."""
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.to("cpu", torch.int64)))
 
-    def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
-        """PRIVATE. Store an ensemble under a new random id, which is returned. Appears whole or not at all."""
-        if len(ensemble) != identity.num_teachers:
-            raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
-        name = secrets.token_hex(8)
-        temporary = self.folder / f".{name}"
-        manifest = asdict(identity) | {
-            "schema_version": SCHEMA_VERSION,
-            "id": name,
-            "private": True,
-            "network": ensemble.network,
-            "spec": ensemble.spec.to_dict(),
-            "trunk": None if ensemble.trunk is None else ensemble.trunk.to_facts(),
-            "ledger_head": ledger_head,
-        }
-        with self.lock():
-            try:
-                create_private_folder(create_private_folder(temporary) / "votes")
-                tensors = temporary / "ensemble.safetensors"
-                save_file(_to_tensors(ensemble), tensors)
-                tensors.chmod(0o600)
-                _write_json(temporary / "manifest.json", manifest | {"sha256": compute_file_digest(tensors)})
-                temporary.rename(self.folder / name)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-        return name
-
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the store while a file is written: what is half written meanwhile belongs to this process."""
-        with hold_lock(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
-            yield
+    def hash_records(self, private: PrivateRecords) -> RecordHashes:
+        """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
+        x = private.x if private.origin is None else private.origin
+        keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
+        keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
+        digests = bytearray()
+        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), private.y.numpy().tobytes()
+        for row in range(len(x)):
+            state = keyed_state.copy()
+            state.update(points[row * size : (row + 1) * size])
+            state.update(labels[row * 8 : (row + 1) * 8])
+            digests += state.digest()
+        _, unit_N = np.unique(private.unit_id, return_inverse=True)
+        return RecordHashes(np.frombuffer(bytes(digests), dtype=np.uint64), unit_N.astype(np.int64))
 
     # ---- training -----------------------------------------------------------------------------------------------
 
@@ -196,7 +227,8 @@ class TeacherStore:
 
         Args:
             identity: Identity of the teachers.
-            on_wait: Called with who trains them, before this waits for its end; by then they may be there.
+            on_wait: Called with the name of the process that trains these teachers, before this call waits for the end
+                of that process; the teachers may then be in the store.
         """
         checkpoints = self._get_checkpoint_folder(asdict(identity))
         with hold_lock(_get_lock_path(checkpoints), LOCATION_KEY, on_wait=on_wait):
@@ -210,12 +242,12 @@ class TeacherStore:
             yield checkpoints, is_locked
 
     def _get_checkpoint_folder(self, facts: Mapping[str, Any]) -> Path:
-        """PRIVATE. Where the finished chunks of a training wait for the next attempt. facts: an identity's."""
+        """PRIVATE. The folder of the finished groups of an interrupted training, by the facts of its identity."""
         text = json.dumps({field.name: facts[field.name] for field in fields(Identity)}, sort_keys=True)
         return create_private_folder(self.folder) / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def sweep(self) -> None:
-        """Remove what killed processes left half written, and checkpoints that nobody needs or came back for."""
+        """Remove files that killed processes left unfinished, and checkpoints that are finished or too old."""
         if not self.folder.is_dir():
             return
         with self.lock():
@@ -238,7 +270,38 @@ class TeacherStore:
                 else:
                     remove_partial_files(folder)
 
-    # ---- what is there ------------------------------------------------------------------------------------------
+    # ---- ensembles --------------------------------------------------------------------------------------------------
+
+    def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
+        """PRIVATE. Store an ensemble, whole or not at all, under a new random id, which is returned."""
+        if len(ensemble) != identity.num_teachers:
+            raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
+        name = secrets.token_hex(8)
+        temporary, trunk = self.folder / f".{name}", ensemble.trunk
+        manifest = asdict(identity) | {
+            "schema_version": SCHEMA_VERSION,
+            "id": name,
+            "private": True,
+            "network": ensemble.network,
+            "spec": ensemble.spec.to_dict(),
+            "trunk": None if trunk is None else trunk.to_facts(),
+            "ledger_head": ledger_head,
+        }
+        tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
+        tensors[TRAINED_KEY] = ensemble.trained_K
+        tensors |= {} if trunk is None else {TRUNK_PREFIX + name: value for name, value in trunk.get_state().items()}
+        with self.lock():
+            try:
+                create_private_folder(create_private_folder(temporary) / "votes")
+                file = temporary / "ensemble.safetensors"
+                save_file(tensors, file)
+                file.chmod(0o600)
+                _write_json(temporary / "manifest.json", manifest | {"sha256": compute_file_digest(file)})
+                temporary.rename(self.folder / name)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+        return name
 
     def load(self, name: str) -> StoredEnsemble:
         """PRIVATE. An ensemble by its id.
@@ -248,13 +311,13 @@ class TeacherStore:
         """
         folder = self._get_folder(name)
         manifest = self._read_manifest(folder)
-        tensors = folder / "ensemble.safetensors"
-        if not tensors.is_file() or compute_file_digest(tensors) != manifest["sha256"]:
-            raise ValueError(f"teachers {name}: {tensors} is missing or was changed after it was saved")
-        params = read_tensors(tensors)
+        file = folder / "ensemble.safetensors"
+        if not file.is_file() or compute_file_digest(file) != manifest["sha256"]:
+            raise ValueError(f"teachers {name}: {file} is missing or was changed after it was saved")
+        tensors = read_tensors(file)
         try:
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
-            ensemble = _rebuild_ensemble(manifest, params)
+            ensemble = _rebuild_ensemble(manifest, tensors)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
             raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
@@ -269,17 +332,15 @@ class TeacherStore:
 
     def has_ensemble(self, name: str) -> bool:
         """Whether there is an ensemble of this id that can be read."""
-        with contextlib.suppress(ValueError):
+        try:
             return bool(self.load_manifest(name))
-        return False
+        except ValueError:
+            return False
 
     def find(self, identity: Identity) -> str | None:
         """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
         facts = asdict(identity)
-        for name, manifest in self._iterate_manifests():
-            if manifest == manifest | facts:
-                return name
-        return None
+        return next((name for name, manifest in self._iterate_manifests() if manifest == manifest | facts), None)
 
     def _iterate_manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.folder.is_dir():
@@ -287,57 +348,39 @@ class TeacherStore:
                 with contextlib.suppress(ValueError):
                     yield folder.name, self._read_manifest(folder)
 
-    def set_ledger_head(self, name: str, ledger_head: str) -> None:
-        """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
-        folder = self._get_folder(name)
-        with self.lock():
-            _write_json(folder / "manifest.json", self._read_manifest(folder) | {"ledger_head": ledger_head})
+    def _get_folder(self, name: str) -> Path:
+        if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
+            raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
+        folder = self.folder / name
+        with contextlib.suppress(OSError, ValueError):
+            folder = self.folder / (self._read_alias(name).get("ensemble") or name)
+        if not folder.is_dir():
+            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
+        return folder
 
-    def record_ledger_head(self, account: str, ledger_head: str) -> None:
-        """Note the newest ledger entry beside the name of the account: a lost ledger shows, whoever answered."""
-        with self.lock():
-            path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
-            _write_json(path, {"dataset": account, "ledger_head": ledger_head})
-
-    def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
-        """A fresh id for who answers one release, which is published in place of anything private.
-
-        Args:
-            fingerprint: PRIVATE. Of the records, or of the votes in their place.
-            ensemble: Id of the stored ensemble behind it; None if no ensemble is kept.
-        """
-        alias = secrets.token_hex(8)
-        with self.lock():
-            path = create_private_folder(self.folder / ALIASES) / f"{alias}.json"
-            _write_json(path, {"ensemble": ensemble, "fingerprint": fingerprint})
-        return alias
-
-    def was_trained_on(self, name: str, fingerprint: str) -> bool:
-        """Whether the records of this fingerprint are behind the release that shows this id."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            return bool((self._read_alias(name) or self.load_manifest(name))["fingerprint"] == fingerprint)
-        return False
-
-    def find_ledger_heads(self, account: str) -> dict[Path, str]:
-        """Every ledger entry that something in the store noted for this account, by the file that names it."""
-        head_by_file = {}
-        for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob(f"{ACCOUNTS}/*.json"))]:
-            with contextlib.suppress(OSError, ValueError):
-                facts = json.loads(file.read_text())
-                if facts.get("dataset") == account and facts.get("ledger_head"):
-                    head_by_file[file] = str(facts["ledger_head"])
-        return head_by_file
+    def _read_manifest(self, folder: Path) -> dict[str, Any]:
+        path = folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
+        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
+        if not keys <= manifest.keys() or manifest["id"] != folder.name:
+            raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
+        return manifest
 
     def get_or_count_votes(
         self, name: str, pool_x: Tensor, compute: Callable[[], Votes], voting_mode: str = ""
     ) -> Votes:
-        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and kept.
+        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and stored.
 
         Args:
             name: The ensemble's id.
             pool_x: The public points.
             compute: Computes the votes.
-            voting_mode: Names how they vote, where not on each point by itself; letters and digits.
+            voting_mode: Letters and digits that name a way to vote other than on each point by itself.
 
         Raises:
             ValueError: The cached or the computed votes are not this ensemble's on these points.
@@ -358,43 +401,99 @@ class TeacherStore:
             save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
         return votes
 
-    def get_secret_key(self) -> bytes:
-        """PRIVATE. The key of all hashes of private content, which never leaves the store."""
-        path = create_private_folder(self.folder) / ".fingerprint_key"
-        if not path.exists():
-            with self.lock():
-                if not path.exists():  # no other process made one before this process had the lock
-                    with atomic_replacement(path) as temporary:
-                        temporary.write_bytes(secrets.token_bytes(32))
-        key = path.read_bytes()
-        if len(key) != 32:
-            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
-        return key
+    # ---- aliases ----------------------------------------------------------------------------------------------------
 
-    def _get_folder(self, name: str) -> Path:
-        if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
-            raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
-        folder = self.folder / name
-        with contextlib.suppress(OSError, ValueError):
-            folder = self.folder / (self._read_alias(name).get("ensemble") or name)
-        if not folder.is_dir():
-            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
-        return folder
+    def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
+        """A fresh id for who answers one release, which is published in place of anything private.
+
+        Args:
+            fingerprint: PRIVATE. Fingerprint of the records, or of the votes in their place.
+            ensemble: Id of the stored ensemble behind it; None if no ensemble is stored.
+        """
+        alias = secrets.token_hex(8)
+        with self.lock():
+            path = create_private_folder(self.folder / ALIASES) / f"{alias}.json"
+            _write_json(path, {"ensemble": ensemble, "fingerprint": fingerprint})
+        return alias
+
+    def was_trained_on(self, name: str, fingerprint: str) -> bool:
+        """Whether the records of this fingerprint are behind the release that shows this id."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            return bool((self._read_alias(name) or self.load_manifest(name))["fingerprint"] == fingerprint)
+        return False
 
     def _read_alias(self, name: str) -> dict[str, Any]:
         """The facts of ``create_alias``; empty if there is no such alias."""
         path = self.folder / ALIASES / f"{name}.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
-    def _read_manifest(self, folder: Path) -> dict[str, Any]:
-        path = folder / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
-        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
-        if not keys <= manifest.keys() or manifest["id"] != folder.name:
-            raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
-        return manifest
+    # ---- accounts ---------------------------------------------------------------------------------------------------
+
+    def set_ledger_head(self, name: str, ledger_head: str) -> None:
+        """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
+        folder = self._get_folder(name)
+        with self.lock():
+            _write_json(folder / "manifest.json", self._read_manifest(folder) | {"ledger_head": ledger_head})
+
+    def record_charge(self, account: str, records: RecordHashes | None, ledger_head: str) -> None:
+        """PRIVATE. Note that an account was charged for these records, and the newest entry of the ledger.
+
+        Args:
+            account: Name of the account.
+            records: The records of the charge; None if the votes came without records.
+            ledger_head: The newest entry, by whose absence a lost ledger is noticed.
+        """
+        path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
+        with self.lock():
+            _write_json(path, {"dataset": account, "ledger_head": ledger_head})
+            charged_records = self._load_charged_records(account)
+            if records is not None and charged_records is not None:
+                records = charged_records.merge(records)
+            if records is not None and (charged_records is None or len(records.hash_N) > len(charged_records.hash_N)):
+                with atomic_replacement(path.with_suffix(".safetensors")) as temporary:
+                    save_arrays({"hash_N": records.hash_N, "unit_N": records.unit_N}, temporary)
+
+    def find_ledger_heads(self, account: str) -> dict[Path, str]:
+        """Every ledger entry that something in the store noted for this account, by the file that names it."""
+        head_by_file = {}
+        for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob(f"{ACCOUNTS}/*.json"))]:
+            with contextlib.suppress(OSError, ValueError):
+                facts = json.loads(file.read_text())
+                if facts.get("dataset") == account and facts.get("ledger_head"):
+                    head_by_file[file] = str(facts["ledger_head"])
+        return head_by_file
+
+    def find_account_of_same_units(self, records: RecordHashes | None, accounts: Iterable[str]) -> str | None:
+        """PRIVATE. The first account that shares a tenth of its units, or of these units, with these records."""
+        for account in accounts:
+            charged_records = self._load_charged_records(account)
+            if charged_records is not None and records is not None:
+                shares = records.compute_known_share(charged_records), charged_records.compute_known_share(records)
+                if max(shares) >= MAX_KNOWN_SHARE:
+                    return account
+        return None
+
+    def _load_charged_records(self, account: str) -> RecordHashes | None:
+        file = self.folder / ACCOUNTS / f"{account}.safetensors"
+        return RecordHashes(**load_arrays(file)) if file.exists() else None
+
+
+def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> TeacherEnsemble:
+    """The ensemble of stored tensors. Raises an error of one of several kinds where they do not fit the manifest."""
+    spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
+    trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
+    state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}
+    trunk = None if facts is None else Trunk.rebuild(facts, state, spec)
+    if len(trained_K) != manifest["num_teachers"]:
+        raise ValueError("the number of teachers does not fit")
+    return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
+
+
+def _get_lock_path(checkpoints: Path) -> Path:
+    """Beside the folder, which goes when its teachers are there."""
+    return checkpoints.with_name(f"{checkpoints.name}.lock")
+
+
+def _write_json(path: Path, facts: Mapping[str, Any]) -> None:
+    with atomic_replacement(path) as temporary:
+        temporary.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n")

@@ -1,4 +1,12 @@
-"""Train K teachers on K disjoint shards, all at once where the machine allows it."""
+"""Train K teachers on K disjoint shards, all at once where the machine allows it.
+
+Teachers are dealt to ranks, and written to checkpoints, by groups of 16. How many a device trains at once (a launch)
+follows from public numbers alone: the size of the network and of its input, the batch and the kind of device. The
+number of records in a shard is private: a launch that followed from it would tell one record to every teacher of the
+launch. On a CPU no launch crosses a group, so that teachers are the same to the bit for any number of ranks or workers.
+On a GPU a launch takes several of a rank's groups, and teachers are the same to the bit where launches are of equal
+size.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,10 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -18,41 +28,29 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.device import single_thread_mode
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
-from pate_torch.core.progress import Log, Progress, do_nothing
-from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers import distributed, launch, stacked
-from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainedChunk, TrainingTask, train_stacked
-from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.core.progress import Log, Progress, Stages, do_nothing
+from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
+from pate_torch.teachers import distributed, stacked
+from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainingTask, train_stacked
+from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble, count_pixels
 from pate_torch.teachers.independence import Trial
-from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.trunk import Trunk
-from pate_torch.teachers.workers import can_fork, train_chunks
+from pate_torch.teachers.recipe import TeacherRecipe, Trunk
+from pate_torch.teachers.workers import can_fork, train_in_processes
 
-__all__ = ["TeacherRecipe", "train"]
+__all__ = ["TeacherRecipe", "train", "train_on_all"]
 
 LossesCallback = Callable[[int, Tensor], None]
 """PRIVATE. Called as on_losses(step, loss_K)."""
 
+GROUP_TEACHERS = 16
+"""Teachers that are dealt to one rank and written to one checkpoint."""
+
+CACHE_PARAMETERS = 2_000_000
+"""Numbers in the stacked parameters of one launch on a CPU, at most (8 MB of weights, 24 MB of moments)."""
+
 MIN_STEPS_FOR_FORK, MIN_STEPS_FOR_SPAWN = 600, 5000
-"""Stacked steps above which worker processes pay: copies of this process (half a second of one core), and those that
-import torch anew."""
-
-
-def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.device) -> str:
-    """The rule behind ``backend=auto``, for the launches that are planned."""
-    if recipe.backend != "auto":
-        return recipe.backend
-    is_parallel = device.type == "cpu" and os.name == "posix" and get_num_workers(recipe) > 1 and len(launches) > 1
-    min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
-    return "processes" if is_parallel and recipe.steps * len(launches) > min_steps else "vectorized"
-
-
-def get_num_workers(recipe: TeacherRecipe) -> int:
-    """Worker processes of this rank: as asked, else its share of the cores this process may use."""
-    if recipe.workers is not None:
-        return recipe.workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // distributed.get_world().local_size)
+"""Stacked steps above which worker processes pay: copies of this process (half a second of one core), and processes
+that import torch anew."""
 
 
 def train(
@@ -70,7 +68,7 @@ def train(
     on_losses: LossesCallback = do_nothing,
     on_trial: Callable[[Trial], object] = do_nothing,
 ) -> TeacherEnsemble:
-    """PRIVATE. One teacher per shard, on every rank (torchrun deals groups of them out and shares what they learnt).
+    """PRIVATE. Train one teacher per shard; under torchrun every rank trains a part, and every rank returns all.
 
     Args:
         private: The private records.
@@ -79,14 +77,13 @@ def train(
         recipe: Recipe of the teachers.
         seed: Seed of their streams.
         device: Device of the training.
-        trunk: What the recipe's ``start`` learnt from public points; the teachers are then heads over its features.
-        checkpoint_dir: A private folder where finished groups are kept; a run that was stopped goes on from there, on a
-            CPU to the same bits.
-        progress: Called with (done, total) teachers; those under way by the share of their steps.
-        log: PRIVATE. Takes learning curves.
-        on_losses: PRIVATE. Takes every teacher's loss at a step.
-        on_trial: PRIVATE. Takes one of the teachers that rank 0 trained, drawn at random; there is none where there is
-            one teacher in all.
+        trunk: The trunk of the recipe's ``start``; the teachers are then heads over its features.
+        checkpoint_dir: A private folder for finished groups, from which an interrupted run continues (on a CPU to the
+            same bits); None if there are no checkpoints.
+        progress: Called with (done, total) teachers; an unfinished launch counts by the share of its steps.
+        log: PRIVATE. Called with points of the learning curves.
+        on_losses: PRIVATE. Called with every teacher's loss at a step.
+        on_trial: PRIVATE. Called on rank 0 with one of its teachers, drawn at random, where there are several teachers.
 
     Raises:
         ValueError: The recipe does not fit the data, or the launches do not fit into a GPU.
@@ -98,19 +95,38 @@ def train(
     recipe, num_teachers = task.recipe, shards.num_teachers
     module = networks.build(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
     stacked.check_teacher(module, recipe.network)
-    rows_K = {
+    param_K = {
         name: torch.zeros(num_teachers, *p.shape, dtype=recipe.torch_dtype) for name, p in module.named_parameters()
     }
-    curves_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
-    launches = _train_own_groups(task, rows_K | curves_KP, checkpoint_dir, progress)
-    distributed.broadcast_rows(rows_K | curves_KP, _get_owners(num_teachers))
-    _check_converged(curves_KP["curve.loss"], recipe)
-    _log_curves(curves_KP, recipe.steps, log, on_losses)
+    curve_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
+    launch_size = compute_launch_size(recipe, networks.count_parameters(module), task.spec, num_teachers, task.device)
+    launches = _train_own_groups(task, param_K | curve_KP, launch_size, checkpoint_dir, progress)
+    distributed.broadcast_rows(param_K | curve_KP, _get_owners(num_teachers))
+    _check_converged(curve_KP["curve.loss"], recipe)
+    _log_curves(curve_KP, recipe.steps, log, on_losses)
     network = networks.describe(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
-    ensemble = TeacherEnsemble(network, rows_K, task.shards.mask_KS.any(1), spec, trunk)
+    ensemble = TeacherEnsemble(network, param_K, task.shards.mask_KS.any(1), spec, trunk)
     if num_teachers > 1 and distributed.is_main():
         on_trial(Trial.draw(ensemble, launches, task))
     return ensemble
+
+
+def train_on_all(
+    data: Dataset, recipe: TeacherRecipe, *, seed: int, device: torch.device, stages: Stages
+) -> TeacherEnsemble:
+    """PRIVATE. Train one network on every private record, without privacy, to compare with; an ensemble of one.
+
+    The network is private: it is shown to the owner only, or belongs to a public benchmark. Batches have up to 128
+    records. Every rank of a torchrun takes part.
+    """
+    count = len(data.private)
+    single_shard = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
+    recipe = dataclasses.replace(recipe, batch_size=max(recipe.batch_size, min(128, count)))
+    trunk = recipe.learn_trunk(data.pool, data.spec, seed, device, stages)
+    progress = stages("Training a model without privacy")
+    return train(
+        data.private, data.spec, single_shard, recipe, seed=seed, device=device, trunk=trunk, progress=progress
+    )
 
 
 def _make_task(
@@ -122,76 +138,113 @@ def _make_task(
     device: torch.device,
     trunk: Trunk | None,
 ) -> TrainingTask:
-    """What the teachers are trained on: the records themselves, or the trunk's features of them and of their copies."""
+    """The records that the teachers are trained on are the private records, or the trunk's features of them."""
     if recipe.start is None:
         return TrainingTask(private, spec, shards, recipe, seed, device)
     if trunk is None:
         problem, fix = "has no public points to learn from here", "Set teacher.start=null."
         raise checks.error("teacher.start", recipe.start.features.name, problem, fix)
-    private, shards = trunk.encode_shards(
-        private, shards, start=recipe.start, augment=recipe.augment, seed=seed, device=device
-    )
     head_recipe = dataclasses.replace(recipe, start=None, augment=None)
-    return TrainingTask(private, trunk.spec, shards, head_recipe, seed, device)
+    encoded_records = trunk.encode_shards(private, shards, device)
+    return TrainingTask(encoded_records, trunk.spec, shards, head_recipe, seed, device)
+
+
+# ---- groups and launches --------------------------------------------------------------------------------------------
+
+
+def split_groups(num_teachers: int) -> list[range]:
+    """The teachers of each group."""
+    return [range(first, min(first + GROUP_TEACHERS, num_teachers)) for first in range(0, num_teachers, GROUP_TEACHERS)]
+
+
+def assign_owners(num_groups: int, ranks: int) -> list[int]:
+    """The rank of each group: neighbors go to one rank, and no rank has more than one group more than another."""
+    num_slots = max(num_groups, ranks)  # where ranks are more, the first ones have one each
+    return [group * ranks // num_slots for group in range(num_groups)]
 
 
 def _get_owners(num_teachers: int) -> list[int]:
     """The rank of each teacher."""
-    groups = launch.split_groups(num_teachers)
-    owners = launch.assign_owners(len(groups), distributed.get_world().size)
+    groups = split_groups(num_teachers)
+    owners = assign_owners(len(groups), distributed.get_world().size)
     return [rank for group, rank in zip(groups, owners, strict=True) for _ in group]
 
 
+def compute_launch_size(
+    recipe: TeacherRecipe, num_parameters: int, spec: DataSpec, num_teachers: int, device: torch.device
+) -> int:
+    """Number of teachers trained at once: ``recipe.chunk``, or as many as a CPU's cache or a GPU's memory holds."""
+    on_cpu = device.type == "cpu"
+    max_size = GROUP_TEACHERS if on_cpu else GROUP_TEACHERS * math.ceil(num_teachers / GROUP_TEACHERS)
+    if recipe.chunk is not None:
+        return min(recipe.chunk, max_size)
+    size = CACHE_PARAMETERS // num_parameters if on_cpu else GPU_PIXELS // (recipe.batch_size * count_pixels(spec))
+    size -= size % GROUP_TEACHERS if size >= GROUP_TEACHERS else 0
+    return max(1, min(size, max_size))
+
+
+def plan_launches(pending: Sequence[range], size: int) -> list[range]:
+    """The launches of the groups that are to be trained: parts of a group, or neighboring groups."""
+    if size < GROUP_TEACHERS:
+        return [range(k, min(k + size, group.stop)) for group in pending for k in range(group.start, group.stop, size)]
+    runs = groupby(enumerate(pending), key=lambda item: item[1].start // GROUP_TEACHERS - item[0])
+    neighbor_runs, groups_per_launch = [[group for _, group in run] for _, run in runs], size // GROUP_TEACHERS
+    return [
+        range(run[first].start, run[min(first + groups_per_launch, len(run)) - 1].stop)
+        for run in neighbor_runs
+        for first in range(0, len(run), groups_per_launch)
+    ]
+
+
 def _train_own_groups(
-    task: TrainingTask, rows_K: dict[str, Tensor], checkpoint_dir: Path | None, progress: Progress
+    task: TrainingTask,
+    rows_K: dict[str, Tensor],
+    launch_size: int,
+    checkpoint_dir: Path | None,
+    progress: Progress,
 ) -> list[range]:
-    """Fill the rows of this rank's teachers: groups kept from an interrupted run first, then the others by launches.
+    """Fill the rows of this rank's teachers, from checkpoints first, then by training the other groups in launches.
 
     Returns:
-        The launches (of the groups that were kept, if there are no others).
+        The launches (of all own groups, if all of them have checkpoints).
     """
     rank, owners, total = distributed.get_world().rank, _get_owners(task.shards.num_teachers), task.shards.num_teachers
-    own_groups = [group for group in launch.split_groups(total) if owners[group.start] == rank]
-    num_own, done, share_by_launch = sum(map(len, own_groups)), set[int](), dict[range, float]()
+    own_groups = [group for group in split_groups(total) if owners[group.start] == rank]
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, task, rows_K)
+    pending = [group for group in own_groups if checkpoints is None or not checkpoints.load(group)]
+    num_own, share_by_launch = sum(map(len, own_groups)), dict[range, float]()
+    finished = {teacher for group in own_groups if group not in pending for teacher in group}
 
     def report_share(teachers: range, share: float) -> None:
         share_by_launch[teachers] = share * len(teachers)
-        progress(min(num_own, len(done) + int(sum(share_by_launch.values()))), num_own)
+        progress(min(num_own, len(finished) + int(sum(share_by_launch.values()))), num_own)
 
-    def report_finished(teachers: range) -> None:
-        done.update(teachers)
-        report_share(teachers, 0)
-
-    pending = []
-    for group in own_groups:
-        if checkpoints is not None and checkpoints.load(group):
-            report_finished(group)
-        else:
-            pending.append(group)
-    num_parameters = sum(value[0].numel() for name, value in rows_K.items() if name not in CURVES)
-    size = launch.compute_train_size(task.recipe, num_parameters, task.spec, total, task.device)
-    for teachers, result in _train_launches(task, launch.plan_launches(pending, size), report_share):
-        for name, value in result.to_rows().items():
+    if finished:
+        progress(len(finished), num_own)
+    for teachers, rows in _train_launches(task, plan_launches(pending, launch_size), rows_K, report_share):
+        for name, value in rows.items():
             rows_K[name][teachers.start : teachers.stop] = value
-        done.update(teachers)
+        finished.update(teachers)
         for group in pending:
             is_touched = group.start < teachers.stop and teachers.start < group.stop
-            if checkpoints is not None and is_touched and done.issuperset(group):
+            if checkpoints is not None and is_touched and finished.issuperset(group):
                 checkpoints.save(group)
-        report_finished(teachers)
-    return launch.plan_launches(pending or own_groups, size)
+        report_share(teachers, 0)
+    return plan_launches(pending or own_groups, launch_size)
 
 
 def _train_launches(
-    task: TrainingTask, launches: list[range], report_share: Callable[[range, float], object]
-) -> Iterator[tuple[range, TrainedChunk]]:
+    task: TrainingTask,
+    launches: list[range],
+    rows_K: dict[str, Tensor],
+    report_share: Callable[[range, float], object],
+) -> Iterator[tuple[range, dict[str, Tensor]]]:
     """Train launches in worker processes, or in this process by one thread where there are several teachers."""
     backend = choose_backend(task.recipe, launches, task.device)
     if backend == "processes":
         if task.device.type != "cpu":
             raise checks.error("backend", backend, f"needs device=cpu, not {task.device}", "Use backend=vectorized.")
-        yield from train_chunks(task, launches, get_num_workers(task.recipe), report_share)
+        yield from train_in_processes(task, launches, get_num_workers(task.recipe), rows_K, report_share)
         return
     for teachers in launches:
         chunk, report = task.gather_chunk(teachers), functools.partial(report_share, teachers)
@@ -202,10 +255,29 @@ def _train_launches(
                 result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report)
             except torch.OutOfMemoryError as error:
                 problem = f"{len(teachers)} teachers at once do not fit into the memory of the GPU"
-                raise checks.error(
-                    "teacher.chunk", task.recipe.chunk, problem, "Set it or teacher.batch_size lower."
-                ) from error
-        yield teachers, result
+                fix = "Set it or teacher.batch_size lower."
+                raise checks.error("teacher.chunk", task.recipe.chunk, problem, fix) from error
+        yield teachers, result.params | result.curves
+
+
+def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.device) -> str:
+    """The backend of these launches: processes where several of them pay, if the recipe leaves it open."""
+    if recipe.backend != "auto":
+        return recipe.backend
+    is_parallel = device.type == "cpu" and os.name == "posix" and get_num_workers(recipe) > 1 and len(launches) > 1
+    min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
+    return "processes" if is_parallel and recipe.steps * len(launches) > min_steps else "vectorized"
+
+
+def get_num_workers(recipe: TeacherRecipe) -> int:
+    """Number of worker processes of this rank: the recipe's, else its share of the cores this process may use."""
+    if recipe.workers is not None:
+        return recipe.workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // distributed.get_world().local_size)
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
 
 
 def _check_converged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
@@ -215,24 +287,24 @@ def _check_converged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
         raise checks.error("teacher.learning_rate", recipe.learning_rate, "all teachers diverged", fix)
 
 
-def _log_curves(curves_KP: dict[str, Tensor], steps: int, log: Log, on_losses: LossesCallback) -> None:
-    points = curves_KP["curve.loss"].shape[1]
-    for point in range(points):
-        step = (point + 1) * steps // points
-        for name, curve_KP in curves_KP.items():
-            value_K = curve_KP[:, point]
+def _log_curves(curve_KP: dict[str, Tensor], steps: int, log: Log, on_losses: LossesCallback) -> None:
+    num_points = curve_KP["curve.loss"].shape[1]
+    for point in range(num_points):
+        step = (point + 1) * steps // num_points
+        for name, curve in curve_KP.items():
+            value_K = curve[:, point]
             for statistic, value in (("mean", value_K.mean()), ("min", value_K.min()), ("max", value_K.max())):
                 log(f"teachers/{name.removeprefix('curve.')}_{statistic}", float(value), step)
-        on_losses(step, curves_KP["curve.loss"][:, point])
+        on_losses(step, curve_KP["curve.loss"][:, point])
 
 
 class Checkpoints:
-    """A folder of groups, each file named by what decides its result (records, recipe, seed): a stale one is not found.
+    """PRIVATE. A folder of finished groups, each file named by a hash of the records, the recipe and the seed.
 
     Args:
         folder: PRIVATE. The folder for the files.
         task: What the teachers are trained on.
-        rows_K: PRIVATE. Everything that is known of every teacher, [K, ...] each.
+        rows_K: PRIVATE. Parameters and learning curves of every teacher, [K, ...] each.
     """
 
     def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
@@ -251,7 +323,7 @@ class Checkpoints:
         return {name: value[group.start : group.stop] for name, value in self.rows_K.items()}
 
     def load(self, group: range) -> bool:
-        """Fill the rows of a kept group; False where it is to be trained, also where its file is damaged."""
+        """Fill the rows of a group from its file; False where there is no such file, or a damaged one."""
         try:
             tensors = read_tensors(self._get_path(group))
         except ValueError:

@@ -18,7 +18,7 @@ from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import StudentTask
 from pate_torch.students.self_training import PooledStudent
 from pate_torch.students.training import Supervised, build_problem
-from pate_torch.teachers.trunk import PublicStart
+from pate_torch.teachers.recipe import PublicStart
 
 CPU = torch.device("cpu")
 SPEC = DataSpec(

@@ -25,7 +25,7 @@ from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.training import SYNC_EVERY, AveragedModel, GradientStudent
-from pate_torch.teachers.launch import MAX_GPU_POINTS
+from pate_torch.teachers.ensemble import MAX_GPU_POINTS
 from pate_torch.teachers.training import train
 from tests.gpu.simulated_gpu import CUDA, PlacementError, SimulatedGpu
 from tests.privacy import neighbor_choices as choices

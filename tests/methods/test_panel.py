@@ -1,6 +1,7 @@
 """Teachers of any kind: one record reaches one teacher, whatever the teacher draws, and every teacher has one vote."""
 
 import copy
+import dataclasses
 import random
 import re
 import threading
@@ -38,6 +39,10 @@ def clouds(count=N, seed=0):
 
 def private(x, y, ids=None):
     return PrivateRecords.from_rows(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
+
+
+DATA = private(*clouds())
+SHARDS = ReplaceOne().make_shards(DATA, K, 0)
 
 
 class Network(nn.Module):
@@ -88,14 +93,12 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
 
 @pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
 def test_they_learn_and_vote(teacher):
-    x, y = clouds()
     points, truth = clouds(200, seed=1)
-    data = private(x, y)
-    one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
+    one = fit(teacher, DATA, SHARDS)
     votes = one.count_votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
-    assert torch.equal(one.predict(points), fit(teacher, data, ReplaceOne().make_shards(data, K, 0)).predict(points))
+    assert torch.equal(one.predict(points), fit(teacher, DATA, SHARDS).predict(points))
     assert "withheld" in repr(one)
 
 
@@ -107,14 +110,13 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     shards = (
         ReplaceOne().make_shards(data, K, 0).__class__(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
     )
-    torch.manual_seed(3)
-    np.random.seed(3)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
     forests = fit(TEACHERS[1], data, shards).predict(clouds(300, seed=1)[0])
     networks = fit(Network, data, shards).predict(clouds(300, seed=1)[0])
     assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
-    assert torch.equal(before[0], torch.random.get_rng_state())
-    assert (before[1] == np.random.get_state()[1]).all()
+    fit(Drawing(), DATA, SHARDS).predict(clouds(9)[0])
+    assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
+    assert torch.equal(before[2], torch.random.get_rng_state())
 
 
 def test_small_shards_still_have_one_vote():
@@ -146,30 +148,26 @@ class Fragile(LogisticRegression):
 
 
 def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
-    x, y = clouds()
-    data = private(x, y)
-    shards = ReplaceOne().make_shards(data, K, 0)
-    one = fit(Fragile(), data, shards)  # warnings are errors here
-    bad = sum(int((y[shards.get_indices(k)] == 1).sum()) > 10 for k in range(K))
+    x, y = DATA.x, DATA.y
+    one = fit(Fragile(), DATA, SHARDS)  # warnings are errors here
+    bad = sum(int((y[SHARDS.get_indices(k)] == 1).sum()) > 10 for k in range(K))
     assert 0 < bad < K
     assert one.num_failed == bad
     votes = one.predict(x)
     for k in range(K):
-        own = y[shards.get_indices(k)]
+        own = y[SHARDS.get_indices(k)]
         assert bool((votes[k] == 0).all()) == (int((own == 1).sum()) > 10 or int(own[0]) == 2)
 
 
 def test_what_cannot_be_a_teacher_is_refused():
-    data = private(*clouds())
-    shards = ReplaceOne().make_shards(data, K, 0)
     with pytest.raises(ValueError, match="classifier"):
-        fit(LinearRegression(), data, shards)
+        fit(LinearRegression(), DATA, SHARDS)
     with pytest.raises(ValueError, match="could be fitted"):
-        fit(KNeighborsClassifier(metric="nonsense"), data, shards)
+        fit(KNeighborsClassifier(metric="nonsense"), DATA, SHARDS)
     with pytest.raises(ValueError, match="logits of shape"):
-        panel.fit_modules(lambda: nn.Linear(2, C + 1), data, SPEC, shards, RECIPE, seed=0)
+        panel.fit_modules(lambda: nn.Linear(2, C + 1), DATA, SPEC, SHARDS, RECIPE, seed=0)
     with pytest.raises(ValueError, match="Module"):
-        panel.fit_modules(lambda: 3, data, SPEC, shards, RECIPE, seed=0)
+        panel.fit_modules(lambda: 3, DATA, SPEC, SHARDS, RECIPE, seed=0)
 
 
 # ---- teachers that are not apart ------------------------------------------------------------------------------------
@@ -188,15 +186,12 @@ class Drawing(LogisticRegression):
 
 def neighbors_of(teacher, seed=0):
     """Whose votes change where a record of the first teacher is taken away, without any other change of the shards."""
-    x, y = clouds()
-    data, points = private(x, y), clouds(200, seed=1)[0]
-    shards = ReplaceOne().make_shards(data, K, 0)
-    fewer = shards.mask_KS.clone()
+    points, fewer = clouds(200, seed=1)[0], SHARDS.mask_KS.clone()
     fewer[0, -1] = False
     votes = []
-    for mask in (shards.mask_KS, fewer):
+    for mask in (SHARDS.mask_KS, fewer):
         random.random(), np.random.rand(), torch.rand(1)  # the program around it draws, too
-        votes.append(fit(teacher, data, shards.__class__(shards.index_KS, mask, "replace_one"), seed).predict(points))
+        votes.append(fit(teacher, DATA, dataclasses.replace(SHARDS, mask_KS=mask), seed).predict(points))
     return (votes[0] != votes[1]).any(1).nonzero().flatten().tolist()
 
 
@@ -204,18 +199,8 @@ def test_generators_of_the_whole_process_move_the_votes_of_one_teacher():
     assert neighbors_of(Drawing()) == [0]
 
 
-def test_generators_of_the_whole_process_are_left_as_they_were():
-    data = private(*clouds())
-    before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
-    fit(Drawing(), data, ReplaceOne().make_shards(data, K, 0)).predict(clouds(9)[0])
-    assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
-    assert torch.equal(before[2], torch.random.get_rng_state())
-
-
 def test_networks_that_share_a_backbone_are_refused():
     shared, frozen = nn.Linear(2, 4), nn.BatchNorm1d(2)
-    data = private(*clouds())
-    shards = ReplaceOne().make_shards(data, K, 0)
     whole = nn.Linear(2, C)
     for factory in (
         lambda: nn.Sequential(shared, nn.Linear(4, C)),
@@ -223,9 +208,9 @@ def test_networks_that_share_a_backbone_are_refused():
         lambda: whole,
     ):
         with pytest.raises(ValueError, match=r"^teacher=.*share parameters or buffers.*copy\.deepcopy"):
-            panel.fit_modules(factory, data, SPEC, shards, RECIPE, seed=0)
+            panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
     own = panel.fit_modules(
-        lambda: nn.Sequential(copy.deepcopy(shared), nn.Linear(4, C)), data, SPEC, shards, RECIPE, seed=0
+        lambda: nn.Sequential(copy.deepcopy(shared), nn.Linear(4, C)), DATA, SPEC, SHARDS, RECIPE, seed=0
     )
     assert len(own) == K
 
@@ -240,8 +225,7 @@ def test_networks_that_a_factory_hands_out_again_later_are_copied():
         calls.append(1)
         return made[len(calls) % 2]
 
-    data = private(*clouds())
-    panel.fit_modules(factory, data, SPEC, ReplaceOne().make_shards(data, K, 0), RECIPE, seed=0)
+    panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
     assert all(torch.equal(value, state[name]) for name, value in made[0].state_dict().items())
 
 
@@ -269,40 +253,38 @@ def try_again(one, points):
 @pytest.mark.fresh_process
 def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     monkeypatch.setattr(Remembering, "seen", [])
-    data, points = private(*clouds()), clouds(400, seed=1)[0]
-    one = fit(Remembering(C=0.01), data, ReplaceOne().make_shards(data, K, 0))
+    points, one = clouds(400, seed=1)[0], fit(Remembering(C=0.01), DATA, SHARDS)
     with pytest.raises(ValueError, match=re.escape(f"teacher='1 of {K} teachers': was trained again")):
         try_again(one, points)
     assert one.retraining_check is not None  # nor is it let through the second time
 
 
-@pytest.mark.fresh_process
 @pytest.mark.parametrize(
-    "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=lambda t: str(t)[:9]
+    "teacher",
+    [
+        pytest.param(Drawing(), marks=pytest.mark.fresh_process),
+        OwnClone(warm_start=True, max_iter=2),
+        Network,
+    ],
+    ids=["drawing", "own clone", "network"],
 )
 def test_teachers_that_are_apart_pass(teacher):
-    data, points = private(*clouds()), clouds(200, seed=1)[0]
-    one = fit(teacher, data, ReplaceOne().make_shards(data, K, 0))
-    try_again(one, points)
+    one = fit(teacher, DATA, SHARDS)
+    try_again(one, clouds(200, seed=1)[0])
     assert one.retraining_check is None
 
 
 @pytest.mark.fresh_process
 def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_refused():
-    data, width = private(*clouds()), 6
-    shards = ReplaceOne().make_shards(data, K, 0)
-    one = panel.fit_modules(
-        lambda: nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, C)),
-        data,
-        SPEC,
-        shards,
-        RECIPE,
-        seed=0,
-    )
+    width, lock = 6, threading.Lock()
+
+    def fit_modules(factory):
+        return panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
+
+    one = fit_modules(lambda: nn.Sequential(nn.Linear(2, width), nn.Dropout(0.5), nn.Linear(width, C)))
     try_again(one, clouds(50, seed=1)[0])
-    lock = threading.Lock()
     with pytest.raises(ValueError, match=r"cannot be sent to the fresh process.*top level of a module"):
-        panel.fit_modules(lambda: nn.Linear(2, C, bias=lock.locked()), data, SPEC, shards, RECIPE, seed=0)
+        fit_modules(lambda: nn.Linear(2, C, bias=lock.locked()))
 
 
 def test_one_teacher_alone_is_not_tried():

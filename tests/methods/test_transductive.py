@@ -16,7 +16,8 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.privacy.partition import AddRemove
 from pate_torch.privacy.records import PrivateRecords
-from pate_torch.teachers import distributed, voting
+from pate_torch.teachers import voting
+from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests import killed_runs
 from tests.run_configs import changed
@@ -113,9 +114,7 @@ def test_tally_and_distributed_votes_count_them(ensemble, pool):
     votes = jointly(pool)
     counted = voting.count_votes(votes.predict(ensemble, pool), 4).counts_QC
     assert torch.equal(votes.tally(ensemble, pool), counted)
-    assert torch.equal(
-        distributed.count_votes(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted
-    )
+    assert torch.equal(tally_over_ranks(ensemble, lambda some: votes.tally(some, pool), len(pool)).counts_QC, counted)
 
 
 SOURCE = Glyphs(private=400, public=200, test=50, num_classes=4, size=10, rotate=6, shear=4, shift=0.4, noise=0.05)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from pate_torch import pipeline
 from pate_torch.accounting import gdp
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.teachers.vote_table import read
+from pate_torch.teachers.voting import read_votes
 from tests.command_runs import TINY, train
 from tests.run_configs import changed
 from tests.tiny_runs import again, summary, tiny
@@ -50,7 +50,7 @@ def write(path, array):
 @pytest.mark.parametrize("suffix", [".csv", ".npy", ".safetensors"])
 def test_both_forms_in_every_format_give_the_same_counts(tmp_path, predictions, counts, suffix):
     for array in (predictions, counts):
-        votes = read(write(tmp_path / f"v{suffix}", array), num_classes=C, num_points=P)
+        votes = read_votes(write(tmp_path / f"v{suffix}", array), num_classes=C, num_points=P)
         assert votes.num_teachers == K
         assert votes.counts_QC.tolist() == counts.tolist()
         assert "withheld" in repr(votes)
@@ -58,13 +58,15 @@ def test_both_forms_in_every_format_give_the_same_counts(tmp_path, predictions, 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64])
 def test_every_integer_type_is_whole(tmp_path, counts, dtype):
-    assert read(write(tmp_path / "v.npy", counts.astype(dtype)), num_classes=C).counts_QC.tolist() == counts.tolist()
+    assert (
+        read_votes(write(tmp_path / "v.npy", counts.astype(dtype)), num_classes=C).counts_QC.tolist() == counts.tolist()
+    )
 
 
 def test_a_header_is_passed_over(tmp_path, counts):
     path = tmp_path / "v.csv"
     path.write_text("cat,dog,cow\n" + "\n".join(",".join(map(str, row)) for row in counts.tolist()))
-    assert read(path, num_classes=C, num_points=P).counts_QC.tolist() == counts.tolist()
+    assert read_votes(path, num_classes=C, num_points=P).counts_QC.tolist() == counts.tolist()
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_bad_csv_is_refused(tmp_path, text, match):
     path = tmp_path / "v.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=match):
-        read(path, num_classes=C)
+        read_votes(path, num_classes=C)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_bad_csv_is_refused(tmp_path, text, match):
 def test_a_bad_array_is_refused(tmp_path, array, match):
     np.save(tmp_path / "v.npy", array)
     with pytest.raises(ValueError, match=match):
-        read(tmp_path / "v.npy", num_classes=C, num_points=P)
+        read_votes(tmp_path / "v.npy", num_classes=C, num_points=P)
 
 
 class Bomb:
@@ -122,13 +124,13 @@ class Bomb:
 def test_no_pickle_is_ever_run(tmp_path, name):
     (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(ValueError, match="votes="):
-        read(tmp_path / name, num_classes=C)
+        read_votes(tmp_path / name, num_classes=C)
 
 
 def test_an_array_of_objects_is_refused(tmp_path):
     np.save(tmp_path / "v.npy", np.array([[Bomb()]], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="plain NPY"):
-        read(tmp_path / "v.npy", num_classes=C)
+        read_votes(tmp_path / "v.npy", num_classes=C)
 
 
 @pytest.mark.parametrize(
@@ -139,34 +141,34 @@ def test_a_header_that_lies_is_refused_in_one_line(tmp_path, header):
     text = header.encode() + b"\n"
     (tmp_path / "v.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
     with pytest.raises(ValueError, match="is not a plain NPY array") as refused:
-        read(tmp_path / "v.npy", num_classes=3)
+        read_votes(tmp_path / "v.npy", num_classes=3)
     assert "\n" not in str(refused.value)
 
 
 def test_a_missing_file_and_two_tensors_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
-        read(tmp_path / "v.npy", num_classes=C)
+        read_votes(tmp_path / "v.npy", num_classes=C)
     save_file({"a": torch.zeros(2, 3).long(), "b": torch.zeros(2, 3).long()}, tmp_path / "v.safetensors")
     with pytest.raises(ValueError, match="one tensor, not 2"):
-        read(tmp_path / "v.safetensors", num_classes=C)
+        read_votes(tmp_path / "v.safetensors", num_classes=C)
 
 
 def test_declared_sizes_must_hold(tmp_path, predictions, counts):
     for array, match in ((predictions, "12 x 7, where 13 x 7"), (counts, "num_teachers=13")):
         with pytest.raises(ValueError, match=match):
-            read(write(tmp_path / "v.npy", array), num_classes=C, num_points=P, num_teachers=13)
+            read_votes(write(tmp_path / "v.npy", array), num_classes=C, num_points=P, num_teachers=13)
 
 
 def test_a_shape_that_fits_both_forms_is_not_guessed(tmp_path):
     """Two teachers on two points with two classes: as counts or as predictions, one would be wrong."""
     table = np.array([[0, 1], [1, 0]])
     with pytest.raises(ValueError, match="shape does not tell"):
-        read(write(tmp_path / "v.npy", table), num_classes=2)
+        read_votes(write(tmp_path / "v.npy", table), num_classes=2)
     for name, expected in (("counts", [[0, 1], [1, 0]]), ("predictions", [[1, 1], [1, 1]])):
         save_file({name: torch.from_numpy(table)}, tmp_path / f"{name}.safetensors")
-        assert read(tmp_path / f"{name}.safetensors", num_classes=2).counts_QC.tolist() == expected
+        assert read_votes(tmp_path / f"{name}.safetensors", num_classes=2).counts_QC.tolist() == expected
     # A value that is no class can only be a count.
-    assert read(write(tmp_path / "v.npy", np.array([[5, 0], [4, 1]])), num_classes=2).num_teachers == 5
+    assert read_votes(write(tmp_path / "v.npy", np.array([[5, 0], [4, 1]])), num_classes=2).num_teachers == 5
 
 
 # ---- a whole run: python train.py votes=<file> -------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_a_run_on_brought_votes(plan, votes_file, capsys):
     assert f'<th scope="row">Voters</th>\n<td>{found["teachers_id"]} (bring them again: charged)' in page
     owner = json.loads((one.folder / "private" / "summary.json").read_text())
     assert owner["ensemble_accuracy"] is None and owner["epsilon_pate2018"] > 0
-    counts = read(votes_file, num_classes=3).counts_QC
+    counts = read_votes(votes_file, num_classes=3).counts_QC
     kept = [f for f in (one.folder / "release").rglob("*") if f.is_file()]
     assert not any(
         bytes(counts.to(t).numpy().tobytes()) in f.read_bytes() for f in kept for t in (torch.int32, torch.int64)

@@ -29,7 +29,6 @@ from pate_torch.release.membership import (
 from pate_torch.release.report import Share
 from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
 from pate_torch.students.selection import Selection
-from pate_torch.teachers.baseline import compute_first_logits
 from pate_torch.teachers.training import train
 from tests.run_configs import changed
 from tests.teachers import public_start_world
@@ -338,5 +337,5 @@ def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
         if start is None:
             given = dataclasses.replace(given, network="lean_cnn")
         ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
-        logits = compute_first_logits(ensemble, data.evaluation.x)
+        logits = ensemble.compute_logits(data.evaluation.x)[0]
         assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())

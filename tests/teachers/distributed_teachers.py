@@ -11,6 +11,7 @@ from pate_torch.features.neighbors import compute_coordinates
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
+from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import train
 from tests.teachers.teacher_world import recipe, records, shards_of, spec
 
@@ -19,7 +20,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder, victim = Path(sys.argv[1]), sys.argv[2:] and int(sys.argv[2])
     me = distributed.get_world()
-    run_id = distributed.broadcast_text(f"run-of-rank-{me.rank}")
+    run_id = distributed.broadcast_object(f"run-of-rank-{me.rank}")
     assert run_id == "run-of-rank-0"
     assert distributed.is_main() == (me.rank == 0)
 
@@ -30,10 +31,10 @@ def main() -> None:
     private = records(150)
     shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
-    votes = distributed.count_votes(ensemble, lambda some: some.tally(private.x), len(private.x))
+    votes = tally_over_ranks(ensemble, lambda some: some.tally(private.x), len(private.x))
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(feature_PD)
-    joint = distributed.count_votes(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
+    joint = tally_over_ranks(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
     save_file(
         ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
     )

@@ -6,8 +6,8 @@ from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.privacy.records import Dataset
+from pate_torch.teachers.recipe import PublicStart, Trunk
 from pate_torch.teachers.training import TeacherRecipe
-from pate_torch.teachers.trunk import PublicStart, Trunk
 
 AUGMENT = Affine(rotate=10, scale=0.1, shift=1, shear=5)
 SOURCE = Glyphs(private=240, public=80, test=60, num_classes=3, size=12, shift=0.5, rotate=8, noise=0.05)
@@ -19,7 +19,6 @@ START = PublicStart(
         batch_size=32,
         augment=AUGMENT,
     ),
-    copies=2,
 )
 RECIPE = TeacherRecipe(
     network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"

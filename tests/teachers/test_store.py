@@ -95,11 +95,9 @@ def test_a_changed_record_label_or_unit_is_other_data(saved):
         PrivateRecords.from_rows(private.x[:-1], private.y[:-1], private.unit_id[:-1]),
     ]
     assert len({own, *map(store.compute_fingerprint, changed)}) == 6
-
-
-def test_fingerprints_are_keyed(saved, tmp_path):
-    store, _, private, _ = saved
-    assert TeacherStore(tmp_path / "other").compute_fingerprint(private) != store.compute_fingerprint(private)
+    assert TeacherStore(store.root / "other").compute_fingerprint(private) != own  # under another key
+    empty = PrivateRecords.from_rows(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
+    assert len(store.compute_fingerprint(empty)) == 64
 
 
 def test_votes_are_counted_once(saved):
@@ -131,18 +129,10 @@ def test_votes_of_other_teachers_or_points_are_refused(saved):
         store.get_or_count_votes(name, private.x, lambda: ensemble.votes(private.x))
 
 
-def test_pools_differ_by_content_shape_and_type():
-    x = torch.zeros(4, 6, dtype=torch.uint8)
-    assert len({compute_tensor_digest(p) for p in (x, x.view(6, 4), x.view(torch.int8), x + 1, x[:0], x[:3])}) == 6
-
-
 @pytest.mark.parametrize("name", ["../../etc", "", "a" * 15, "A" * 16, "0" * 17, "0123456789abcde/", "..", None, 5])
-def test_ids_cannot_be_paths(saved, name):
+def test_ids_cannot_be_paths_and_unknown_ones_say_where_was_looked(saved, name):
     with pytest.raises(ValueError, match="16 hexadecimal digits"):
         saved[0].load(name)
-
-
-def test_unknown_ids_say_where_was_looked(saved):
     with pytest.raises(ValueError, match=r"no such ensemble under .*teachers"):
         saved[0].load("0" * 16)
 
@@ -207,17 +197,12 @@ def test_a_failed_save_leaves_nothing(tmp_path, trained, monkeypatch):
     private, ensemble = trained
     store = TeacherStore(tmp_path)
     own = identity(store, private)
+    with pytest.raises(ValueError, match="not the whole ensemble"):
+        store.save(ensemble.select(slice(0, 2)), own)
     monkeypatch.setattr(store_module, "_write_json", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         store.save(ensemble, own)
     assert sorted(path.name for path in store.folder.iterdir()) == [".fingerprint_key", "README"]
-
-
-def test_part_of_an_ensemble_is_not_stored(tmp_path, trained):
-    private, ensemble = trained
-    store = TeacherStore(tmp_path)
-    with pytest.raises(ValueError, match="not the whole ensemble"):
-        store.save(ensemble.select(slice(0, 2)), identity(store, private))
 
 
 def test_a_moved_store_still_recognizes_its_data(saved, tmp_path):
@@ -236,6 +221,84 @@ def test_identities_compare_as_plain_data(saved):
         identity(store, private, fingerprint="zz")
 
 
-def test_empty_records_have_a_fingerprint(tmp_path):
-    empty = PrivateRecords.from_rows(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), np.array([], dtype=str))
-    assert len(TeacherStore(tmp_path).compute_fingerprint(empty)) == 64
+# ---- records of accounts --------------------------------------------------------------------------------------------
+
+
+def make_rows(x, y=None, units=None) -> PrivateRecords:
+    x = torch.tensor(np.ascontiguousarray(x), dtype=torch.float32)
+    y = torch.zeros(len(x), dtype=torch.int64) if y is None else torch.as_tensor(y)
+    return PrivateRecords.from_rows(
+        x, y, np.arange(len(x)).astype(str) if units is None else np.asarray(units).astype(str)
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TeacherStore(tmp_path)
+
+
+def charge(store, account, private) -> None:
+    store.record_charge(account, store.hash_records(private), "0" * 64)
+
+
+def find(store, private) -> str | None:
+    """The account that these records are known from."""
+    return store.find_account_of_same_units(store.hash_records(private), ["first"])
+
+
+def charge_then_find(store, charged, asked) -> str | None:
+    """The account that ``asked`` is known from, after "first" was charged for the other records."""
+    charge(store, "first", charged)
+    return find(store, asked)
+
+
+X = np.random.default_rng(0).normal(size=(400, 3))
+CHANGES = {
+    "the same": X,
+    "shuffled": X[::-1],
+    "one value moved": np.concatenate([X[:1] + 1e-6, X[1:]]),
+    "a train_test_split": X[np.random.default_rng(1).permutation(400)[:300]],
+    "grown eightfold": np.concatenate([X, np.random.default_rng(2).normal(size=(2800, 3))]),
+    "a fifth of them": np.concatenate([X[:80], np.random.default_rng(3).normal(size=(320, 3))]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_records_of_another_account_are_known_again(store, change):
+    assert charge_then_find(store, make_rows(X), make_rows(CHANGES[change])) == "first"
+
+
+def test_other_records_and_those_of_the_same_account_pass(store):
+    others = np.concatenate([X[:30], np.random.default_rng(4).normal(size=(370, 3))])  # 7.5 % are known
+    assert charge_then_find(store, make_rows(X), make_rows(others)) is None
+    assert store.find_account_of_same_units(store.hash_records(make_rows(X)), []) is None
+
+
+@pytest.mark.parametrize("values,size", [(4, 300), (60, 300), (2000, 900), (2000, 100)])
+def test_records_of_few_values_coincide_by_chance(store, values, size):
+    """Other people's records of the same few values pass; the same people's are known where values tell them apart."""
+    draw = np.random.default_rng(values)
+    first, other = (draw.integers(0, values, (size, 1)).astype(float) for _ in range(2))
+    assert charge_then_find(store, make_rows(first), make_rows(other)) is None
+    if values == 2000:
+        assert find(store, make_rows(first)) == "first"
+
+
+def test_a_unit_is_known_by_any_of_its_records(store):
+    units = np.arange(400) // 4
+    one_each = X.copy()
+    one_each[units * 4 != np.arange(400)] += 1.0  # a quarter of the records, but of every patient
+    assert charge_then_find(store, make_rows(X, units=units), make_rows(one_each, units=units)) == "first"
+
+
+def test_an_account_that_grows_knows_all_its_records(store):
+    more = np.random.default_rng(5).normal(size=(400, 3))
+    for part in (X, np.concatenate([X, more])):
+        charge(store, "first", make_rows(part))
+    assert find(store, make_rows(more)) == "first"
+
+
+def test_labels_and_types_are_part_of_a_record(store):
+    assert charge_then_find(store, make_rows(X), make_rows(X, y=np.ones(400, dtype=np.int64))) is None
+    foreign = TeacherStore(store.root / "elsewhere").hash_records(make_rows(X))  # under another key
+    assert store.find_account_of_same_units(foreign, ["first"]) is None

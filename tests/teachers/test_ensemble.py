@@ -1,0 +1,56 @@
+"""Trained teachers: their predictions do not depend on batches or threads, and every teacher has one vote."""
+
+import pytest
+import torch
+
+from pate_torch import networks
+from pate_torch.teachers import ensemble as ensemble_module
+from pate_torch.teachers.ensemble import TeacherEnsemble
+from pate_torch.teachers.training import train
+from tests.teachers.teacher_world import recipe, records, shards_of, spec
+
+X = records(50).x
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    shards = shards_of([list(range(k * 2, k * 2 + 2)) for k in range(24)])
+    return train(records(50), spec(), shards, recipe(steps=4), seed=0)
+
+
+def test_predictions_are_those_of_each_module_in_every_batch_size(ensemble, monkeypatch):
+    whole = ensemble.predict(X)
+    monkeypatch.setattr(ensemble_module, "CPU_POINTS", 7)
+    assert torch.equal(whole, ensemble.predict(X))
+    for k in range(len(ensemble)):
+        module = networks.rebuild(ensemble.network)
+        module.load_state_dict({name: p[k] for name, p in ensemble.params.items()})
+        logits = module(spec().normalize(X))
+        assert torch.equal(whole[k], logits.argmax(1))
+        torch.testing.assert_close(ensemble.predict_proba(X)[k], logits.softmax(1))
+
+
+def test_threads_give_the_same_predictions_and_are_left_as_they_were(ensemble):
+    one, seen = ensemble.predict(X), []
+    try:
+        torch.set_num_threads(3)
+        three = ensemble.predict(X, progress=lambda done, _: seen.append(done))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(one, three) and seen == [8, 16, 24]
+
+
+def test_a_diverged_teacher_still_votes_once(ensemble):
+    params = {name: p.clone() for name, p in ensemble.params.items()}
+    next(iter(params.values()))[1] = float("nan")
+    diverged = TeacherEnsemble(ensemble.network, params, ensemble.trained_K, spec())
+    assert not diverged.predict(X)[1].any()
+    assert torch.equal(diverged.count_votes(X).counts_QC.sum(1).long(), torch.full((50,), 24))
+
+
+def test_parameters_are_checked_and_withheld(ensemble):
+    fewer = dict(list(ensemble.params.items())[1:])
+    with pytest.raises(ValueError, match="do not fit"):
+        TeacherEnsemble(ensemble.network, fewer, ensemble.trained_K, spec())
+    assert "withheld" in repr(ensemble)
