@@ -5,7 +5,6 @@ The programs that tests start inherit it: four of them with four threads each wa
 
 import os
 import pickle
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -45,12 +44,10 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark slow what slow.txt lists: cases whose siblings stay, and what would not fit into the processor time."""
-    file = Path(__file__).parent / "slow.txt"  # a copy of these tests beside a mechanism of one's own has none
-    slow = set(file.read_text().split("\n")) if file.exists() else set()
+    """Refuse a slow test that does not say why it is slow."""
     for item in items:
-        if item.nodeid in slow:
-            item.add_marker(pytest.mark.slow)
+        if any(not marker.kwargs.get("reason") for marker in item.iter_markers("slow")):
+            raise pytest.UsageError(f"{item.nodeid}: give a reason, as in @pytest.mark.slow(reason=...)")
 
 
 def pytest_terminal_summary(terminalreporter):

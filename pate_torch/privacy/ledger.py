@@ -178,8 +178,8 @@ class Ledger:
             if existing_state is not None and (existing_state.charges or existing_state.is_closed):
                 self.check_terms(name, budget_epsilon=budget_epsilon, **terms)
             else:
-                checks.positive("budget_epsilon", budget_epsilon)
-                filter = PrivacyFilter.from_planned_events(planned_events, epsilon=budget_epsilon, delta=delta)
+                epsilon = checks.positive("budget_epsilon", budget_epsilon)
+                filter = PrivacyFilter.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
                 new_state = AccountState(filter=filter, adjacency=adjacency, unit=unit, noise=noise)
                 if existing_state != new_state:
                     facts = {"filter": filter.kind, "order": filter.order, "delta_reserve": filter.delta_reserve}

@@ -20,7 +20,9 @@ def test_each_component_is_an_option_of_its_group():
 
 def test_a_method_brings_its_mechanism_and_a_group_can_be_placed_elsewhere():
     with hydra_config.open_configuration():
-        cfg = compose("config", overrides=["method=gradients", "student=ensemble", "student@student.member=vat"])
+        cfg = compose(
+            "config", overrides=["method=gradients", "student=fixmatch_ensemble", "student@student.member=vat"]
+        )
     assert cfg.mechanism.name == "gradient_descent" and cfg.mechanism.adjacency == "add_remove"
     assert cfg.student.member.name == "vat" and cfg.guide_student.name == "supervised"
 

@@ -138,7 +138,7 @@ def test_a_file_system_or_a_system_without_locks_is_refused(tmp_path, monkeypatc
     with pytest.raises(ValueError, match=rf"place=.*cannot be locked \({os.strerror(code)}\).*local disk"):
         hold_lock(tmp_path / "place", "place", on_wait=refuse).__enter__()
     with pytest.raises(ValueError, match="cannot be locked"):
-        TeacherStore(tmp_path).record_ledger_head("digits", "0" * 64)
+        TeacherStore(tmp_path).record_charge("digits", None, "0" * 64)
 
 
 # ---- unfinished files ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_abandoned_checkpoints_are_removed_and_those_of_the_living_are_not(tmp_p
 
 def test_unfinished_files_of_the_store_are_removed(tmp_path):
     store = TeacherStore(tmp_path)
-    store.record_ledger_head("digits", "0" * 64)
+    store.record_charge("digits", None, "0" * 64)
     ensemble, unfinished = store.folder / ("a" * 16), store.folder / ("." + "b" * 16)
     for folder in (ensemble / "votes", unfinished / "votes"):
         folder.mkdir(parents=True)

@@ -275,7 +275,7 @@ def test_the_table_of_prices_is_right():
 def test_every_shape_letter_is_in_the_notation():
     listed = set(re.findall(r"\b[A-Za-z]\b", " ".join(row[0] for row in table(ROOT / "NOTATION.md", "shape letters"))))
     code = "\n".join(file.read_text() for file in (ROOT / "pate_torch").rglob("*.py"))
-    used = {letter for letters in re.findall(r"\b[a-z][a-z0-9_]*_([A-Z]{1,5}k?)\b", code) for letter in letters}
+    used = {letter for letters in re.findall(r"\b[a-z][a-z0-9_]*_(k?[A-Z]{1,5})\b", code) for letter in letters}
     assert {"N", "K", "Q", "P", "C", "k"} <= used <= listed
 
 
