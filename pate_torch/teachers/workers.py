@@ -6,10 +6,12 @@ through shared memory. Parameters and learning curves come back in shared memory
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +60,7 @@ def train_in_processes(
     context = torch.multiprocessing.get_context(start_method)
     next_launch, messages = context.Value("i", 0), context.SimpleQueue()
     shared_rows_K = {name: _make_shared_tensor(rows, start_method) for name, rows in rows_K.items()}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _hidden_main_module():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork beside other threads: see can_fork
         workers = torch.multiprocessing.start_processes(
             _train_launches,
@@ -88,6 +90,17 @@ def train_in_processes(
             process.kill()
             process.join()
             Path(error_file).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _hidden_main_module() -> Iterator[None]:
+    """Hide the user's program from spawned workers, which would run it again: it may charge an account."""
+    main_module = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main_module
 
 
 def _make_shared_tensor(template: Tensor, start_method: str) -> Tensor:

@@ -81,25 +81,25 @@ def start_and_die(*arguments, **options):
     print(*start_processes(*arguments, **options).pids(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes = start_and_die
-    workers.can_fork = lambda: {fork}
-    train_forever()
+print("program", flush=True)
+torch.multiprocessing.start_processes = start_and_die
+workers.can_fork = lambda: {fork}
+train_forever()
 """
 
 
 @pytest.mark.slow(reason="kill run")
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_no_worker_outlives_a_killed_run(start, tmp_path):
-    program = tmp_path / "orphan.py"  # a spawned worker imports the main program again
+    program = tmp_path / "orphan.py"
     program.write_text(ORPHAN.format(fork=workers.can_fork()))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run(
         [sys.executable, program], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
     assert run.returncode == -9, run.stderr
-    pids = run.stdout.split()
-    assert len(pids) == 3
+    program_run, *pids = run.stdout.split()
+    assert program_run == "program" and len(pids) == 3, "a worker ran the program again"
     deadline = time.monotonic() + 120  # a worker that is still importing torch notices afterwards
     while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
