@@ -238,7 +238,7 @@ def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
 COMMAND_LINES = [
     ("mechanism.sigma=-1", "mechanism.sigma=-1: must be greater than 0", "votes"),  # of a dataclass
     ("teacher.augment={twist:3}", "teacher.augment key='twist'", "rotate"),  # of a part of one
-    ("student=ensemble student.member=3", "student.member=3", "_target_"),
+    ("student=fixmatch_ensemble student.member=3", "student.member=3", "_target_"),
     ("num_querys=3", "num_querys: no such key (there are seed", "Did you mean 'num_queries'?"),
     ("steps=0", "steps: no such key", "Did you mean 'teacher.steps' or 'student.steps'"),
     ("mechanism.sgima=3", "mechanism.sgima: no such key", "Did you mean 'sigma'?", "+mechanism.sgima=3"),
@@ -274,7 +274,7 @@ def refuse_command(home, monkeypatch, *overrides: str, base=tuple(TINY)) -> str:
 @pytest.mark.parametrize("case", COMMAND_LINES, ids=lambda case: case[0])
 def test_a_wrong_command_line_is_refused_in_one_line(tmp_path, monkeypatch, case):
     overrides, *words = case
-    base = [word for word in TINY if "student=ensemble" not in overrides or not word.startswith("student")]
+    base = [word for word in TINY if "student=fixmatch_ensemble" not in overrides or not word.startswith("student")]
     line = refuse_command(tmp_path / "home", monkeypatch, *overrides.split(), base=base)
     assert [word for word in words if word not in line] == []
 

@@ -87,12 +87,3 @@ def test_a_test_lies_where_what_it_tests_lies():
     folders = {file.parent.relative_to(ROOT / "tests") for file in (ROOT / "tests").rglob("test_*.py")}
     missing = {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()}
     assert missing == {"end_to_end", "gpu", "benchmarks", "tools"}
-
-
-def test_slow_cases_are_cases_of_tests_that_there_are():
-    """A case that is renamed would run by default again, unnoticed; and none is listed twice or out of order."""
-    listed = (ROOT / "tests/slow.txt").read_text().splitlines()
-    assert listed == sorted(set(listed))
-    for case in listed:
-        file, name = case.split("[")[0].split("::")
-        assert f"def {name}(" in (ROOT / file).read_text(), case

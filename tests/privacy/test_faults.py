@@ -677,7 +677,7 @@ def test_a_release_without_its_ledger_is_refused(home):
     _, labels = ids_of(home)
     for file in home.glob("ledger.sqlite*"):
         file.unlink()
-    refused(home, "there is none", labels=labels)
+    refused(home, "does not exist", labels=labels)
     assert not (home / "ledger.sqlite").exists()
     pipeline.run(plan(home, "new", dataset=dataclasses.replace(killed_runs.blobs(), name="other")))  # makes a ledger
     refused(home, "never charged to the ledger here", labels=labels)
