@@ -100,9 +100,7 @@ class Student:
         return self.spec.class_names
 
     def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
-        """Raw points as a tensor: arrays as they are, tables by the schema that the student carries.
-
-        A student of an encoder's features encodes the points, unless they are float rows of its width already.
+        """Raw points as a tensor: arrays as they are, tables by the schema, and by the encoder what is not encoded yet.
 
         Args:
             points: uint8 images, feature rows, texts, or a table: a DataFrame or {column: values}.

@@ -5,11 +5,10 @@ the winner leads. Given the right class, the counts are modeled as a lead g of t
 so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
 
 Where labels alone were released, a network with room for it learns wrong labels as they are. A logistic regression, or
-the mean of many neighbors, has little room: how little, cross-validation on the labels says. What such a model predicts
-for a point whose label it has not seen is an estimate of that label: where it is most confident it is taken to be
-right, and the labels that contradict it there are counted as wrong. Where labels are few, or no model predicts more of
-them than their commonest one does, by more than a standard error, there is no estimate: the best of many models is a
-little better by luck.
+the mean of many neighbors, has little room, and cross-validation on the labels chooses how little. Where its
+predictions of unseen labels are most confident they are taken to be right, and labels that contradict them are counted
+as wrong. There is no estimate where labels are few, or where no model predicts more of them than the commonest label
+does, by more than a standard error: the best of many models is a little better by luck.
 
 Everything here is arithmetic on released values and public points.
 """

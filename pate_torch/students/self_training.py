@@ -1,9 +1,8 @@
 """Students made of students: several pooled, and generations that learn from the most confident propagated labels.
 
 In self-training the graph joins the public points; the next generation repeats it in the features of the student
-before. For many answers of which some are wrong, or that speak for a cell of points and not for one: neighbors outvote
-the mistakes. (Printed glyphs, distorted, at epsilon .097: of 400 cells 89 to 90 % of the labels are right, of the most
-confident 80 % of the propagated ones 99.0 to 99.4 %; docs/experiments/reverse-nearest-neighbors.md.)
+before. It serves many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the
+mistakes (docs/experiments/reverse-nearest-neighbors.md).
 """
 
 from __future__ import annotations

@@ -3,12 +3,10 @@
     pate_torch.load_student("outputs/runs/digits/gaussian/<run>").predict(x)
     pate export outputs/runs/digits/gaussian/<run>
 
-A student is one safetensors file whose header says how to build the network. No pickle anywhere: loading a student runs
-no code from the file.
-
-An exported program (``torch.export``) takes raw points, as the data have them (uint8 images or rows), in batches of any
-size, and gives class probabilities; it runs with PyTorch alone. Of a table it takes the encoded rows:
-``pate_torch.json`` in it names their features, in order, and holds the schema.
+A student is one safetensors file whose header says how to build the network: loading it runs no code from the file. An
+exported program (``torch.export``) takes raw points (uint8 images or rows) in batches of any size, gives class
+probabilities, and runs with PyTorch alone. Of a table it takes the encoded rows: ``pate_torch.json`` in it names their
+features, in order, and holds the schema.
 """
 
 from __future__ import annotations

@@ -38,10 +38,9 @@ SYNC_EVERY = 50
 """Number of steps between host synchronizations: reading the loss at every step would stall a GPU."""
 
 MAX_SINGLE_THREAD_FEATURES = 400
-"""Numbers in one point, up to which a training step on a CPU gains nothing from threads.
+"""Largest number of features of a point for which a training step on a CPU gains nothing from threads.
 
-A default run on 8x8 digits took 21 s with one thread on a machine of its own, where four had not finished after 60 s
-(87 s of processor time by then) on a machine that other work shared.
+A default run on 8x8 digits took 21 s with one thread; with four, beside other work, it had not finished after 60 s.
 """
 
 
@@ -59,10 +58,9 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
         )
     if len(query_Q) != len(label_Q):
         raise ValueError(f"labels: {len(label_Q)} labels for {len(query_Q)} questions")
-    checks.integer("label", int(label_Q.min()), low=0, fix="Pass answered questions only.")
-    checks.integer("label", int(label_Q.max()), high=task.spec.num_classes - 1)
-    checks.integer("query", int(query_Q.min()), low=0)
-    checks.integer("query", int(query_Q.max()), high=len(task.pool_x) - 1)
+    for name, value_Q, end in (("label", label_Q, task.spec.num_classes), ("query", query_Q, len(task.pool_x))):
+        checks.integer(name, int(value_Q.min()), low=0)
+        checks.integer(name, int(value_Q.max()), high=end - 1)
     flip_rate = clip_noise_rate(label_noise, task.spec.num_classes)
     posterior_QC = task.posterior_QC
     if posterior_QC is not None:
@@ -86,9 +84,8 @@ def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float)
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
     """Minus the log likelihood of what was released about the chosen questions, [B].
 
-    Of labels: ``compute_label_loss``. Of scores: the cross-entropy with them. Of noisy counts: -log sum_c p_c
-    P(counts | c), so that of two classes which the noise left close the model may take either. (A cross-entropy with
-    the posteriors as targets would teach it the doubt.)
+    Of labels it is ``compute_label_loss``, of scores the cross-entropy with them, and of noisy counts -log sum_c p_c
+    P(counts | c), so that of two classes which the noise left close the model may take either.
     """
     if problem.posterior_QC is None:
         return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)
@@ -100,9 +97,8 @@ def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: T
 def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> Tensor:
     """Cross-entropy of the label as it was released, [B]: forward correction with symmetric flips.
 
-    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip = 0 this is the plain cross-entropy; with flip
-    > 0 a label that the model firmly contradicts loses its gradient, so wrong labels weigh little once the rest is
-    learned.
+    P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip > 0 a label that the model firmly contradicts
+    loses its gradient, so wrong labels weigh little once the rest is learned.
 
     Source: Patrini et al. 2017, "forward" correction.
     """
@@ -126,12 +122,6 @@ def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterat
 class Sampler:
     """Draws batches of a problem's points and distorts them, labeled and unlabeled ones from streams of their own.
 
-    Args:
-        problem: Released labels and public points.
-        augment: Geometric ranges of the views; None if there is no geometric distortion.
-        batch_size: Number of labeled points in a batch.
-        unlabeled_batch: Number of unlabeled points in a batch.
-
     Attributes:
         labeled_batches: Endless batches of positions in the problem's answers.
         unlabeled_batches: Endless batches of indices of public points.
@@ -141,10 +131,8 @@ class Sampler:
     def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int):
         self.problem = problem
         self.labeled_batches = iterate_batches(len(problem.query_Q), batch_size, problem.make_generator("batches"))
-        self.unlabeled_batches = iterate_batches(
-            len(problem.pool_x), unlabeled_batch, problem.make_generator("unlabelled")
-        )
-        self.generator = problem.make_generator("views")
+        unlabeled_generator, self.generator = problem.make_generator("unlabelled"), problem.make_generator("views")
+        self.unlabeled_batches = iterate_batches(len(problem.pool_x), unlabeled_batch, unlabeled_generator)
         self._weak_view = make_weak_view(problem.spec, augment)
         self._strong_view = make_strong_view(problem.spec, augment)
 
@@ -188,17 +176,10 @@ class DeferredLog:
 
 
 class AveragedModel:
-    """The exponential average of a model's weights and float buffers; young averages forget faster.
-
-    Args:
-        model: The model that is averaged, which stays where it is.
-        decay: Decay of an old average.
-    """
+    """The exponential average of a model's weights and float buffers; young averages forget faster than ``decay``."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        self.decay = decay
-        self.updates = 0
+        self.module, self.decay, self.updates = copy.deepcopy(model).eval().requires_grad_(False), decay, 0
         pairs = list(zip(self.module.state_dict().values(), model.state_dict().values(), strict=True))
         self._averages, self._values = zip(*(pair for pair in pairs if pair[0].is_floating_point()), strict=True)
         self._integer_pairs = [pair for pair in pairs if not pair[0].is_floating_point()]

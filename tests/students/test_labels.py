@@ -161,13 +161,6 @@ def test_edited_counts_and_rounds_are_refused(finished, file, old, new):
         path.write_text(before)
 
 
-def test_without_counts_and_rounds_none_are_written(tmp_path):
-    plan = killed_runs.plan(tmp_path, "plain", mechanism=GNMax(sigma=4.0))
-    pipeline.run(plan)
-    assert (plan.folder / "release" / "labels.csv").read_text().startswith("query,label,class\n")
-    assert json.loads((plan.folder / "release" / "release.json").read_text())["queries_by_round"] == [5]
-
-
 # Labels alone ---------------------------------------------------------------------------------------------------------
 
 
