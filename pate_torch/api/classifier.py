@@ -33,7 +33,7 @@ from pate_torch.api.inputs import (
     parse_cells,
     predict_all_classes,
 )
-from pate_torch.api.pate import PATE, annotate_disk_error, find_account
+from pate_torch.api.pate import PATE, annotate_disk_error, find_account, select_student_network
 from pate_torch.core import checks, run_folders, texts
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import get_categories_origin
@@ -43,19 +43,10 @@ from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.planning import autoconfig
+from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import account_charged_error
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import (
-    CATEGORIES,
-    CLASSES,
-    FROM_OWNER,
-    FROM_PRIVATE_LABELS,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    NUMBER_OF_RECORDS,
-    DataSpec,
-    EncoderCard,
-)
+from pate_torch.privacy.records import DataSpec, EncoderCard
 from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.session import ReleaseSession
@@ -392,12 +383,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _collect_provenance(self) -> dict[str, str]:
         """Where the values come from that are taken to be public, for the statement."""
         provenance = {
-            CLASSES: FROM_PRIVATE_LABELS if self.classes is None else FROM_OWNER,
-            NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS,
+            origins.CLASSES: origins.FROM_PRIVATE_LABELS if self.classes is None else origins.FROM_OWNER,
+            origins.NORMALIZATION_CONSTANTS: origins.FROM_PUBLIC_POINTS,
         }
         if self._transform.schema is not None:
-            provenance[CATEGORIES] = get_categories_origin(self._transform.schema, self.categories or ())
-        return provenance if self.num_records_about is None else provenance | {NUMBER_OF_RECORDS: FROM_OWNER}
+            provenance[origins.CATEGORIES] = get_categories_origin(self._transform.schema, self.categories or ())
+        if self.num_records_about is not None:
+            provenance[origins.NUMBER_OF_RECORDS] = origins.FROM_OWNER
+        return provenance
 
     # ---- what is learnt -----------------------------------------------------------------------------------------
 
@@ -406,7 +399,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         method, student = self.method_, self.student
         release = pate.label(pool, method.num_queries, strategy=method.query, features=method.features, finish=False)
         if student is None or isinstance(student, StudentAlgorithm):
-            student = pate.fit_student(self._select_student(pool) if student is None else student)
+            student = pate.fit_student(self._select_student(spec) if student is None else student)
         else:
             query_A, label_A = release.query_Q[release.answered_Q], release.label_Q[release.answered_Q]
             if isinstance(student, BaseEstimator):
@@ -421,12 +414,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         pate.finish()
         return student
 
-    def _select_student(self, pool: Tensor) -> StudentAlgorithm:
+    def _select_student(self, spec: DataSpec) -> StudentAlgorithm:
         """The released model itself, or a student of the answers for points of this form."""
-        method, images = self.method_, pool.dim() == 4
-        network = "mlp" if self.encoder is None else "logistic"
-        if images:
-            network = "small_cnn" if min(pool.shape[2:]) < 16 else "cnn"
+        method, images = self.method_, spec.is_image
+        network = select_student_network(spec) if images or self.encoder is None else "logistic"
         if not method.self_training and method.name == "teachers":
             return FixMatch(network=network) if images else Logistic()
         if not method.self_training:

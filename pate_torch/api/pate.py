@@ -40,22 +40,12 @@ from pate_torch.methods.panel import PanelMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.planning.alternatives import match_label_price, suggest_gradients
+from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove, Partition, assign_shards
-from pate_torch.privacy.records import (
-    CLASSES,
-    FROM_OWNER,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    Dataset,
-    DataSpec,
-    EncoderCard,
-    Evaluation,
-    PublicPool,
-    Release,
-)
+from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.privacy.units import drop_unusable
 from pate_torch.queries.base import QueryStrategy
@@ -175,8 +165,8 @@ class PATE:
         if self.mean is not None and self.std is not None:
             self._constants = tuple(map(float, self.mean)), tuple(map(float, self.std))
         if self.provenance is None:
-            constants_origin = FROM_PUBLIC_POINTS if self.mean is None else FROM_OWNER
-            self.provenance = {CLASSES: FROM_OWNER, NORMALIZATION_CONSTANTS: constants_origin}
+            constants_origin = origins.FROM_PUBLIC_POINTS if self.mean is None else origins.FROM_OWNER
+            self.provenance = {origins.CLASSES: origins.FROM_OWNER, origins.NORMALIZATION_CONSTANTS: constants_origin}
         checks.boolean("allow_uninformative_labels", self.allow_uninformative_labels)
         self._privacy = PrivacyConfig(
             delta=checks.delta("delta", self.delta),
@@ -331,7 +321,7 @@ class PATE:
         if options and not isinstance(algorithm, str):
             problem = "go with an algorithm's name only"
             raise checks.error("options", sorted(options), problem, "Set them on the object.")
-        network = _select_student_network(session.facts.spec)
+        network = select_student_network(session.facts.spec)
         config = replace(session.config, student=_make_student("algorithm", algorithm, {"network": network, **options}))
         with ReleaseSession.open_uncharged(config, session.splits.data, self._clock) as training:
             config.check_students(training.facts)
@@ -635,8 +625,8 @@ def _select_guide_network(spec: DataSpec) -> str:
     return "lean_cnn" if spec.is_image else "mlp"
 
 
-def _select_student_network(spec: DataSpec) -> str:
-    """The network of a published student."""
+def select_student_network(spec: DataSpec) -> str:
+    """The network of a published student for points of this form."""
     if not spec.is_image:
         return "mlp"
     return "small_cnn" if min(spec.input_shape[1:]) < 16 else "cnn"
