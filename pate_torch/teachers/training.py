@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -102,7 +103,7 @@ def train(
     launch_size = compute_launch_size(recipe, networks.count_parameters(module), task.spec, num_teachers, task.device)
     launches = _train_own_groups(task, param_K | curve_KP, launch_size, checkpoint_dir, progress)
     distributed.broadcast_rows(param_K | curve_KP, _get_owners(num_teachers))
-    _check_converged(curve_KP["curve.loss"], recipe)
+    _warn_if_diverged(curve_KP["curve.loss"], recipe)
     _log_curves(curve_KP, recipe.steps, log, on_losses)
     network = networks.describe(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
     ensemble = TeacherEnsemble(network, param_K, task.shards.mask_KS.any(1), spec, trunk)
@@ -280,11 +281,15 @@ def get_num_workers(recipe: TeacherRecipe) -> int:
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def _check_converged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
-    """Raise ValueError where no teacher has learnt anything. One that has not may be a single record's doing."""
+def _warn_if_diverged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
+    """Warn the owner if no teacher has learned anything.
+
+    It is no error: in a small ensemble a single unit can make the last teacher diverge, and whether a run goes on must
+    not depend on one unit. A teacher that diverged has one vote, like any other.
+    """
     if not bool(loss_KP[:, -1].isfinite().any()):
-        fix = "Lower teacher.learning_rate."
-        raise checks.error("teacher.learning_rate", recipe.learning_rate, "all teachers diverged", fix)
+        message = f"teacher.learning_rate={recipe.learning_rate:g}: all teachers diverged, so their labels are useless."
+        warnings.warn(f"{message} Lower teacher.learning_rate. (This message is private, for the owner.)", stacklevel=3)
 
 
 def _log_curves(curve_KP: dict[str, Tensor], steps: int, log: Log, on_losses: LossesCallback) -> None:

@@ -203,12 +203,14 @@ def test_progress_and_curves_are_reported():
     assert ("teachers/loss_mean", 4, True) in tags and ("teachers/accuracy_mean", 1, True) in tags
 
 
-def test_teachers_that_all_diverged_are_refused_and_one_that_did_is_not():
-    with pytest.raises(ValueError, match=r"teacher\.learning_rate=1e\+30: all teachers diverged\. Lower teacher"):
-        train(records(60), spec(), shards(6, 10), recipe(learning_rate=1e30, steps=10), seed=0)
+def test_the_owner_is_warned_of_teachers_that_all_diverged_and_the_run_goes_on():
+    """A single unit can make the last teacher of a small ensemble diverge, so nothing may be refused for it."""
+    with pytest.warns(UserWarning, match=r"teacher\.learning_rate=1e\+30: all teachers diverged.*Lower teacher"):
+        ensemble = train(records(60), spec(), shards(6, 10), recipe(learning_rate=1e30, steps=10), seed=0)
+    assert not ensemble.predict(records(60).x).any()  # each of them still has one vote, for class 0
     loss = torch.full((6, 5), math.nan)
     loss[3] = 1.0
-    training._check_converged(loss, recipe())
+    training._warn_if_diverged(loss, recipe())
 
 
 def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
