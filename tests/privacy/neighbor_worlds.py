@@ -188,8 +188,8 @@ def text(
 ) -> DatasetSource:
     return Text(
         name="toy", **_files(_texts, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
-        id="id" if unit in ("record", "repeated") else None, group="group" if unit == "group" else None,
-        fractions=(0.5, 0.3, 0.2), max_bytes=40, **AGREED,
+        roles=roles, id="id" if unit in ("record", "repeated") and roles == "hash" else None,
+        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), max_bytes=40, **AGREED,
     )  # fmt: skip
 
 
@@ -217,6 +217,7 @@ FORMS: dict[str, Callable[[list[Row], str, Path, Sequence[str]], DatasetSource]]
     "images by hash": images,
     "text with a public file": lambda r, u, f, c: text(r, u, f, c, OWN),
     "text by hash": text,
+    "text by position": lambda r, u, f, c: text(r, u, f, c, roles="position"),
     "embeddings with a public file": lambda r, u, f, c: embeddings(r, u, f, c, OWN),
     "embeddings by hash": embeddings,
 }
