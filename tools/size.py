@@ -67,7 +67,7 @@ OUTSIDE = (
 )
 
 FOREIGN_ATTRIBUTES = {
-    *("__name__", "columns", "dtype", "name", "ndim", "shape", "to_dict"),  # Python, NumPy, pandas
+    *("__name__", "columns", "dtype", "name", "ndim", "shape"),  # Python, NumPy, pandas
     *("full_key", "last_hidden_state", "n_neighbors", "sqlite_errorcode"),  # OmegaConf, encoders, scikit-learn, SQLite
 }
 FOLDERS = ("benchmarks", "tools", "examples", "notebooks")

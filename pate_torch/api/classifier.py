@@ -203,7 +203,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         return folder
 
-    # ---- what is given ------------------------------------------------------------------------------------------
+    # ---- arguments ----------------------------------------------------------------------------------------------
 
     @property
     def _home(self) -> Path:
@@ -264,7 +264,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return features["private"].numpy(), features["public"].numpy(), has_text_N
 
     def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
-        """Both of one form; the numbers of an array are checked here, the values of a table when it is encoded."""
+        """Check that X and public have one form. Cells of an array are checked here, those of a table on encoding."""
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
             kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
             raise checks.error("public", kinds[1], f"must be of the form of X, {kinds[0]}")
@@ -299,7 +299,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # else one text would make all cells texts
         return parse_cells(validate_data(self, X, dtype=None, ensure_all_finite=False))
 
-    # ---- what is chosen -----------------------------------------------------------------------------------------
+    # ---- choices ------------------------------------------------------------------------------------------------
 
     def _collect_facts(self, num_private: int, pool: Tensor, *, has_groups: bool) -> autoconfig.PublicFacts:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
@@ -381,7 +381,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _collect_provenance(self) -> dict[str, str]:
-        """Where the values come from that are taken to be public, for the statement."""
+        """Return the origins of the values that are treated as public, for the privacy statement."""
         provenance = {
             origins.CLASSES: origins.FROM_PRIVATE_LABELS if self.classes is None else origins.FROM_OWNER,
             origins.NORMALIZATION_CONSTANTS: origins.FROM_PUBLIC_POINTS,
@@ -392,10 +392,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             provenance[origins.NUMBER_OF_RECORDS] = origins.FROM_OWNER
         return provenance
 
-    # ---- what is learnt -----------------------------------------------------------------------------------------
+    # ---- training -----------------------------------------------------------------------------------------------
 
     def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec) -> Any:
-        """Buy the answers, and train what learns from them."""
+        """Release labels of the public points, and train the student on them."""
         method, student = self.method_, self.student
         release = pate.label(pool, method.num_queries, strategy=method.query, features=method.features, finish=False)
         if student is None or isinstance(student, StudentAlgorithm):

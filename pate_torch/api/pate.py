@@ -257,7 +257,7 @@ class PATE:
         features: FeatureRecipe | None = None,
         finish: bool = True,
     ) -> Release:
-        """Ask about ``num_queries`` of the public points: charged at worst, then drawn, then written down.
+        """Ask about ``num_queries`` of the public points: charge the worst case, draw the answers, and write them.
 
         A call that was interrupted after its charge is finished by the same call, for free; any other call is charged.
 

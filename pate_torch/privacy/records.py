@@ -85,11 +85,10 @@ class DataSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, without the optional fields that are not set."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain["schema"] = None if self.schema is None else self.schema.to_dict()
+        plain["encoder"] = None if self.encoder is None else self.encoder.to_dict()
         optional_facts = {name: plain.pop(name) for name in OPTIONAL_SPEC_FIELDS}
-        plain |= {
-            name: getattr(value, "to_dict", lambda v=value: v)() for name, value in optional_facts.items() if value
-        }
-        return plain
+        return plain | {name: value for name, value in optional_facts.items() if value}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> DataSpec:

@@ -30,8 +30,8 @@ GPU_TEACHERS, MAX_GPU_POINTS = 16, 512
 GPU_PIXELS = 1 << 22
 """Image pixels (numbers, for rows) that one launch on a GPU works on, over its teachers and their batches, at most.
 
-The networks that keep most for the backward pass (the convnet of the PATE papers, a wide ResNet) take 4.5 KiB for each
-pixel: 18 GiB, which a card of 24 GiB has. ``teacher.chunk`` sets another size."""
+The network that keeps most for the backward pass, the convnet of the PATE papers, takes 4.5 KiB for each pixel: 18 GiB,
+which a card of 24 GiB has. ``teacher.chunk`` sets another size."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
 """Queries whose predictions are in memory at a time."""

@@ -38,7 +38,7 @@ class PublicStart:
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, ContrastiveFeatures):
-            raise checks.error("start.features", self.features, "must be a recipe", "See conf/features.")
+            raise checks.error("start.features", self.features, "must be a recipe", "Use teacher=public_start.")
         if self.features.encoders > 1:
             fix = "A teacher starts from one encoder."
             raise checks.error("start.features.encoders", self.features.encoders, "must be 1", fix)
