@@ -1,4 +1,4 @@
-"""What a run is made of, in nested parts, checked against each other before anything is read, trained or charged."""
+"""Configuration of a run: its parts are checked against each other before anything is read, trained or charged."""
 
 from __future__ import annotations
 
@@ -31,20 +31,21 @@ from pate_torch.teachers.recipe import TeacherRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig:
-    """The account's terms, and what this run may charge to it.
+    """Terms of the account, and limits on what this run may charge to the account.
 
     Attributes:
-        delta: The account's delta: (epsilon, delta) composes over every release from its data.
-        insecure_noise_seed: Makes noise repeatable, and the run not private.
-        budget_epsilon: The account's cap, fixed when it opens; None: the cap it has, or ``opening_budget``.
-        opening_budget: The cap of an account that nobody gave one.
-        target_epsilon: What the release is to cost: its noise is calibrated to it.
-        allow_duplicate_account: Whether the same records may be charged to an account of another name, too.
-        first_charge_only: Whether the charge is refused where the account has any reservation.
-        chosen_by: How this release is chosen among several settings (``records.SELECTION_BASES``); None: not stated.
+        delta: Delta of the account. All releases of the account together are (epsilon, delta)-differentially private.
+        insecure_noise_seed: Seed that makes the noise repeatable, and the run not private. None if noise is secret.
+        budget_epsilon: Cap of the account, which its first charge fixes. If None, the account keeps its cap, and a new
+            account gets ``opening_budget``.
+        opening_budget: Cap of a new account for which ``budget_epsilon`` is None.
+        target_epsilon: Epsilon of the release, to which its noise is calibrated. None if the noise is given.
+        allow_duplicate_account: Whether records that another account was charged for may be charged here, too.
+        first_charge_only: Whether the charge is refused if the account has any reservation.
+        chosen_by: How this release is chosen among several settings (``records.SELECTION_BASES``). None if not stated.
 
     Raises:
-        ValueError: A value is out of its range.
+        ValueError: A value is out of range.
     """
 
     delta: float
@@ -68,25 +69,28 @@ class PrivacyConfig:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunConfig:
-    """Everything a run is made of.
+    """Configuration of a run.
 
     Attributes:
-        dataset: Loads private records, public points and the evaluation side.
-        partition: Assigns units to shards, and fixes the adjacency.
-        method: Turns the private records into a release.
-        privacy: The account's terms.
-        root: Where teachers and ledger lie.
-        folder: The folder of this run.
-        student: Learns from the released labels; None: labels are all that is wanted.
-        encoder: Frozen, makes features of all points, which are all that a run then sees: it is moved into ``dataset``.
-        selection: Chooses a student by private records; None: there is one student.
-        private_epsilon: Publishes the data-dependent price; None: it is not published.
-        membership: The owner's attack on the student; None: none.
-        labels: Id of a release to learn from, in place of new labels.
-        baseline: How a model without privacy is trained on all records at once, for the owner; None: none is.
+        dataset: Source of private records, public points and evaluation data.
+        partition: Assignment of units to shards, and adjacency.
+        method: Method that turns the private records into a release.
+        privacy: Terms of the account.
+        root: Folder of stored teachers and of the ledger.
+        folder: Folder of this run.
+        student: Algorithm that learns from the released labels. None if only labels are wanted.
+        encoder: Frozen encoder of all points. It is moved into ``dataset``, so that a run sees features alone.
+        selection: Choice of one of several students by private records. None if there is one student.
+        private_epsilon: Publication of the data-dependent price. None if the price is not published.
+        membership: Membership attack on the student, for the owner. None if there is no attack.
+        labels: Id of an earlier release, whose labels the student learns from. None if new labels are released.
+        seed: Seed of splits, initialization and batches, never of noise.
+        device: Device of training and inference.
+        baseline: Recipe of a model that is trained on all records without privacy, for the owner. None if not wanted.
+        quiet: Whether progress is not shown.
 
     Raises:
-        ValueError: Choices that do not go together, whatever the data.
+        ValueError: Choices cannot be combined, whatever the data.
     """
 
     dataset: DatasetSource
@@ -115,7 +119,7 @@ class RunConfig:
             object.__setattr__(self, "dataset", encoded)
             object.__setattr__(self, "encoder", None)
         if self.selection is not None and self.method.noise != "torch":
-            problem = "is drawn in floating point, not in whole numbers"
+            problem = "draws its noise in floating point, not in whole numbers"
             raise checks.error("selection", self.selection.name, problem, "Use noise=torch, or selection=none.")
         if self.selection is not None and self.method.releases_model:
             fix = "Use selection=none: the model that is released is the student."
@@ -136,16 +140,16 @@ class RunConfig:
 
     @property
     def ledger_path(self) -> Path:
-        """Where the ledger lies: beside the teachers."""
+        """Path of the ledger, which lies beside the teachers."""
         return self.root / "ledger.sqlite"
 
     @property
     def trains_student(self) -> bool:
-        """Whether a student is trained; else the release of the method is all that is wanted."""
+        """Whether a student is trained on the release."""
         return self.student is not None or self.selection is not None
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> RunConfig:
-        """This configuration with what only the data say: votes, no more questions than points, calibrated noise.
+        """Return this configuration with settings that follow from the data: votes, number of questions, noise.
 
         Raises:
             ValueError: The votes do not fit these data, or the noise cannot be calibrated.
@@ -156,22 +160,22 @@ class RunConfig:
         return replace(self, method=method)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Everything that this run may charge: the release, the choice of a student, the publication of their price."""
+        """Return all events that this run may charge: of the release, a student's choice, and a published price."""
         release_events = () if self.labels is not None else self.method.privacy_events(facts)
         return release_events + self.extra_privacy_events(facts.spec.num_classes)
 
     def extra_privacy_events(self, num_classes: int) -> tuple[PrivacyEvent, ...]:
-        """What this run may charge for the choice of a student and the publication of the labels' price."""
+        """Return the events of the choice of a student and of the publication of the data-dependent price."""
         selection_events = () if self.selection is None else self.selection.privacy_events()
         if self.private_epsilon is None or self.labels is not None:
             return selection_events
         return selection_events + self.private_epsilon.privacy_events(self.plan_private_epsilon(num_classes))
 
     def plan_private_epsilon(self, num_classes: int) -> private_price.PublicationPlan:
-        """How the data-dependent price is published.
+        """Make the plan of publishing the data-dependent price.
 
         Raises:
-            ValueError: It cannot be.
+            ValueError: The price cannot be published.
         """
         method = self.method
         assert self.private_epsilon is not None and isinstance(method, VotingMethod) and method.ensemble_size
@@ -185,10 +189,10 @@ class RunConfig:
         )
 
     def validate(self, facts: DatasetFacts) -> None:
-        """Refuse what cannot work on these data, before anything is trained, written or charged.
+        """Refuse choices that cannot work on these data, before anything is trained, written or charged.
 
-        What would fail only after the labels are paid for, such as a student's network that cannot take the data, is
-        refused here too.
+        Choices that would fail only after the labels are paid for are refused here, too: for example, a network of the
+        student that cannot take the data.
 
         Raises:
             ValueError: A choice cannot work; the message gives the key, its value, what is allowed and what to do.
@@ -216,8 +220,8 @@ class RunConfig:
 
 
 class Study(ABC):
-    """What takes the place of one run where an experiment names a ``study``."""
+    """Experiment of several runs, which an experiment's ``study`` names in place of one run."""
 
     @abstractmethod
     def run(self, plan: RunConfig) -> object:
-        """Run what the plan describes; raises ValueError for a choice that cannot work, before anything is charged."""
+        """Run the study. Raise ValueError for a choice that cannot work, before anything is charged."""

@@ -1,44 +1,55 @@
-"""The steps that come before a release: the data, the account, the run's folder, and a call that was interrupted."""
+"""Opens a run: loads its data, checks its choices, locks its folder, and opens its account.
+
+The order keeps a refusal free of traces: a choice that cannot work is refused before a folder, a lock or a ledger is
+created, and a run that the account does not admit is refused before anything is trained.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pate_torch.accounting import accountant as accounting
+from pate_torch.account import check_new_account_cap, open_budget, read_caps
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.config import RunConfig
-from pate_torch.core import checks, run_folders
+from pate_torch.core import run_folders
+from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
 from pate_torch.data.encoded_dataset import EncodedDataset
-from pate_torch.methods.base import MethodInputs, ModelRelease
+from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
+from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.privacy.units import drop_unusable
+from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
+from pate_torch.release.owner_file import OwnerFacts
+from pate_torch.release.private_metrics import PrivateWriter
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.store import load as load_student
-from pate_torch.teachers.store import RecordHashes, TeacherStore
+from pate_torch.teachers.store import TeacherStore
+
+AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
+"""Suggests other settings for a run whose noise outweighs its votes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DataSplits:
-    """PRIVATE. The data of a run, and the records that it holds out.
+    """PRIVATE. Data of a run, and the records that the run holds out.
 
     Attributes:
         data: Data without the private records that are held out.
         all_private: All private records, whose account is charged.
-        validation: Records held out for choosing a student; None if none are.
-        membership_holdout: Records held out for the owner's membership test; None if none are.
+        validation: Records held out for choosing a student. None if there are none.
+        membership_holdout: Records held out for the owner's membership test. None if there are none.
     """
 
     data: Dataset
@@ -68,7 +79,7 @@ def make_inputs(
     clock: StageTimer,
     ledger: Ledger | None = None,
 ) -> MethodInputs:
-    """PRIVATE. Make what a method is prepared from."""
+    """PRIVATE. Make the inputs of the method's ``prepare``."""
     return MethodInputs(
         records=data.private,
         facts=facts,
@@ -81,107 +92,192 @@ def make_inputs(
     )
 
 
-# ---- the account ----------------------------------------------------------------------------------------------------
+@dataclass(kw_only=True, eq=False, repr=False)
+class OpenRun:
+    """PRIVATE. A run whose data are loaded, whose choices are checked, and whose folder and account are open.
 
-
-def open_budget(
-    config: RunConfig, ledger: Ledger, data: Dataset, planned_events: tuple[PrivacyEvent, ...], fingerprint: str
-) -> Budget:
-    """Open the data set's account, or meet its terms; refuse now what could not be charged later.
-
-    Args:
-        config: The run's choices.
-        ledger: The ledger that holds the account.
-        data: The data whose records the account protects.
-        planned_events: Everything that is to be charged.
-        fingerprint: Content fingerprint of the records, or of votes in their place.
-
-    Raises:
-        ValueError: The account has other terms, was charged in another ledger, or its records are charged to another
-            account.
+    Attributes:
+        config: Choices of the run, completed for its data.
+        splits: PRIVATE. Data of the run.
+        facts: Public facts about the data.
+        ledger: Ledger that holds the account.
+        stages: Reports progress.
+        clock: Times every stage.
+        exit_stack: Closes with the run.
+        budget: Budget of the account. None if nothing is charged.
+        reused: Release that is taken in place of a new one. None if a new one is made.
+        reservation_ids: Reservations that this run has made.
+        owner: Statements of the owner of the data.
+        forecast: Warning, from public values, about labels that will be mostly noise. None if there is none.
+        unfinished_call: Note by which the same call finds this run again if it is interrupted. None if no call could
+            use the note.
+        has_private_folder: Whether the run keeps files for its owner.
+        prepared: PRIVATE. Method that answered in this run. None if none has.
     """
-    name, privacy, kind = data.spec.name, config.privacy, config.method.noise
-    store = TeacherStore(config.root)
-    _check_same_ledger(store, name, ledger)
-    records = store.hash_records(data.private) if len(data.private) else None
-    if not privacy.allow_duplicate_account:
-        _check_duplicate_account(store, name, records, fingerprint, ledger)
-    cap_by_account = read_caps(ledger)
-    check_new_account_cap(config, name, planned_events, cap_by_account)
-    cap = privacy.budget_epsilon
-    ledger.open_account(
-        name,
-        budget_epsilon=cap_by_account.get(name, privacy.opening_budget) if cap is None else cap,
-        delta=privacy.delta,
-        adjacency=config.partition.adjacency,
-        unit=data.private.unit,
-        planned_events=planned_events,
-        noise=kind,
-    )
-    return Budget(
-        ledger=ledger,
-        account=name,
-        delta=privacy.delta,
-        adjacency=config.partition.adjacency,
-        unit=data.private.unit,
-        fingerprint=fingerprint,
-        run=config.folder.name,
-        kind=kind,
-        insecure_seed=privacy.insecure_noise_seed,
-        first_charge_only=privacy.first_charge_only,
-        on_charge=functools.partial(store.record_charge, name, records),
-    )
 
+    config: RunConfig
+    splits: DataSplits
+    facts: DatasetFacts
+    ledger: Ledger
+    stages: Stages
+    clock: StageTimer
+    exit_stack: contextlib.ExitStack
+    budget: Budget | None = None
+    reused: WrittenRelease | None = None
+    reservation_ids: list[str] = field(default_factory=list)
+    owner: OwnerFacts = field(default_factory=OwnerFacts)
+    forecast: str | None = None
+    unfinished_call: UnfinishedCall | None = None
+    has_private_folder: bool = False
+    prepared: PreparedMethod | None = None
 
-def read_caps(ledger: Ledger | None) -> dict[str, float]:
-    """The caps of the accounts that were charged, by name: the other accounts have no fixed terms."""
-    if ledger is None:
-        return {}
-    return {account.name: account.budget_epsilon for account in ledger.list_accounts() if account.is_charged}
+    # ---- opening --------------------------------------------------------------------------------------------------
 
+    @classmethod
+    @contextlib.contextmanager
+    def open(
+        cls,
+        config: RunConfig,
+        clock: StageTimer | None = None,
+        format_alternative: AlternativeFormatter | None = None,
+    ) -> Iterator[Self]:
+        """Load the data, check the choices, lock the folder of the run, and open the account.
 
-def check_new_account_cap(
-    config: RunConfig, name: str, planned_events: Iterable[PrivacyEvent], cap_by_account: Mapping[str, float]
-) -> None:
-    """Raise ValueError for a new account whose cap would refuse this run: a slip would fix the cap for good."""
-    if name in cap_by_account:
-        return
-    planned_events, privacy = tuple(planned_events), config.privacy
-    key, cap = "budget_epsilon", privacy.budget_epsilon
-    if cap is None:
-        key, cap = "opening_budget", privacy.opening_budget
-    if not PrivacyFilter.can_admit(planned_events, epsilon=cap, delta=privacy.delta):
-        guarantee = accounting.compute_guarantee(planned_events, privacy.delta)
-        problem = (
-            f"this run alone may cost epsilon {guarantee.epsilon:.6g} at delta {privacy.delta:g} ({guarantee.route})"
-        )
-        raise checks.error(f"privacy.{key}", cap, problem, f"{config.method.price_advice}, or open with a larger cap.")
+        Args:
+            config: Choices of the run.
+            clock: Times the stages. If None, a new one does.
+            format_alternative: Suggests other settings if noise outweighs the votes. If None, the advice is general.
 
+        Raises:
+            ValueError: A choice cannot work; nothing has been charged or trained.
+            BudgetExceeded: The account's cap does not admit this run.
+        """
+        clock = StageTimer() if clock is None else clock
+        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as exit_stack:
+            exit_stack.enter_context(deterministic_mode(config.device))
+            with clock("data"):
+                splits = DataSplits.from_config(config, stages)
+            facts = DatasetFacts.from_dataset(splits.data, config.partition)
+            config = config.complete(facts, stages)
+            config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
+            owner = owner_file.read(config.root, facts.spec.name)
+            config.validate(facts)
+            planned_events = config.privacy_events(facts)
+            reused = unfinished_call = forecast = None
+            if config.labels is None:
+                with open_existing_ledger(config.ledger_path) as existing_ledger:
+                    config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
+                    check_new_account_cap(config, facts.spec.name, planned_events, read_caps(existing_ledger))
+                if (warning := config.method.forecast_warning(facts)) is not None:
+                    advice = NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)
+                    forecast = f"{warning} {advice}"
+                unfinished_call = make_unfinished_call(config, facts, splits.all_private)
+                config, reused = resume_call(config, facts, unfinished_call, stages)
+                exit_stack.enter_context(run_folder_lock(config))
+                ledger = exit_stack.enter_context(Ledger(config.ledger_path))
+            else:
+                ledger, reused = exit_stack.enter_context(open_reused_release(config, facts))
+            run = cls(
+                config=config,
+                splits=splits,
+                facts=facts,
+                ledger=ledger,
+                stages=stages,
+                clock=clock,
+                exit_stack=exit_stack,
+                reused=reused,
+                owner=owner,
+                forecast=forecast,
+                unfinished_call=unfinished_call,
+                reservation_ids=[reused.release.id] if reused is not None and config.labels is None else [],
+                has_private_folder=config.trains_student or config.method.releases_model,
+            )
+            run._open_account(planned_events)
+            if forecast is not None:
+                stages.print_message(forecast)
+            yield run
 
-def _check_same_ledger(store: TeacherStore, name: str, ledger: Ledger) -> None:
-    """Raise ValueError if something in the store remembers entries of the account that the ledger lacks."""
-    for file, head in store.find_ledger_heads(name).items():
-        if not ledger.contains_head(head):
-            problem = f"was charged in another privacy ledger than {ledger.path}: {file} remembers an entry of that one"
-            fix = "Bring back the ledger.sqlite (or its newest backup) that lay beside the teachers: it remembers what "
-            raise checks.error("dataset.name", name, problem, f"{fix}was released.")
+    @classmethod
+    @contextlib.contextmanager
+    def open_uncharged(cls, config: RunConfig, data: Dataset, clock: StageTimer) -> Iterator[Self]:
+        """Open a run that charges nothing, to train teachers or a student of an earlier release."""
+        create_private_folder(config.root, "store")
+        with (
+            Ledger(config.ledger_path) as ledger,
+            Stages(quiet=config.quiet) as stages,
+            contextlib.ExitStack() as exit_stack,
+        ):
+            exit_stack.enter_context(deterministic_mode(config.device))
+            yield cls(
+                config=config,
+                splits=DataSplits(data=data, all_private=data.private),
+                facts=DatasetFacts.from_dataset(data, config.partition),
+                ledger=ledger,
+                stages=stages,
+                clock=clock,
+                exit_stack=exit_stack,
+                owner=owner_file.read(config.root, data.spec.name),
+            )
 
+    @classmethod
+    def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
+        """Open the account of these records, for releases that span calls and processes (``Spending.suspend``).
 
-def _check_duplicate_account(
-    store: TeacherStore, name: str, records: RecordHashes | None, fingerprint: str, ledger: Ledger
-) -> None:
-    """Raise ValueError if these records are charged to another account."""
-    other_accounts = [account.name for account in ledger.list_accounts() if account.name != name]
-    accounts_of_same_records = (
-        n for n in other_accounts if any(c.fingerprint == fingerprint for c in ledger.get_charges(n).values())
-    )
-    if duplicate := next(accounts_of_same_records, None) or store.find_account_of_same_units(records, other_accounts):
-        problem = (
-            f"shares a tenth or more of the units with account {duplicate!r}, which was charged: no total covers both"
-        )
-        fix = f"Use account {duplicate!r}; or say allow_duplicate_account=True (privacy.allow_duplicate_account=true), "
-        fix += "and add both epsilons yourself."
-        raise checks.error("account", name, problem, fix)
+        The caller closes the ledger of the budget.
+        """
+        create_private_folder(config.root, "store")
+        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
+        return open_budget(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
+
+    def _open_account(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
+        """Open the account if anything is charged, and create the owner's folder."""
+        config, store, records = self.config, TeacherStore(self.config.root), self.splits.all_private
+        if planned_events:
+            if config.labels is None:
+                fingerprint = config.method.compute_fingerprint(store, records)
+            else:
+                fingerprint = store.compute_content_fingerprint(records)
+            self.budget = open_budget(config, self.ledger, self.splits.data, planned_events, fingerprint)
+            if not self.reservation_ids:
+                self.budget.check_events(planned_events)
+        if self.has_private_folder:
+            create_private_folder(self.private_dir)  # a disk that refuses it does so before anything is charged
+
+    @property
+    def release_dir(self) -> Path:
+        """The folder that may be published."""
+        return self.config.folder / "release"
+
+    @property
+    def private_dir(self) -> Path:
+        """PRIVATE. The folder for the owner alone."""
+        return self.config.folder / "private"
+
+    @functools.cached_property
+    def private_writer(self) -> PrivateWriter | None:
+        """PRIVATE. The owner's TensorBoard; None if the run keeps no files for its owner."""
+        if not self.has_private_folder:
+            return None
+        create_private_folder(self.private_dir)
+        return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
+
+    def make_inputs(self) -> MethodInputs:
+        """PRIVATE. Make the inputs of the method's ``prepare``, which log into the owner's TensorBoard."""
+        inputs = make_inputs(self.config, self.splits.data, self.facts, self.stages, self.clock, self.ledger)
+        inputs = replace(inputs, check_budget=self.check_budget)
+        if self.private_writer is None:
+            return inputs
+        return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)
+
+    def check_budget(self) -> None:
+        """Raise BudgetExceeded, or ValueError for other terms, if the account does not admit what the run charges."""
+        if self.budget is not None:
+            self.budget.check_events(self.config.privacy_events(self.facts))
+
+    def finish(self) -> None:
+        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
+        if self.unfinished_call is not None:
+            self.unfinished_call.end()
 
 
 # ---- the folder of the run ------------------------------------------------------------------------------------------
@@ -189,7 +285,7 @@ def _check_duplicate_account(
 
 @contextlib.contextmanager
 def run_folder_lock(config: RunConfig) -> Iterator[None]:
-    """Lock the run's folder for this process, and remove what killed runs left half written in the store.
+    """Lock the folder of the run for this process, and remove the unfinished files of killed runs from the store.
 
     Raises:
         ValueError: Another run writes into the folder, or has finished there.
@@ -197,7 +293,7 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
     create_private_folder(config.root, "store")
     store = TeacherStore(config.root)
     with contextlib.ExitStack() as exit_stack:
-        with store.lock():  # so that a run that begins is not taken for one that was killed
+        with store.lock():  # otherwise, a run that begins could be taken for a killed one
             exit_stack.enter_context(run_folders.hold(config.folder))
             run_folders.remove_killed_run_files(config.root)
         if (config.folder / "release" / "summary.json").exists():
@@ -209,7 +305,7 @@ def run_folder_lock(config: RunConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
-    """Open the ledger if there is one: a run that is refused creates none."""
+    """Open the ledger if there is one. A run that is refused creates no ledger."""
     if not path.exists():
         yield None
         return
@@ -230,7 +326,7 @@ def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tupl
 
 
 def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: PrivateRecords) -> UnfinishedCall | None:
-    """PRIVATE. Make the note of this call; None if its noise is seeded, or if it charges more than one reservation."""
+    """PRIVATE. Make the note of this call. None if its noise is seeded, or if it makes more than one reservation."""
     privacy, store = config.privacy, TeacherStore(config.root)
     if privacy.insecure_noise_seed is not None or config.private_epsilon is not None or config.selection is not None:
         return None
@@ -251,7 +347,7 @@ def make_unfinished_call(config: RunConfig, facts: DatasetFacts, all_private: Pr
 def resume_call(
     config: RunConfig, facts: DatasetFacts, unfinished_call: UnfinishedCall | None, stages: Stages
 ) -> tuple[RunConfig, WrittenRelease | None]:
-    """PRIVATE. Find the same call that was interrupted: the configuration in its folder, and what it released."""
+    """PRIVATE. Find the same call that was interrupted; return the configuration with its folder, and its release."""
     if unfinished_call is None:
         return config, None
     if config.method.releases_model:
@@ -277,7 +373,7 @@ def resume_call(
 
 
 def make_record(config: RunConfig, facts: DatasetFacts) -> dict[str, Any]:
-    """Make what ``release.json`` holds beside the answers: public configuration, and ids drawn at random."""
+    """Make the fields of ``release.json`` other than the answers: public configuration, and ids drawn at random."""
     spec = facts.spec
     return {
         "dataset": spec.name,

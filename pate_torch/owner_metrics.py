@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.methods.base import PreparedMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.opening import DataSplits
+from pate_torch.privacy.accounts import Claim
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.release.builder import compute_student_metrics
@@ -77,62 +78,65 @@ def compute_owner_metrics(
     return metrics, nonprivate
 
 
-def add_student_metrics(
-    metrics: PrivateMetrics, config: RunConfig, splits: DataSplits, student: Student
-) -> PrivateMetrics:
-    """PRIVATE. Add the numbers of records, and the student's figures on test records that are not public."""
-    data, records = splits.data, count_records(splits.data, splits.all_private)
-    if (
-        config.labels is None
-        and config.partition.max_shard_size is not None
-        and config.method.ensemble_size is not None
-    ):
-        shards = assign_shards(config.partition, data.private, config.method.ensemble_size, config.seed)
-        records["left out beyond partition.capacity"] = len(data.private) - int(shards.mask_KS.sum())
-    return replace(
-        metrics, records=records, **compute_student_metrics(data, None if data.evaluation.public else student)
-    )
-
-
-def attack_released_student(
+def complete_owner_metrics(
+    metrics: PrivateMetrics,
     config: RunConfig,
     splits: DataSplits,
     written: WrittenRelease,
     student: Student,
     nonprivate: TeacherEnsemble | None,
-    *,
-    events: Iterable[PrivacyEvent],
-    is_private: bool,
-) -> MembershipResult | None:
-    """PRIVATE. Attack the student, if the records behind it are here.
+    claim: Claim,
+) -> PrivateMetrics:
+    """PRIVATE. Add the numbers of records, the accuracy on private test records, and the attack on the student.
 
     Args:
-        config: The run's choices.
-        splits: The run's data.
-        written: The release that the student learned from.
-        student: The student.
-        nonprivate: A model without privacy, which is attacked too; None if there is none.
-        events: The privacy events that were reserved for the student.
-        is_private: Whether the noise was secret.
+        metrics: Metrics that need no student.
+        config: Choices of the run.
+        splits: Data of the run.
+        written: Release that the student learned from.
+        student: Released student.
+        nonprivate: Model without privacy, which is attacked, too. None if there is none.
+        claim: Guarantee of everything that was reserved for the student.
     """
-    record, data, store, holdout = written.record, splits.data, TeacherStore(config.root), splits.membership_holdout
-    test = config.membership
+    data, method = splits.data, config.method
+    records = count_records(data, splits.all_private)
+    if config.labels is None and config.partition.max_shard_size is not None and method.ensemble_size is not None:
+        shards = assign_shards(config.partition, data.private, method.ensemble_size, config.seed)
+        records["left out beyond partition.capacity"] = len(data.private) - int(shards.mask_KS.sum())
+    return replace(
+        metrics,
+        records=records,
+        membership=_attack_released_student(config, splits, written.record, student, nonprivate, claim),
+        **compute_student_metrics(data, None if data.evaluation.public else student),
+    )
+
+
+def _attack_released_student(
+    config: RunConfig,
+    splits: DataSplits,
+    record: Mapping[str, Any],
+    student: Student,
+    nonprivate: TeacherEnsemble | None,
+    claim: Claim,
+) -> MembershipResult | None:
+    """PRIVATE. Attack the student; return None if the attack is not wanted, or if its training records are not here."""
+    data, store, test = splits.data, TeacherStore(config.root), config.membership
     if test is None or config.method.releases_model or record["adjacency"] != config.partition.adjacency:
         return None
     if not store.was_trained_on(record["teachers_id"], store.compute_fingerprint(data.private)):
         return None  # labels of other records, or of votes from a file: the members are not known here
     # All records take part in every answer of a method without teachers: they are one shard.
     shards = assign_shards(config.partition, data.private, record["num_teachers"] or 1, record["seed"])
-    sides = test.select_records(data, shards, holdout, config.seed)
+    sides = test.select_records(data, shards, splits.membership_holdout, config.seed)
     if sides is None:
         return None
     return attack_student(
         sides,
         student=student,
         nonprivate=nonprivate,
-        events=events,
+        events=claim.reserved_events,
         delta=record["delta"],
         seed=config.seed,
-        secret=is_private,
-        held_out=holdout is not None,
+        secret=claim.is_private,
+        held_out=splits.membership_holdout is not None,
     )

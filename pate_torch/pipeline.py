@@ -14,10 +14,10 @@ from dataclasses import replace
 from pate_torch.config import RunConfig
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.opening import DataSplits, make_inputs
+from pate_torch.opening import AlternativeFormatter, DataSplits, make_inputs
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.release.report import ReleaseReport
-from pate_torch.session import AlternativeFormatter, ReleaseSession
+from pate_torch.session import ReleaseSession
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train_on_all
 

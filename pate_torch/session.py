@@ -1,283 +1,83 @@
 """The one place that opens, charges, writes and reports a release.
 
-    with ReleaseSession.open(config) as session:      # refuses what cannot work, locks the folder, opens the account
-        written = session.run()                       # reserve the worst case, draw noise, write, commit
-        student = session.fit(written)                # post-processing, which is free
-        report = session.publish(written, student)    # write the report, and the owner's figures
-    session.finish()                                  # forget the call: the same call makes a new release from now on
+    with ReleaseSession.open(config) as session:      # check the choices, lock the folder, open the account
+        written = session.run()                       # prepare, reserve, draw noise, write, commit
+        student = session.fit(written)                # train the student: post-processing, which is free
+        report = session.publish(written, student)    # write the reports of release/ and private/
+    session.finish()                                  # the same call makes a new release from now on
 
-Two options charge a reservation of their own: a student that private records choose (``fit``), and a data-dependent
-price that is published (``publish_private_price``). Nothing else writes into release/ and private/.
+``opening.py`` holds the first step. A choice that cannot work is refused before the folder is locked; a run that the
+cap of the account does not admit is refused before anything is trained or drawn. A release that is interrupted after
+its reservation stays charged at its worst case.
 
-A choice that cannot work is refused before the run's folder is locked; what the account's cap does not admit, before
-anything is trained or drawn. A release that is interrupted after its reservation stays charged at its worst case.
+Two options make a reservation of their own: a student that private records choose (``fit``), and the publication of
+the data-dependent price (``publish_private_price``). Nothing else writes into release/ and private/.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.accounting.formatting import format_delta, format_epsilon
-from pate_torch.config import RunConfig
 from pate_torch.core import run_folders
-from pate_torch.core.device import deterministic_mode
-from pate_torch.core.files import create_private_folder
-from pate_torch.core.progress import Stages, StageTimer, do_nothing
+from pate_torch.core.progress import do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
-from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
-from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import VotingMethod
-from pate_torch.opening import (
-    DataSplits,
-    check_new_account_cap,
-    make_inputs,
-    make_record,
-    make_unfinished_call,
-    open_budget,
-    open_existing_ledger,
-    open_reused_release,
-    read_caps,
-    resume_call,
-    run_folder_lock,
-)
-from pate_torch.owner_metrics import add_student_metrics, attack_released_student, compute_owner_metrics, save_votes
-from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import Dataset
-from pate_torch.release import owner_file
+from pate_torch.opening import OpenRun, make_record
+from pate_torch.owner_metrics import complete_owner_metrics, compute_owner_metrics, save_votes
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
-from pate_torch.release.owner_file import OwnerFacts
-from pate_torch.release.private_metrics import PrivateMetrics, PrivateWriter, make_public_baselines
+from pate_torch.release.private_metrics import PrivateMetrics, make_public_baselines
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import WrittenRelease
-from pate_torch.release.unfinished_calls import UnfinishedCall, save_model
+from pate_torch.release.unfinished_calls import save_model
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 from pate_torch.students.store import save as save_student
-from pate_torch.teachers.store import TeacherStore
-
-AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
-"""Suggests other settings for a run whose noise outweighs its votes."""
 
 NamedStudent = tuple[str, Student]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class ReleaseSession:
-    """PRIVATE. One release under way.
-
-    Attributes:
-        config: Choices of the run, completed for its data.
-        splits: PRIVATE. Data of the run.
-        facts: Public facts about the data.
-        ledger: Ledger that holds the account.
-        stages: Reports progress.
-        clock: Times every stage.
-        exit_stack: Closes with the session.
-        budget: Budget of the account; None if nothing is charged.
-        reused: Release that is taken in place of a new one; None if a new one is made.
-        reservation_ids: Reservations that this run has made.
-        owner: Statements of the owner of the data.
-        forecast: Warning, from public values, about labels that will be mostly noise; None if there is none.
-        unfinished_call: Note by which the same call finds this run again if it is interrupted; None if nothing is
-            charged.
-        has_private_folder: Whether the run keeps files for its owner.
-        prepared: PRIVATE. Method that answered in this session; None if none has.
-    """
-
-    config: RunConfig
-    splits: DataSplits
-    facts: DatasetFacts
-    ledger: Ledger
-    stages: Stages
-    clock: StageTimer
-    exit_stack: contextlib.ExitStack
-    budget: Budget | None = None
-    reused: WrittenRelease | None = None
-    reservation_ids: list[str] = field(default_factory=list)
-    owner: OwnerFacts = field(default_factory=OwnerFacts)
-    forecast: str | None = None
-    unfinished_call: UnfinishedCall | None = None
-    has_private_folder: bool = False
-    prepared: PreparedMethod | None = None
-
-    # ---- opening --------------------------------------------------------------------------------------------------
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(
-        cls,
-        config: RunConfig,
-        clock: StageTimer | None = None,
-        format_alternative: AlternativeFormatter | None = None,
-    ) -> Iterator[ReleaseSession]:
-        """Load the data, refuse what cannot work, lock the run's folder and open the account.
-
-        Args:
-            config: The run's choices.
-            clock: Times the stages; a new one if None.
-            format_alternative: Suggests other settings if noise outweighs the votes; general advice if None.
-
-        Raises:
-            ValueError: A choice cannot work; nothing has been charged or trained.
-            BudgetExceeded: The account's cap does not admit this run.
-        """
-        clock = StageTimer() if clock is None else clock
-        with Stages(quiet=config.quiet) as stages, contextlib.ExitStack() as exit_stack:
-            exit_stack.enter_context(deterministic_mode(config.device))
-            with clock("data"):
-                splits = DataSplits.from_config(config, stages)
-            facts = DatasetFacts.from_dataset(splits.data, config.partition)
-            config = config.complete(facts, stages)
-            config = replace(config, root=config.method.find_ledger_folder(config.root, facts, stages))
-            owner = owner_file.read(config.root, facts.spec.name)
-            config.validate(facts)
-            planned_events = config.privacy_events(facts)
-            reused = unfinished_call = forecast = None
-            if config.labels is None:
-                with open_existing_ledger(config.ledger_path) as existing_ledger:
-                    config.method.check_stored(make_inputs(config, splits.data, facts, stages, clock, existing_ledger))
-                    check_new_account_cap(config, facts.spec.name, planned_events, read_caps(existing_ledger))
-                if (warning := config.method.forecast_warning(facts)) is not None:
-                    advice = NOISE_ADVICE if format_alternative is None else format_alternative(config, facts)
-                    forecast = f"{warning} {advice}"
-                unfinished_call = make_unfinished_call(config, facts, splits.all_private)
-                config, reused = resume_call(config, facts, unfinished_call, stages)
-                exit_stack.enter_context(run_folder_lock(config))
-                ledger = exit_stack.enter_context(Ledger(config.ledger_path))
-            else:
-                ledger, reused = exit_stack.enter_context(open_reused_release(config, facts))
-            session = cls(
-                config=config,
-                splits=splits,
-                facts=facts,
-                ledger=ledger,
-                stages=stages,
-                clock=clock,
-                exit_stack=exit_stack,
-                reused=reused,
-                owner=owner,
-                forecast=forecast,
-                unfinished_call=unfinished_call,
-                reservation_ids=[reused.release.id] if reused is not None and config.labels is None else [],
-                has_private_folder=config.trains_student or config.method.releases_model,
-            )
-            session._open_account(planned_events)
-            if forecast is not None:
-                stages.print_message(forecast)
-            yield session
-
-    @classmethod
-    @contextlib.contextmanager
-    def open_uncharged(cls, config: RunConfig, data: Dataset, clock: StageTimer) -> Iterator[ReleaseSession]:
-        """Open a session that charges nothing: to train teachers, or a student of a release that is here."""
-        create_private_folder(config.root, "store")
-        with (
-            Ledger(config.ledger_path) as ledger,
-            Stages(quiet=config.quiet) as stages,
-            contextlib.ExitStack() as exit_stack,
-        ):
-            exit_stack.enter_context(deterministic_mode(config.device))
-            yield cls(
-                config=config,
-                splits=DataSplits(data=data, all_private=data.private),
-                facts=DatasetFacts.from_dataset(data, config.partition),
-                ledger=ledger,
-                stages=stages,
-                clock=clock,
-                exit_stack=exit_stack,
-                owner=owner_file.read(config.root, data.spec.name),
-            )
-
-    @classmethod
-    def open_account(cls, config: RunConfig, data: Dataset, planned_events: tuple[PrivacyEvent, ...]) -> Budget:
-        """Open the account of these records, for releases that span calls and processes (``Spending.suspend``).
-
-        The ledger stays open: whoever is given the budget closes it.
-        """
-        create_private_folder(config.root, "store")
-        fingerprint = config.method.compute_fingerprint(TeacherStore(config.root), data.private)
-        return open_budget(config, Ledger(config.ledger_path), data, planned_events, fingerprint)
-
-    def _open_account(self, planned_events: tuple[PrivacyEvent, ...]) -> None:
-        """Open the account if anything is charged, and create the owner's folder."""
-        config, store, records = self.config, TeacherStore(self.config.root), self.splits.all_private
-        if planned_events:
-            if config.labels is None:
-                fingerprint = config.method.compute_fingerprint(store, records)
-            else:
-                fingerprint = store.compute_content_fingerprint(records)
-            self.budget = open_budget(config, self.ledger, self.splits.data, planned_events, fingerprint)
-            if not self.reservation_ids:
-                self.budget.check_events(planned_events)
-        if self.has_private_folder:
-            create_private_folder(self.private_dir)  # a closed disk is found out before anything is charged
-
-    # ---- folders and inputs ---------------------------------------------------------------------------------------
-
-    @property
-    def release_dir(self) -> Path:
-        """The folder that may be published."""
-        return self.config.folder / "release"
-
-    @property
-    def private_dir(self) -> Path:
-        """PRIVATE. The folder for the owner alone."""
-        return self.config.folder / "private"
-
-    @functools.cached_property
-    def private_writer(self) -> PrivateWriter | None:
-        """PRIVATE. The owner's TensorBoard; None if the run keeps no files for its owner."""
-        if not self.has_private_folder:
-            return None
-        create_private_folder(self.private_dir)
-        return self.exit_stack.enter_context(contextlib.closing(PrivateWriter(self.private_dir / "tensorboard")))
-
-    def make_inputs(self) -> MethodInputs:
-        """PRIVATE. Make what the method is prepared from."""
-        inputs = make_inputs(self.config, self.splits.data, self.facts, self.stages, self.clock, self.ledger)
-        inputs = replace(inputs, check_budget=self._check_budget)
-        if self.private_writer is None:
-            return inputs
-        return replace(inputs, log=self.private_writer.log, log_losses=self.private_writer.log_losses)
-
-    def _check_budget(self) -> None:
-        """Raise BudgetExceeded, or ValueError for other terms, if the account does not admit what the run charges."""
-        if self.budget is not None:
-            self.budget.check_events(self.config.privacy_events(self.facts))
+class ReleaseSession(OpenRun):
+    """PRIVATE. One release under way. Its attributes are those of the open run."""
 
     # ---- the release ----------------------------------------------------------------------------------------------
 
     def run(self) -> WrittenRelease:
-        """Prepare the method, reserve its worst case, draw its noise, write what it releases, and commit."""
+        """Make the release, or return the release that the user named or an interrupted call has made.
+
+        1. Prepare the method: train teachers, count votes, encode records. Everything so far is private.
+        2. Check that the account admits everything that this run charges.
+        3. Reserve the worst case of the method's privacy events in the ledger.
+        4. Draw the noise, which only the reservation gives out, and open the noisy answers.
+        5. Write the answers into ``release/``.
+        6. Commit the reservation, with the hashes of the written files.
+
+        A method with a first stage is prepared after step 3, from the answers of that stage.
+        """
         if self.reused is not None:
             return self.reused
-        config, method, budget = self.config, self.config.method, self.budget
+        config, method, budget, pool = self.config, self.config.method, self.budget, self.facts.pool
         assert budget is not None
-        inputs, record, pool = self.make_inputs(), make_record(config, self.facts), self.facts.pool
+        inputs, record = self.make_inputs(), make_record(config, self.facts)
         prepared = None if method.has_first_stage else method.prepare(inputs)
         with self.clock("labels"):
-            self._check_budget()  # all of it: labels that no student can be chosen from would be paid for in vain
+            self.check_budget()  # for the choice of a student, too: labels without it would be paid for in vain
             release_store.check_unused_folder(config.folder)
             if prepared is not None:
                 prepared.check(budget, pool)
             if self.unfinished_call is not None:
                 self.unfinished_call.begin(config.folder)
-            events, name = method.privacy_events(self.facts), method.mechanism_name
-            with budget.spend(events, mechanism=name, purpose=method.purpose) as spending:
+            events = method.privacy_events(self.facts)
+            with budget.spend(events, mechanism=method.mechanism_name, purpose=method.purpose) as spending:
                 if prepared is None:
                     first_answers = method.first_answers(inputs.records, spending)
                     digests = release_store.write_first_answers(self.release_dir, first_answers)
-                    spending.record_first_answers(digests)  # they decide what is asked next: the ledger has their hash
+                    spending.record_first_answers(digests)  # the ledger has their hash before they decide anything
                     record |= digests
                     prepared = method.prepare(replace(inputs, first_answers=first_answers))
                     prepared.check(budget, pool)
@@ -290,14 +90,14 @@ class ReleaseSession:
                         self.release_dir, release, record, self.facts.spec, prepared.guide, pool.names
                     )
                     digests = release_store.select_digests(record)
-                spending.record_files(digests)
+                spending.record_files(digests)  # leaving the block commits
         prepared.record_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
 
     def publish_private_price(self, written: WrittenRelease) -> str | None:
-        """Publish the data-dependent price if it is wanted, at a price of its own; return a message for the owner."""
+        """Publish the data-dependent price, which has a price itself; return a message. None if it is not wanted."""
         config, method, prepared = self.config, self.config.method, self.prepared
         if config.private_epsilon is None or written.release.id not in self.reservation_ids:
             return None
@@ -322,7 +122,7 @@ class ReleaseSession:
         """Train and save the student, or several students of which private records choose one, at a price.
 
         Returns:
-            The student's name, and the student; None if none is wanted. A model that was released is the student.
+            Name of the student, and the student. None if no student is wanted. A released model is itself the student.
 
         Raises:
             ValueError: No question was answered.
@@ -371,8 +171,8 @@ class ReleaseSession:
         """Write what may be published into ``release/``, and what the owner alone may see into ``private/``.
 
         Args:
-            written: The release.
-            named_student: The student's name, and the student. None if only labels are wanted: the owner then gets no
+            written: Release.
+            named_student: Name of the student, and the student. None if only labels are wanted: the owner then gets no
                 files.
             shows_table: Whether to print the closing table.
         """
@@ -387,22 +187,14 @@ class ReleaseSession:
                 )
             report = self.write_report(written, named_student, metrics)  # before anything that an attack could stop
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
-            metrics = add_student_metrics(metrics, self.config, self.splits, named_student[1])
-            membership = attack_released_student(
-                self.config,
-                self.splits,
-                written,
-                named_student[1],
-                nonprivate,
-                events=claim.reserved_events,
-                is_private=claim.is_private,
+            metrics = complete_owner_metrics(
+                metrics, self.config, self.splits, written, named_student[1], nonprivate, claim
             )
-            seconds = dict(self.clock.seconds)
-            metrics = replace(metrics, forecast=self.forecast, membership=membership, seconds=seconds)
+            metrics = replace(metrics, forecast=self.forecast, seconds=dict(self.clock.seconds))
             metrics.write(self.private_dir / "summary.json")
             if self.private_writer is not None:
                 self.private_writer.log_metrics(metrics)
-            paths, rows = paths | {"Private": self.private_dir}, metrics.format_rows()
+            paths["Private"], rows = self.private_dir, metrics.format_rows()
         if shows_table:
             print_summary(report, owner=rows, paths=paths | {"Ledger": self.ledger.path.absolute()})
         return report
@@ -431,8 +223,3 @@ class ReleaseSession:
         )
         write_release(self.release_dir, report)
         return report
-
-    def finish(self) -> None:
-        """Note, once the session is closed, that the call has ended: the same call makes a new release from now on."""
-        if self.unfinished_call is not None:
-            self.unfinished_call.end()

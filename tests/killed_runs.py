@@ -158,7 +158,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
         (ReleaseSession, ("fit", "write_report")),
-        (session, ("compute_owner_metrics", "attack_released_student", "print_summary")),
+        (session, ("compute_owner_metrics", "complete_owner_metrics", "print_summary")),
         (owner_metrics, ("save_file",)),
         (PreparedLabeling, ("release",)),
         (release_store, ("write",)),
