@@ -9,6 +9,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,30 +120,33 @@ def _refuse_unsuited(route: str, plan: RunConfig, data: Dataset) -> None:
         raise ValueError(f"{route}: protects whole records")
 
 
+@contextmanager
+def _free_refusals(root: Path) -> Iterator[None]:
+    """Count a refusal of the second call of a route as a refusal before any charge if that call charged nothing."""
+    before = harness.charged(root)
+    try:
+        yield
+    except ValueError as error:
+        if harness.charged(root) == before:
+            raise harness.Refused(str(error)) from error
+        raise
+
+
 def reuse(plan: RunConfig) -> None:
     """Labels first, then a student of them in another run, chosen by private records where the plan chooses."""
     _refuse_unsuited("reuse", plan, plan.dataset.load())
     pipeline.run(changed(plan, selection=None))
     record = json.loads((plan.folder / "release" / "release.json").read_text())
-    again, before = plan.folder.with_name("2"), harness.charged(plan.root)
-    try:
+    again = plan.folder.with_name("2")
+    with _free_refusals(plan.root):
         pipeline.run(changed(plan, labels=record["release_id"], folder=again, private_epsilon=None))
-    except ValueError as error:
-        if harness.charged(plan.root) == before:
-            raise harness.Refused(str(error)) from error
-        raise
 
 
 def twice(plan: RunConfig) -> None:
     """The same again: a release of its own, whatever the private store knows by then."""
     pipeline.run(plan)
-    before = harness.charged(plan.root)
-    try:
+    with _free_refusals(plan.root):
         pipeline.run(changed(plan, folder=plan.folder.with_name("2")))
-    except ValueError as error:
-        if harness.charged(plan.root) == before:
-            raise harness.Refused(str(error)) from error
-        raise
 
 
 def dpsgd(plan: RunConfig) -> None:
@@ -205,9 +209,11 @@ def in_python(plan: RunConfig) -> None:
     guide = None if method.releases_guide else method.guide_student
     pate.label(data.pool.x, method.num_queries, strategy=method.query, guide_student=guide, method=voting,
                features=method.features)  # fmt: skip
-    if plan.student is not None:
+    if plan.student is None:
+        return
+    with _free_refusals(plan.root):  # a student is named after the labels are there, which another student can use
         pate.fit_student(plan.student)
-        pate.report(data.evaluation.x, data.evaluation.y)
+    pate.report(data.evaluation.x, data.evaluation.y)
 
 
 def one_by_one(plan: RunConfig) -> None:
