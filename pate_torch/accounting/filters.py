@@ -27,7 +27,7 @@ from functools import cached_property
 import numpy as np
 
 from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, merge_events
+from pate_torch.accounting.events import GaussianEvent, PrivacyEvent, RdpCurveEvent, split_off_deltas
 from pate_torch.core import checks
 
 FILTER_KINDS = ("gdp", "rdp")
@@ -116,12 +116,11 @@ class PrivacyFilter:
             kind: "gdp" or "rdp". None to choose it by the events.
             delta_reserve: Part of delta for failures. None for half of delta if there are Delta events, else 0.
         """
-        merged_events = merge_events(planned_events)
-        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
+        noise_events, failure_delta = split_off_deltas(planned_events)
         if kind is None:
             kind = "gdp" if all(isinstance(e, GaussianEvent) for e in noise_events) else "rdp"
         if delta_reserve is None:
-            delta_reserve = delta / 2 if len(noise_events) < len(merged_events) else 0.0
+            delta_reserve = delta / 2 if failure_delta else 0.0
         order = None
         if kind == "rdp":
             checks.positive("budget_epsilon", epsilon)
@@ -150,9 +149,7 @@ class PrivacyFilter:
         Raises:
             ValueError: The filter cannot bound an event.
         """
-        merged_events = merge_events(events)
-        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
-        failure_delta = math.fsum(e.count * e.delta for e in merged_events if isinstance(e, DeltaEvent))
+        noise_events, failure_delta = split_off_deltas(events)
         return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
     def admits(self, past_cost: FilterCost, new_cost: FilterCost) -> bool:

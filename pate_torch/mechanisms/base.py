@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.mechanisms import neighbors
 from pate_torch.mechanisms.neighbors import NeighborPair

@@ -11,7 +11,7 @@ from torch import Tensor
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
-from pate_torch.mechanisms.sparse_vector_base import (
+from pate_torch.mechanisms.sparse_vector import (
     NoisyThresholds,
     SparseVectorMechanism,
     compute_instability_distance,
@@ -38,7 +38,7 @@ class SoftSparseVector(SparseVectorMechanism):
     Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, S scores for
     each question (a score may be tested twice), under the adjacency of the shards: one teacher moves its scores, and
     both distances have sensitivity 1.
-    Source: BTT18 Algorithms 6-8 (``sparse_vector_base`` lists the corrected errors).
+    Source: BTT18 Algorithms 6-8 (``sparse_vector`` lists the corrected errors).
     """
 
     soft: ClassVar[bool] = True

@@ -196,14 +196,14 @@ def test_conversion_against_mpmath_and_back():
     )
     value = rdp.to_epsilon(orders, values, 1e-7)
     assert value == pytest.approx(float(exact), rel=1e-12)
-    assert rdp.to_delta(orders, values, value) == pytest.approx(1e-7, rel=1e-9)
+    table = RdpCurveEvent(orders=tuple(orders), rdp=tuple(values), source="test")
+    assert rdp.compute_delta([table], value) == pytest.approx(1e-7, rel=1e-9)
 
 
 def test_conversion_edges():
     assert rdp.to_epsilon([2], [0.0], 0.5) == 0.0
     assert rdp.to_epsilon([2, 3], [math.inf, math.inf], 1e-5) == math.inf
     assert rdp.to_epsilon(3, 0.1, 1e-5) == rdp.to_epsilon([3.0], [0.1], 1e-5)
-    assert rdp.to_delta([2], [math.inf], 1.0) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.sampled_gaussian import _compute_divergences, make_sampled_gaussian_event
+from pate_torch.accounting.rdp import _compute_divergences, make_sampled_gaussian_event
 
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
 

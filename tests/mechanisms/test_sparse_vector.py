@@ -10,10 +10,10 @@ from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import compute_guarantee as accounted
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
-from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.mechanisms.sparse_vector_base import (
+from pate_torch.mechanisms.sparse_vector import (
+    DistanceToInstability,
+    SparseVector,
     _bound_max_threshold_moment,
     calibrate,
     compute_instability_distance,

@@ -18,16 +18,13 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems, vote_rows
+from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import RdpCurveEvent
-from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 
 CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
 """Orders that ``choose_plan`` compares. At smaller orders the conversion costs too much, at larger ones the decay."""
-
-
-EVENT_SOURCE = "smooth sensitivity (PATE 2018, B)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,7 @@ class PublicationPlan:
         """Event of the publication: its price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
-        return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source=EVENT_SOURCE)
+        return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source="smooth sensitivity (PATE 2018, B)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +81,6 @@ class PrivatePrice:
 
     plan: PublicationPlan
     rdp: float
-
-    @property
-    def publication_event(self) -> RdpCurveEvent:
-        """Event of the publication."""
-        return self.plan.publication_event
 
     def compute_epsilon(self, delta: float) -> float:
         """Compute epsilon of the labels and this publication together; it holds with ``plan.confidence``."""
@@ -164,13 +156,7 @@ def publish_price(
 
 
 def choose_plan(
-    model: OutcomeModel,
-    example_votes: ArrayLike,
-    *,
-    num_queries: int,
-    delta: float,
-    confidence: float = 0.95,
-    orders: ArrayLike = CANDIDATE_ORDERS,
+    model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float, confidence: float = 0.95
 ) -> PublicationPlan:
     """Choose the plan with the smallest median of the published epsilon, for votes like ``example_votes``.
 
@@ -181,14 +167,13 @@ def choose_plan(
         num_queries: Number of questions.
         delta: Delta at which epsilons are compared.
         confidence: Probability that the published price is at least the true price.
-        orders: Renyi orders to compare.
 
     Raises:
-        ValueError: No order is usable.
+        ValueError: No order of ``CANDIDATE_ORDERS`` is usable.
     """
     checks.integer("num_queries", num_queries, low=1)
-    orders_A = vote_rows.check_orders(orders)
-    distinct_rows = vote_rows.group_votes(example_votes)
+    orders_A = np.array(CANDIDATE_ORDERS)
+    distinct_rows = theorems.group_votes(example_votes)
     usable_A = smooth_sensitivity.find_usable_orders(
         model, orders_A, num_teachers=distinct_rows.num_teachers, num_classes=distinct_rows.num_classes
     )

@@ -5,7 +5,12 @@ import itertools
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent.theorems import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+)
 
 
 def compute_law(model, row) -> np.ndarray:

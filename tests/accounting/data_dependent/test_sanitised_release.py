@@ -15,8 +15,8 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
 from pate_torch.accounting.data_dependent import private_price, smooth_sensitivity, theorems
 from pate_torch.accounting.data_dependent.private_price import PublicationPlan
+from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes, GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.accounting.events import RdpCurveEvent
-from pate_torch.accounting.outcomes import ConfidentOutcomes, GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.privacy.noise import DryRunNoise
@@ -124,10 +124,8 @@ def test_noise_has_the_accounted_scale():
 
 def test_epsilon_includes_the_publication():
     priced = private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.3, adaptive=False)
-    assert (
-        dict(zip(priced.publication_event.orders, priced.publication_event.rdp, strict=True))[PLAN.order]
-        == PLAN.publication_rdp
-    )
+    event = PLAN.publication_event
+    assert dict(zip(event.orders, event.rdp, strict=True))[PLAN.order] == PLAN.publication_rdp
     assert priced.compute_epsilon(1e-5) == pytest.approx(
         rdp.to_epsilon([PLAN.order], [priced.rdp + PLAN.publication_rdp], 1e-5)
     )
@@ -247,7 +245,7 @@ def test_choice_is_from_public_votes_and_near_the_best():
     assert best < 0.7 * public
 
 
-def test_refusals():
+def test_refusals(monkeypatch):
     with pytest.raises(ValueError, match="adaptive"):
         private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.0, adaptive=True)
     with pytest.raises(ValueError, match="z="):
@@ -261,5 +259,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="orders"):
         plan = PublicationPlan(order=60, decay=0.001, sigma=10)
         private_price.publish_price(plan, GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
+    monkeypatch.setattr(private_price, "CANDIDATE_ORDERS", (60.0,))
     with pytest.raises(ValueError, match="usable"):
-        private_price.choose_plan(GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5, orders=[60.0])
+        private_price.choose_plan(GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5)
