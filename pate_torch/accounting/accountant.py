@@ -20,7 +20,6 @@ from pate_torch.core import checks
 
 CAP_ROUTE = "cap"
 """The route of a guarantee that is the cap of an account, which its privacy filter enforces."""
-NO_ROUTE = "none"
 DELTA_ONLY_ROUTE = "delta"
 """The route of events that cost only delta: outputs for neighbors are equal, up to failures of this probability."""
 
@@ -93,20 +92,17 @@ def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict
 @functools.lru_cache(maxsize=256)  # a report asks for the same totals many times
 def _compute_route_epsilons(noise_events: tuple[PrivacyEvent, ...], delta_left: float) -> Mapping[str, float]:
     if not noise_events:
-        return {NO_ROUTE: 0.0}
+        return {"none": 0.0}
     epsilon_by_route: dict[str, float] = {}
     if delta_left > 0:
-        mu = gdp.compute_total_mu(noise_events)
-        if mu is not None:
+        if (mu := gdp.compute_total_mu(noise_events)) is not None:
             epsilon_by_route["gdp"] = gdp.compute_epsilon(mu, delta_left)
         elif pld.can_price(noise_events):
             epsilon_by_route["pld"] = pld.compute_epsilon(noise_events, delta_left)
         epsilon_by_route["rdp"] = rdp.compute_epsilon(noise_events, delta_left)
-        rho = compute_total_rho(noise_events)
-        if rho is not None:
+        if (rho := compute_total_rho(noise_events)) is not None:
             epsilon_by_route["zcdp"] = rho + 2 * math.sqrt(rho * -math.log(delta_left))
-    pure_epsilon = compute_total_pure_epsilon(noise_events)
-    if pure_epsilon is not None:
+    if (pure_epsilon := compute_total_pure_epsilon(noise_events)) is not None:
         epsilon_by_route["pure"] = pure_epsilon
     if any(math.isnan(value) for value in epsilon_by_route.values()):
         raise ArithmeticError(f"a route gave no number: {epsilon_by_route}")
@@ -120,8 +116,7 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     if not noise_events:
         return min(1.0, failure_delta)
     deltas = [rdp.compute_delta(noise_events, epsilon)]
-    mu = gdp.compute_total_mu(noise_events)
-    if mu is not None:
+    if (mu := gdp.compute_total_mu(noise_events)) is not None:
         deltas.append(gdp.compute_delta(epsilon, mu))
     elif pld.can_price(noise_events):
         deltas.append(pld.compute_delta(noise_events, epsilon))

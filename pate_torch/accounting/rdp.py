@@ -87,9 +87,8 @@ def compute_bounded_range_curve(eta: float, orders: ArrayLike) -> Array:
     """
     a = check_orders(orders)
     scaled_eta = (a - 1) * eta
-    return _compute_log_sinhc_rise(scaled_eta, np.full_like(a, eta)) + _compute_log_sinhc_rise(
-        np.full_like(a, eta), scaled_eta
-    ) / (a - 1)
+    eta_A = np.full_like(a, eta)
+    return _compute_log_sinhc_rise(scaled_eta, eta_A) + _compute_log_sinhc_rise(eta_A, scaled_eta) / (a - 1)
 
 
 def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
@@ -188,9 +187,8 @@ def _compute_log_sinhc_rise(x: Array, step: Array) -> Array:
         base += factor * power
         spread = a2 * spread + power
     start, far_step = np.maximum(x + near_step, 4), step - near_step
-    far_rise = (
-        far_step / 2 - np.log1p(far_step / start) + np.log1p(np.expm1(-far_step) / np.expm1(-start) * np.exp(-start))
-    )
+    far_log = np.log1p(np.expm1(-far_step) / np.expm1(-start) * np.exp(-start))
+    far_rise = far_step / 2 - np.log1p(far_step / start) + far_log
     return np.log1p(near_step / 2 * (2 * b + near_step / 2) * rise / base) + far_rise
 
 

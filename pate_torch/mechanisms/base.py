@@ -53,10 +53,8 @@ class Mechanism(ABC):
         checks.one_of("mechanism.name", self.name, (type(self).name,))
         checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
         if self.noise not in self.noise_kinds:
-            kinds_text = " or ".join(self.noise_kinds)
-            raise checks.error(
-                "noise", self.noise, f"must be {kinds_text} with mechanism={self.name}", "Set noise=torch."
-            )
+            rule = f"must be {' or '.join(self.noise_kinds)} with mechanism={self.name}"
+            raise checks.error("noise", self.noise, rule, "Set noise=torch.")
 
     @property
     def discrete(self) -> bool:
@@ -118,12 +116,8 @@ class Mechanism(ABC):
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
         """Return ``sensitive`` after checking that the price covers it and the noise."""
         if noise.kind != self.noise:
-            raise checks.error(
-                "noise.kind",
-                noise.kind,
-                f"must be {self.noise!r}, the kind {self.name} was priced for",
-                "Build both from the top-level key noise.",
-            )
+            rule = f"must be {self.noise!r}, the kind {self.name} was priced for"
+            raise checks.error("noise.kind", noise.kind, rule, "Build both from the top-level key noise.")
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
             raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
@@ -200,6 +194,6 @@ class RecordMechanism(Mechanism):
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Make the event of ``count`` sums with noise of standard deviation ``noise_factor`` times sigma."""
         mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
-        return (
-            events.ZCDPEvent(rho=mu**2 / 2, count=count) if self.discrete else events.GaussianEvent(mu=mu, count=count)
-        )
+        if self.discrete:
+            return events.ZCDPEvent(rho=mu**2 / 2, count=count)
+        return events.GaussianEvent(mu=mu, count=count)

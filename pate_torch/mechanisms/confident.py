@@ -82,12 +82,9 @@ class ConfidentGNMax(_ScreenedMechanism):
         """Raise ValueError for a threshold that unanimous teachers pass less than once in a thousand questions."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
-            raise checks.error(
-                "mechanism.threshold",
-                self.threshold,
-                f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}",
-                f"Set it below {num_teachers}, or train more teachers.",
-            )
+            rule = f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}"
+            fix = f"Set it below {num_teachers}, or train more teachers."
+            raise checks.error("mechanism.threshold", self.threshold, rule, fix)
 
     @property
     def has_independent_queries(self) -> bool:
@@ -150,7 +147,7 @@ class InteractiveGNMax(_ScreenedMechanism):
         checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """A student who is sure of the second class expects none of the first, whose count is then the excess."""
+        """Return pairs for a student that is sure of the second class, so that the count of the first is the excess."""
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries, student=(0.0, 1.0))
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:

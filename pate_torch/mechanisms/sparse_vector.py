@@ -163,15 +163,14 @@ class SparseVectorMechanism(VoteMechanism):
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         scales = self.compute_scales(num_queries, num_classes)
         if num_teachers < scales.min_teachers:
-            raise checks.error(
-                "num_teachers",
-                num_teachers,
+            rule = (
                 f"must be at least {scales.min_teachers} for mechanism={self.name}: at "
                 f"epsilon={self.epsilon:g}, delta={self.delta:g}, max_failures={self.max_failures}, "
                 f"{num_queries} queries it needs lambda={scales.noise_scale:.1f} and w={scales.threshold:.1f}, "
-                "and only a gap above 2w passes",
-                "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian.",
+                "and only a gap above 2w passes"
             )
+            fix = "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian."
+            raise checks.error("num_teachers", num_teachers, rule, fix)
 
     @property
     def has_independent_queries(self) -> bool:
@@ -183,9 +182,10 @@ class SparseVectorMechanism(VoteMechanism):
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         """Return the price of the largest number of blocks and of one delta."""
-        return self._make_events(self.max_failures, num_queries)
+        return self.make_events(self.max_failures, num_queries)
 
-    def _make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
+    def make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
+        """Make the events of ``num_blocks`` thresholds, with or without the delta of the release."""
         block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
         return (
             events.PureDPEvent(epsilon=block_epsilon, count=num_blocks),
@@ -207,28 +207,14 @@ class NoisyThresholds:
         self, scales: SparseVectorScales, noise: NoiseSource, device: torch.device, context: MechanismContext
     ) -> None:
         self._scales, self._noise, self._device, self._state = scales, noise, device, noise.state
+        self._num_queries = context.num_queries
         if context.round_index == 0:
             assert not context.num_answered and not context.num_failures
             self._state.clear()
             self._state.update(failures=0, blocks=0)
         elif "blocks" not in self._state:
             raise ValueError("noise: a later call needs the threshold of the first call, and there is none")
-        self._num_blocks_before = self.num_blocks
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of thresholds that the release has drawn."""
-        return int(self._state["blocks"])
-
-    @property
-    def num_new_blocks(self) -> int:
-        """Number of thresholds that this call has drawn."""
-        return self.num_blocks - self._num_blocks_before
-
-    @property
-    def has_first_threshold(self) -> bool:
-        """Whether this call has drawn the first threshold of the release."""
-        return self._num_blocks_before == 0 < self.num_blocks
+        self._num_blocks_before = int(self._state["blocks"])
 
     @property
     def is_stopped(self) -> bool:
@@ -243,6 +229,12 @@ class NoisyThresholds:
             noise = self._noise.draw_laplace((1,), self._scales.noise_scale, self._device)
             self._state["threshold"] = self._scales.threshold + float(noise)
         return self._state["threshold"]
+
+    def make_events(self, mechanism: SparseVectorMechanism) -> tuple[PrivacyEvent, ...]:
+        """Make the events of this call: its new thresholds, and delta if it drew the first one of the release."""
+        num_blocks = int(self._state["blocks"])
+        is_first = self._num_blocks_before == 0 < num_blocks
+        return mechanism.make_events(num_blocks - self._num_blocks_before, self._num_queries, with_delta=is_first)
 
     def end_block(self) -> None:
         """End the present block after a failure."""
@@ -279,9 +271,8 @@ class SparseVector(SparseVectorMechanism):
         """Answer questions until the T-th failure."""
         device = votes.counts_QC.device
         scales = self.compute_scales(context.num_queries)
-        noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
-            (len(votes),), 2 * scales.noise_scale, device
-        )
+        noise_Q = noise.draw_laplace((len(votes),), 2 * scales.noise_scale, device)
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
         label_Q = votes.compute_plurality()
         blocks = NoisyThresholds(scales, noise, device, context)
         start = 0
@@ -291,11 +282,8 @@ class SparseVector(SparseVectorMechanism):
             if query < len(votes):
                 label_Q[query] = NO_ANSWER
                 blocks.end_block()
-        incurred_events = self._make_events(
-            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
-        )
         # The clone is needed, because a view would share memory with the exact labels after the stop.
-        return Answers(label_Q[:start].clone(), incurred_events)
+        return Answers(label_Q[:start].clone(), blocks.make_events(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,13 +322,12 @@ class DistanceToInstability(VoteMechanism):
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         min_teachers = compute_min_teachers(self.threshold)
         if num_teachers < min_teachers:
-            raise checks.error(
-                "num_teachers",
-                num_teachers,
+            rule = (
                 f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
-                f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that",
-                "Take more teachers, a larger epsilon or delta, or mechanism=gaussian.",
+                f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that"
             )
+            fix = "Take more teachers, a larger epsilon or delta, or mechanism=gaussian."
+            raise checks.error("num_teachers", num_teachers, rule, fix)
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_distance_pairs(self.threshold, 1 / self.epsilon, num_queries)
@@ -356,8 +343,7 @@ class DistanceToInstability(VoteMechanism):
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Test all questions."""
-        noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
-            (len(votes),), 1 / self.epsilon, votes.counts_QC.device
-        )
+        noise_Q = noise.draw_laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
         label_Q = torch.where(noisy_Q > self.threshold, votes.compute_plurality(), NO_ANSWER)
         return Answers(label_Q.to(torch.int64), self.privacy_events(len(votes)))
