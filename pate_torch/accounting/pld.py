@@ -12,13 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pate_torch.accounting.events import (
-    GaussianEvent,
-    LaplaceEvent,
-    PrivacyEvent,
-    get_pure_epsilon,
-    split_off_deltas,
-)
+from pate_torch.accounting.events import GaussianEvent, LaplaceEvent, PrivacyEvent, get_pure_epsilon, split_off_deltas
 from pate_torch.core import checks
 
 _MAX_GRID_STEP = 1e-4

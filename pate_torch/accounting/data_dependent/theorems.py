@@ -142,10 +142,7 @@ def _group_distinct_rows(rows_QC: Counts, num_teachers: int) -> VoteRows:
     inverse_Q = np.empty(len(rows_QC), dtype=np.int64)
     inverse_Q[order] = np.cumsum(is_new) - 1
     return VoteRows(
-        rows_UC=rows_QC[order[is_new]],
-        count_U=np.bincount(inverse_Q),
-        inverse_Q=inverse_Q,
-        num_teachers=num_teachers,
+        rows_UC=rows_QC[order[is_new]], count_U=np.bincount(inverse_Q), inverse_Q=inverse_Q, num_teachers=num_teachers
     )
 
 

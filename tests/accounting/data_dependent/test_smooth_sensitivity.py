@@ -208,10 +208,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
         within = [r for r in histograms(teachers, classes) if list(r) == sorted(r, reverse=True)]
         within = [r for r in within if distance(r, votes) <= d]
         reachable = [
-            min(
-                sum(mpmath.erfc((r[0] - n) / (2 * mpmath.mpf(sigma))) / 2 for n in r[1:]),
-                1 - mpmath.mpf(1) / classes,
-            )
+            min(sum(mpmath.erfc((r[0] - n) / (2 * mpmath.mpf(sigma))) / 2 for n in r[1:]), 1 - mpmath.mpf(1) / classes)
             for r in within
         ]
         low, high = min(reachable), max(reachable)
