@@ -15,6 +15,7 @@ from pate_torch.accounting.data_dependent.theorems import (
     GNMaxOutcomes,
     LNMaxOutcomes,
 )
+from tests.accounting.data_dependent.exact_divergences import mp_theorem
 
 
 @pytest.fixture(autouse=True)
@@ -156,16 +157,6 @@ def mp_q0(sigma: float, order: float) -> mpmath.mpf:
         middle = (low + high) / 2
         low, high = (low, middle) if mp_theorem(mpmath.exp(middle), sigma, order) >= target else (middle, high)
     return mpmath.exp(low)
-
-
-def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
-    s, a = mpmath.mpf(sigma), mpmath.mpf(order)
-    mu2 = s * mpmath.sqrt(mpmath.log(1 / q))
-    mu1 = mu2 + 1
-    e1, e2 = mu1 / s**2, mu2 / s**2
-    big_a = (1 - q) / (1 - (q * mpmath.exp(e2)) ** ((mu2 - 1) / mu2))
-    big_b = mpmath.exp(e1) / q ** (1 / (mu1 - 1))
-    return mpmath.log((1 - q) * big_a ** (a - 1) + q * big_b ** (a - 1)) / (a - 1)
 
 
 def mp_price(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:

@@ -16,7 +16,7 @@ from pate_torch.accounting.data_dependent.theorems import (
     GNMaxOutcomes,
     LNMaxOutcomes,
 )
-from tests.accounting.data_dependent.exact_divergences import compute_divergences
+from tests.accounting.data_dependent.exact_divergences import compute_divergences, mp_theorem
 
 
 @pytest.fixture(autouse=True)
@@ -63,16 +63,12 @@ def mp_gnmax(row: np.ndarray, sigma: float, order: float) -> float:
 
 def mp_gnmax_of_q(q: mpmath.mpf, s: mpmath.mpf, a: mpmath.mpf) -> float:
     mu2 = s * mpmath.sqrt(mpmath.log(1 / q))
-    mu1 = mu2 + 1
-    e1, e2 = mu1 / s**2, mu2 / s**2
-    independent = a / s**2
+    mu1, e2, independent = mu2 + 1, mu2 / s**2, a / s**2
     if not (a <= mu1 and mu2 > 1 and q * mpmath.exp(e2) < 1):
         return float(independent)
     if q > mpmath.exp((mu2 - 1) * e2) / (mu1 / (mu1 - 1) * mu2 / (mu2 - 1)) ** mu2:
         return float(independent)
-    big_a = (1 - q) / (1 - (q * mpmath.exp(e2)) ** ((mu2 - 1) / mu2))
-    big_b = mpmath.exp(e1) / q ** (1 / (mu1 - 1))
-    return float(min(independent, mpmath.log((1 - q) * big_a ** (a - 1) + q * big_b ** (a - 1)) / (a - 1)))
+    return float(min(independent, mp_theorem(q, s, a)))
 
 
 def mp_threshold(top: int, threshold: float, sigma: float, order: float) -> float:
@@ -272,21 +268,6 @@ def test_malformed_orders_are_refused(orders):
 def test_integer_orders_do_not_overflow():
     curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [ROW], list(range(2, 4000)))
     assert (curve > 0).all() and (np.diff(curve) >= 0).all()
-
-
-def test_confident_charges_the_screen_and_the_answer_of_every_question():
-    votes = simulated(40)
-    model = ConfidentOutcomes(screen_sigma=150, threshold=200, sigma=40)
-    screen = sum(np.array([mp_threshold(int(row.max()), 200, 150, a) for a in ORDERS]) for row in votes)
-    answer = theorems.compute_rdp(GNMaxOutcomes(sigma=40), votes, ORDERS)
-    assert theorems.compute_rdp(model, votes, ORDERS) == pytest.approx(screen + answer, rel=1e-9)
-
-
-def test_small_cases_never_pass_the_data_independent_price():
-    rows = [r for r in itertools.product(range(7), repeat=3) if sum(r) == 6]
-    for model in (GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=2.0), ExponentialOutcomes(rate=0.5)):
-        cap = theorems.compute_data_independent_rdp(model, ORDERS)
-        assert (theorem_rows(model, theorems.group_votes(rows).rows_UC, ORDERS) <= cap * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize(
