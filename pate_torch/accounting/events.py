@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, Union, get_args
 
 from pate_torch.core import checks
 
@@ -122,10 +122,7 @@ class DeltaEvent(_Event):
 
 
 PrivacyEvent = Union[GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent]  # noqa: UP007 (a runtime alias)
-_EVENT_TYPES: dict[str, type[Any]] = {
-    cls.kind: cls
-    for cls in (GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent)
-}
+_EVENT_TYPES: dict[str, type[Any]] = {event_type.kind: event_type for event_type in get_args(PrivacyEvent)}
 
 
 def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:

@@ -67,9 +67,9 @@ class GNMax(VoteMechanism):
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer all questions."""
         answer_events = self.privacy_events(len(votes))
-        if not self.counts:
-            return Answers(self._draw_noisy_argmax(votes, noise, self.sigma), answer_events)
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
+        if not self.counts:
+            return Answers(noisy_QC.argmax(1), answer_events)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 

@@ -80,13 +80,16 @@ class PrivateEpsilon:
         if key in self._plans:
             return self._plans[key]
         example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
-        terms = {"num_queries": num_queries, "delta": delta}
         try:
-            plan = private_price.choose_plan(model, example_votes, confidence=self.confidence, **terms)
+            plan = private_price.choose_plan(
+                model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
+            )
         except ValueError as error:
             message = f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
             raise ValueError(message) from error
-        expected_epsilon = private_price.forecast_epsilon(plan, model, example_votes, **terms)
+        expected_epsilon = private_price.forecast_epsilon(
+            plan, model, example_votes, num_queries=num_queries, delta=delta
+        )
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
         if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
             message = (

@@ -62,7 +62,6 @@ MEMBERS = {
     "max_sensitivity": property(lambda self: VOTE_SENSITIVITY),
     "privacy_events": lambda self, num_queries, rounds=1: (),
     "draw": lambda self, votes, noise, context: Answers(torch.zeros(len(votes), dtype=torch.int64), ()),
-    "_format_fix": lambda self: "Use method=teachers.",
 }
 """All that a mechanism must say for itself: this one answers nothing but 0, which costs nothing."""
 
