@@ -121,9 +121,8 @@ class Mechanism(ABC):
             raise checks.error("noise.kind", noise.kind, rule, "Build both from the top-level key noise.")
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
-            raise checks.error(
-                "method", input_name, f"cannot go with mechanism={self.name}", f"Use method={self.method}."
-            )
+            fix = f"Use method={self.method}."
+            raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", fix)
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 

@@ -11,7 +11,7 @@ from pate_torch.mechanisms.sparse_vector import compute_instability_distance
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
-from tests.mechanisms.test_sparse_vector import both_kinds, halved, soft
+from tests.mechanisms.mechanism_forms import both_kinds, halved, soft
 from tests.mechanisms.vote_laws import Recorder
 
 

@@ -10,30 +10,22 @@ from scipy import integrate, stats
 
 from pate_torch.accounting.accountant import compute_guarantee as accounted
 from pate_torch.accounting.events import DeltaEvent, PureDPEvent
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.mechanisms.sparse_vector import (
     DistanceToInstability,
     SparseVector,
     _bound_max_threshold_moment,
     calibrate,
-    compute_instability_distance,
     compute_min_teachers,
 )
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from tests.mechanisms.mechanism_forms import build
+from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
 from tests.mechanisms.vote_laws import TINY, Discrete, Recorder, chi_square, law, sparse_law, tally
-
-both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
 
 
 def stability(**values) -> SparseVector:
     return SparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
-
-
-def soft(**values) -> SoftSparseVector:
-    return SoftSparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20, "bins": 4} | values))
 
 
 # ---- the distance ----------------------------------------------------------------------------------------------------
@@ -64,10 +56,6 @@ def faults(dist) -> set[str]:
         if left.index(max(left)) != right.index(max(right)) and any(values):
             found.add("above 0 where the winner differs")
     return found
-
-
-def halved(counts) -> int:
-    return int(compute_instability_distance(torch.tensor([counts]))[0])
 
 
 def test_halved_distance_has_sensitivity_1_and_vanishes_where_the_winner_differs():

@@ -73,9 +73,8 @@ class QueryPrice:
     def __call__(self, log_q_V: Array) -> Array:
         """Compute the price beta of one question at ln q [V], [V, A]."""
         # Above all q0 the value of the theorem is not used and may not exist.
-        dependent_VA = self.log_dependent_moment(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A) / (
-            self.orders_A - 1
-        )
+        log_moment_VA = self.log_dependent_moment(np.minimum(log_q_V, self.log_q0_A.max()), self.orders_A)
+        dependent_VA = log_moment_VA / (self.orders_A - 1)
         return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.data_independent_A)
 
     def shift_log_q(self, log_q: Array, gap_increase: float) -> Array:
@@ -85,9 +84,8 @@ class QueryPrice:
         log-concave distribution are a concave (or convex) function of the tails.
         """
         log_num_rivals = math.log(self.num_classes - 1)
-        return np.minimum(
-            log_num_rivals + self.log_tail(self.inverse_log_tail(log_q - log_num_rivals) + gap_increase), 0.0
-        )
+        gap = self.inverse_log_tail(log_q - log_num_rivals) + gap_increase
+        return np.minimum(log_num_rivals + self.log_tail(gap), 0.0)
 
     @property
     def log_q1_A(self) -> Array:
@@ -105,7 +103,11 @@ class QueryPrice:
         gap0_A = self.inverse_log_tail(self.log_q0_A - log_num_rivals)
         holds_A = np.ones(len(self.orders_A), dtype=bool)
         for i in np.flatnonzero(gap0_A < self.num_teachers):
-            order_price = self.select_order(int(i))
+            one = slice(i, i + 1)
+            independent_1, log_q0_1 = self.data_independent_A[one], self.log_q0_A[one]
+            order_price = replace(
+                self, orders_A=self.orders_A[one], data_independent_A=independent_1, log_q0_A=log_q0_1
+            )
             # The grid is denser towards q0, where the price may jump.
             gaps_V = gap0_A[i] + (self.num_teachers + 2 - gap0_A[i]) * np.linspace(1e-6, 1, _GRID_POINTS) ** 3
             price_V = order_price(log_num_rivals + self.log_tail(gaps_V))[:, 0]
@@ -116,16 +118,6 @@ class QueryPrice:
                 and _is_nonincreasing(rise_V)
             )
         return holds_A
-
-    def select_order(self, i: int) -> QueryPrice:
-        """Return the price at the i-th order alone."""
-        order_slice = slice(i, i + 1)
-        return replace(
-            self,
-            orders_A=self.orders_A[order_slice],
-            data_independent_A=self.data_independent_A[order_slice],
-            log_q0_A=self.log_q0_A[order_slice],
-        )
 
     def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
         """Bound the local sensitivity of one question within d = 0..K moved votes of these rows, [U, D, A]."""
