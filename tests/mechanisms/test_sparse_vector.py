@@ -297,10 +297,10 @@ def test_stability_follows_the_exact_law_and_no_other(noise):
     runs = [mechanism.release(votes, source, context).label_Q for _ in range(10_000)]
     assert all(bool(((row == 0) | (row == NO_ANSWER)).all()) for row in runs)
     observed = tally(tuple((row == 0).tolist()) for row in runs)
-    right = sparse_law(distances, plan.threshold, plan.scale, 2, noise == "discrete")
+    right = sparse_law(distances, plan.threshold, plan.noise_scale, 2, noise == "discrete")
     assert chi_square(observed, right) > TINY
     for factor, failures, shift in ((2 / 3, 2, 0), (3 / 2, 2, 0), (1, 2, 2)):
-        wrong = sparse_law([d + shift for d in distances], plan.threshold, plan.scale * factor, failures, False)
+        wrong = sparse_law([d + shift for d in distances], plan.threshold, plan.noise_scale * factor, failures, False)
         assert chi_square(observed, wrong) < TINY
 
 
