@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from scipy.special import log_ndtr, logsumexp
 
-from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.outcomes import GNMaxOutcomes
+from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.theorems import GNMaxOutcomes
 from pate_torch.core.rng import make_numpy_generator
 
 TEACHERS, CLASSES, SIGMA = 250, 10, 40.0
@@ -66,7 +66,7 @@ def loop_smooth(votes: np.ndarray, orders: np.ndarray) -> np.ndarray:
     """Query by query, order by order, move by move, as the definition reads."""
     total = np.zeros((TEACHERS + 1, len(orders)))
     for i, order in enumerate(orders):
-        of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
+        of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=SIGMA), np.array([order]), TEACHERS, CLASSES)
         q0, q1, plateau = of_q.log_q0_A[0], of_q.log_q1_A[0], of_q.max_local_sensitivity_A[0]
 
         def log_q_of(row: np.ndarray) -> float:
@@ -135,18 +135,18 @@ def main() -> None:
 
     model, rows = GNMaxOutcomes(sigma=SIGMA), []
     votes = realistic_votes(10_000, args.seed)
-    unique = len(vote_rows.group_votes(votes))
+    unique = len(theorems.group_votes(votes))
     theorems.compute_rdp(model, votes[:100], ORDERS)
 
     for name, some in (("", votes), (", hard", realistic_votes(10_000, args.seed, center=1.0))):
         loop_s, loop_value = timed(lambda some=some: loop_theorem(some), 2)
         seconds, value = timed(lambda some=some: theorems.compute_rdp(model, some, ORDERS), 7)
         np.testing.assert_allclose(value, loop_value, rtol=1e-9)
-        rows.append(row(f"theorem{name}", len(some), len(vote_rows.group_votes(some)), seconds, len(some), loop_s))
+        rows.append(row(f"theorem{name}", len(some), len(theorems.group_votes(some)), seconds, len(some), loop_s))
         if not name:
             large = realistic_votes(args.large, args.seed)
             seconds, _ = timed(lambda large=large: theorems.compute_rdp(model, large, ORDERS), 1)
-            rows.append(row("theorem", len(large), len(vote_rows.group_votes(large)), seconds, len(some), loop_s))
+            rows.append(row("theorem", len(large), len(theorems.group_votes(large)), seconds, len(some), loop_s))
 
     votes = votes[:1000]
     usable = smooth_sensitivity.find_usable_orders(model, ORDERS, num_teachers=TEACHERS, num_classes=CLASSES)
@@ -157,7 +157,7 @@ def main() -> None:
     )
     seconds, _ = timed(lambda: smooth_sensitivity.compute_local_sensitivity(model, votes, orders), 2)
     loop_s *= len(orders) / len(some)
-    unique = len(vote_rows.group_votes(votes))
+    unique = len(theorems.group_votes(votes))
     rows.append(row(f"smooth sensitivity, {len(orders)} orders", len(votes), unique, seconds, 20, loop_s))
 
     if args.json:

@@ -30,8 +30,7 @@ from torch import Tensor
 from pate_torch.accounting import calibration
 from pate_torch.core.rng import make_numpy_generator
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.mechanisms.sparse_vector_base import compute_instability_distance
+from pate_torch.mechanisms.sparse_vector import SparseVector, compute_instability_distance
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes

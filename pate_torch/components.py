@@ -16,17 +16,15 @@ from typing import Any, Final
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.encoder import Encoder
 from pate_torch.features.fourier import FourierFeatures
-from pate_torch.mechanisms.confident import ConfidentGNMax
-from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
+from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import SparseVector
+from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVector
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod

@@ -13,9 +13,8 @@ from pate_torch import pipeline
 from pate_torch.accounting import gdp, rdp
 from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms import private_epsilon
-from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.facts import DatasetFacts

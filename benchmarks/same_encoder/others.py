@@ -23,7 +23,7 @@ from benchmarks.same_encoder.data import Split
 from benchmarks.same_encoder.ours import DELTA, Answer, _logistic
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import GaussianEvent
-from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
+from pate_torch.accounting.rdp import make_sampled_gaussian_event
 from pate_torch.privacy.whitening import Whitening
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from pate_torch.mechanisms.sparse_vector_base import calibrate
+from pate_torch.mechanisms.sparse_vector import calibrate
 
 
 def _cutoff(rate: float, m: int, beta: float) -> float:

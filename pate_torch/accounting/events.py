@@ -13,42 +13,36 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from numbers import Real
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, Union, get_args
 
 from pate_torch.core import checks
 
 
 @dataclass(frozen=True, kw_only=True)
-class _EventBase:
+class _Event:
     count: int = 1
     kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         checks.integer(f"{type(self).__name__}.count", self.count, low=0)
         # NumPy scalars are converted, because they equal Python numbers but cannot be serialized.
+        object.__setattr__(self, "count", int(self.count))
         for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name == "count":
-                object.__setattr__(self, f.name, int(value))
-            elif isinstance(value, Real) and not isinstance(value, bool):
-                object.__setattr__(self, f.name, float(value))
+            if f.type == "float":
+                name = f"{type(self).__name__.removesuffix('Event')}.{f.name}"
+                object.__setattr__(self, f.name, checks.positive(name, getattr(self, f.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent(_EventBase):
+class GaussianEvent(_Event):
     """A Gaussian mechanism whose noise is 1/mu times its sensitivity: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
 
     mu: float
     kind: ClassVar[str] = "gaussian"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive("Gaussian.mu", self.mu)
-
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent(_EventBase):
+class LaplaceEvent(_Event):
     """One real number plus Laplace noise: ratio-DP (pure).
 
     A moved vote changes two counts by 1, so each question of LNMax with scale b is two events of ratio 1/b.
@@ -60,49 +54,33 @@ class LaplaceEvent(_EventBase):
     ratio: float
     kind: ClassVar[str] = "laplace"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive("Laplace.ratio", self.ratio)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PureDPEvent(_EventBase):
+class PureDPEvent(_Event):
     """Any epsilon-DP mechanism. It is priced as randomized response, which dominates all of them."""
 
     epsilon: float
     kind: ClassVar[str] = "pure"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive("PureDP.epsilon", self.epsilon)
-
 
 @dataclass(frozen=True, kw_only=True)
-class BoundedRangeEvent(_EventBase):
+class BoundedRangeEvent(_Event):
     """An eta-bounded-range mechanism (the exponential mechanism): eta-DP and rho = eta^2/8 (Cesar & Rogers 2021)."""
 
     eta: float
     kind: ClassVar[str] = "bounded_range"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive("BoundedRange.eta", self.eta)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ZCDPEvent(_EventBase):
+class ZCDPEvent(_Event):
     """A mechanism known only to be rho-zCDP (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
 
     rho: float
     kind: ClassVar[str] = "zcdp"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.positive("ZCDP.rho", self.rho)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RdpCurveEvent(_EventBase):
+class RdpCurveEvent(_Event):
     """A mechanism whose Renyi divergence is known at some orders. At other orders it counts as infinite.
 
     Attributes:
@@ -121,25 +99,18 @@ class RdpCurveEvent(_EventBase):
         object.__setattr__(self, "orders", tuple(float(a) for a in self.orders))
         object.__setattr__(self, "rdp", tuple(float(r) for r in self.rdp))
         if not self.orders or len(self.orders) != len(self.rdp):
-            raise checks.error(
-                "RdpCurve.rdp",
-                len(self.rdp),
-                f"must have one value per order ({len(self.orders)}, at least one)",
-            )
+            rule = f"must have one value per order ({len(self.orders)}, at least one)"
+            raise checks.error("RdpCurve.rdp", len(self.rdp), rule)
         for order, value in zip(self.orders, self.rdp, strict=True):
-            if not (math.isfinite(order) and order > 1):
+            if not 1 < order < math.inf:
                 raise checks.error("RdpCurve.orders", order, "every order must be a finite number above 1")
-            if not (math.isfinite(value) and value >= 0):
-                raise checks.error(
-                    "RdpCurve.rdp",
-                    value,
-                    "must be finite and at least 0",
-                    "Leave out the orders at which it is infinite.",
-                )
+            if not 0 <= value < math.inf:
+                fix = "Leave out the orders at which it is infinite."
+                raise checks.error("RdpCurve.rdp", value, "must be finite and at least 0", fix)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaEvent(_EventBase):
+class DeltaEvent(_Event):
     """A failure probability that adds to the delta of a release, as in the sparse vector technique."""
 
     delta: float
@@ -151,10 +122,7 @@ class DeltaEvent(_EventBase):
 
 
 PrivacyEvent = Union[GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent]  # noqa: UP007 (a runtime alias)
-_EVENT_TYPES: dict[str, type[Any]] = {
-    cls.kind: cls
-    for cls in (GaussianEvent, LaplaceEvent, PureDPEvent, BoundedRangeEvent, ZCDPEvent, RdpCurveEvent, DeltaEvent)
-}
+_EVENT_TYPES: dict[str, type[Any]] = {event_type.kind: event_type for event_type in get_args(PrivacyEvent)}
 
 
 def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
@@ -172,6 +140,25 @@ def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
         single_event = replace(event, count=1)
         counts[single_event] = counts.get(single_event, 0) + event.count
     return tuple(replace(single_event, count=count) for single_event, count in counts.items() if count)
+
+
+def split_off_deltas(events: Iterable[PrivacyEvent]) -> tuple[tuple[PrivacyEvent, ...], float]:
+    """Return the merged events other than Delta events, and the sum of the Delta events."""
+    merged_events = merge_events(events)
+    noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
+    return noise_events, math.fsum(e.count * e.delta for e in merged_events if isinstance(e, DeltaEvent))
+
+
+def get_pure_epsilon(event: PrivacyEvent) -> float | None:
+    """Return the pure epsilon of one such event. None if the event is not pure."""
+    match event:
+        case LaplaceEvent():
+            return event.ratio
+        case PureDPEvent():
+            return event.epsilon
+        case BoundedRangeEvent():
+            return event.eta
+    return None
 
 
 def to_json(events: Iterable[PrivacyEvent]) -> str:
@@ -193,12 +180,8 @@ def from_json(text: str) -> tuple[PrivacyEvent, ...]:
     for row in rows:
         kind = row.pop("kind", None)
         if kind not in _EVENT_TYPES:
-            raise checks.error(
-                "event.kind",
-                kind,
-                f"must be one of {', '.join(sorted(_EVENT_TYPES))}",
-                "Was this written by a newer version?",
-            )
+            rule = f"must be one of {', '.join(sorted(_EVENT_TYPES))}"
+            raise checks.error("event.kind", kind, rule, "Was this written by a newer version?")
         try:
             events.append(_EVENT_TYPES[kind](**row))
         except TypeError as error:

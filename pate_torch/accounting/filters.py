@@ -27,10 +27,8 @@ from functools import cached_property
 import numpy as np
 
 from pate_torch.accounting import gdp, rdp
-from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, merge_events
+from pate_torch.accounting.events import GaussianEvent, PrivacyEvent, RdpCurveEvent, split_off_deltas
 from pate_torch.core import checks
-
-FILTER_KINDS = ("gdp", "rdp")
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ class FilterCost:
     @staticmethod
     def from_sum(summands: Iterable[FilterCost]) -> FilterCost:
         """Return the exactly rounded sum, which does not depend on the order of the summands."""
-        summand_list = list(summands)
-        return FilterCost(math.fsum(s.scalar for s in summand_list), math.fsum(s.delta for s in summand_list))
+        costs = list(summands)
+        return FilterCost(math.fsum(cost.scalar for cost in costs), math.fsum(cost.delta for cost in costs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,7 @@ class PrivacyFilter:
     order: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of("filter", self.kind, FILTER_KINDS)
+        checks.one_of("filter", self.kind, ("gdp", "rdp"))
         checks.positive("budget_epsilon", self.epsilon)
         checks.delta("delta", self.delta)
         checks.non_negative("delta_reserve", self.delta_reserve)
@@ -87,47 +85,31 @@ class PrivacyFilter:
         if (self.kind == "rdp") != (self.order is not None):
             raise checks.error("order", self.order, "must be given with filter=rdp, and only there")
         if not self.capacity > 0:
-            raise checks.error(
-                "budget_epsilon",
-                self.epsilon,
-                f"is too small for an RDP filter of order {self.order:g} at delta={self.delta:g}",
-                "Raise it, or plan Gaussian mechanisms only.",
-            )
+            rule = f"is too small for an RDP filter of order {self.order:g} at delta={self.delta:g}"
+            raise checks.error("budget_epsilon", self.epsilon, rule, "Raise it, or plan Gaussian mechanisms only.")
 
     @classmethod
     def from_planned_events(
-        cls,
-        planned_events: Iterable[PrivacyEvent],
-        *,
-        epsilon: float,
-        delta: float,
-        kind: str | None = None,
-        delta_reserve: float | None = None,
+        cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float
     ) -> PrivacyFilter:
         """Choose the filter for planned events: "gdp" if all are Gaussian, else "rdp" at the most suitable order.
 
         The order maximizes capacity / planned divergence. For Gaussian plans this order converts best at the cap, and
-        a plan that was calibrated to the cap is admitted.
+        a plan that was calibrated to the cap is admitted. Half of delta is reserved for Delta events, if there are any.
 
         Args:
             planned_events: Worst-case events of the planned releases.
             epsilon: Epsilon of the cap.
             delta: Delta of the cap.
-            kind: "gdp" or "rdp". None to choose it by the events.
-            delta_reserve: Part of delta for failures. None for half of delta if there are Delta events, else 0.
         """
-        merged_events = merge_events(planned_events)
-        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
-        if kind is None:
-            kind = "gdp" if all(isinstance(e, GaussianEvent) for e in noise_events) else "rdp"
-        if delta_reserve is None:
-            delta_reserve = delta / 2 if len(noise_events) < len(merged_events) else 0.0
-        order = None
-        if kind == "rdp":
-            checks.positive("budget_epsilon", epsilon)
-            checks.delta("delta", delta)
-            order = _select_best_order(noise_events or (GaussianEvent(mu=1.0),), epsilon, delta - delta_reserve)
-        return cls(kind=kind, epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, order=order)
+        noise_events, failure_delta = split_off_deltas(planned_events)
+        delta_reserve = delta / 2 if failure_delta else 0.0
+        if all(isinstance(e, GaussianEvent) for e in noise_events):
+            return cls(kind="gdp", epsilon=epsilon, delta=delta, delta_reserve=delta_reserve)
+        checks.positive("budget_epsilon", epsilon)
+        checks.delta("delta", delta)
+        order = _select_best_order(noise_events, epsilon, delta - delta_reserve)
+        return cls(kind="rdp", epsilon=epsilon, delta=delta, delta_reserve=delta_reserve, order=order)
 
     @classmethod
     def can_admit(cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float) -> bool:
@@ -150,9 +132,7 @@ class PrivacyFilter:
         Raises:
             ValueError: The filter cannot bound an event.
         """
-        merged_events = merge_events(events)
-        noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
-        failure_delta = math.fsum(e.count * e.delta for e in merged_events if isinstance(e, DeltaEvent))
+        noise_events, failure_delta = split_off_deltas(events)
         return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
     def admits(self, past_cost: FilterCost, new_cost: FilterCost) -> bool:
@@ -177,13 +157,11 @@ class PrivacyFilter:
             raise checks.error("event", event, f"has no finite Renyi divergence at this account's order {self.order!r}")
         mu = gdp.compute_dominating_mu(event)
         if mu is None:
-            raise checks.error(
-                "event",
-                event,
-                "cannot be charged to an account with a gdp filter",
+            fix = (
                 "Only Gaussian and pure events have a Gaussian that dominates them. Other noise, such as discrete"
-                " noise, must be planned when the account opens, which then gets an rdp filter.",
+                " noise, must be planned when the account opens, which then gets an rdp filter."
             )
+            raise checks.error("event", event, "cannot be charged to an account with a gdp filter", fix)
         return mu**2
 
 
@@ -194,11 +172,6 @@ def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float,
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)
     num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)
     if not num_copies.max() > 0:
-        min_epsilon = float(np.min(rdp.compute_conversion_term(orders, delta)))
-        raise checks.error(
-            "budget_epsilon",
-            epsilon,
-            f"is too small for an RDP filter at delta={delta:g}",
-            f"At least {min_epsilon:.4g} is needed before anything can be charged.",
-        )
+        fix = f"At least {np.min(epsilon - capacity):.4g} is needed before anything can be charged."
+        raise checks.error("budget_epsilon", epsilon, f"is too small for an RDP filter at delta={delta:g}", fix)
     return float(orders[int(np.argmax(num_copies))])

@@ -17,15 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import erfcx, erfinv, log_ndtr, ndtri_exp
 
-from pate_torch.accounting.events import (
-    BoundedRangeEvent,
-    DeltaEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    PrivacyEvent,
-    PureDPEvent,
-    merge_events,
-)
+from pate_torch.accounting.events import GaussianEvent, PrivacyEvent, get_pure_epsilon, split_off_deltas
 from pate_torch.core import checks
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -86,7 +78,7 @@ def compute_mu(epsilon: float, delta: float) -> float:
 
 def compute_total_mu(events: Iterable[PrivacyEvent]) -> float | None:
     """Compute the mu of the composition if all events but Delta events are Gaussian, else None."""
-    noise_events = [e for e in merge_events(events) if not isinstance(e, DeltaEvent)]
+    noise_events, _ = split_off_deltas(events)
     if not all(isinstance(e, GaussianEvent) for e in noise_events):
         return None
     return math.sqrt(math.fsum(e.count * e.mu**2 for e in noise_events if isinstance(e, GaussianEvent)))
@@ -109,16 +101,10 @@ def compute_mu_of_pure_epsilon(epsilon: float) -> float:
 
 def compute_dominating_mu(event: PrivacyEvent) -> float | None:
     """Compute the mu of the Gaussian that dominates one such event, or None if only Renyi bounds are known."""
-    match event:
-        case GaussianEvent():
-            return event.mu
-        case LaplaceEvent():
-            return compute_mu_of_pure_epsilon(event.ratio)
-        case PureDPEvent():
-            return compute_mu_of_pure_epsilon(event.epsilon)
-        case BoundedRangeEvent():
-            return compute_mu_of_pure_epsilon(event.eta)
-    return None
+    if isinstance(event, GaussianEvent):
+        return event.mu
+    pure_epsilon = get_pure_epsilon(event)
+    return None if pure_epsilon is None else compute_mu_of_pure_epsilon(pure_epsilon)
 
 
 def _make_log_delta_excess(delta: float) -> Callable[[float, float], float]:

@@ -12,15 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from pate_torch.accounting.events import (
-    BoundedRangeEvent,
-    DeltaEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    PrivacyEvent,
-    PureDPEvent,
-    merge_events,
-)
+from pate_torch.accounting.events import GaussianEvent, LaplaceEvent, PrivacyEvent, get_pure_epsilon, split_off_deltas
 from pate_torch.core import checks
 
 _MAX_GRID_STEP = 1e-4
@@ -31,18 +23,18 @@ _ROUNDING_PER_COMPOSITION = 1e-14
 
 def can_price(events: Iterable[PrivacyEvent]) -> bool:
     """Whether the loss distribution of every event is known and its grid takes at most a few seconds."""
-    noise_events = _remove_delta_events(events)
-    return all(
-        isinstance(e, GaussianEvent | LaplaceEvent | PureDPEvent | BoundedRangeEvent) for e in noise_events
-    ) and (
-        not noise_events or 2 * _compute_loss_range(noise_events) / _compute_grid_step(noise_events) <= _MAX_GRID_CELLS
-    )
+    noise_events, _ = split_off_deltas(events)
+    if not all(isinstance(e, GaussianEvent) or get_pure_epsilon(e) is not None for e in noise_events):
+        return False
+    if not noise_events:
+        return True
+    return 2 * _compute_loss_range(noise_events) / _compute_grid_step(noise_events) <= _MAX_GRID_CELLS
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
     """Compute epsilon of the composed events at delta, rounded up; infinite if rounding errors could reach delta."""
     checks.delta("delta", delta)
-    noise_events = _remove_delta_events(events)
+    noise_events, _ = split_off_deltas(events)
     delta_left = delta - _compute_rounding_delta(noise_events)
     if delta_left < 0.999 * delta:
         return math.inf
@@ -52,18 +44,11 @@ def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
 def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     """Compute delta of the composed events at epsilon, rounded up."""
     checks.non_negative("epsilon", epsilon)
-    noise_events = _remove_delta_events(events)
+    noise_events, _ = split_off_deltas(events)
     if not noise_events:
         return 0.0
-    return min(
-        1.0,
-        max(0.0, float(_compose(noise_events).get_delta_for_epsilon(epsilon))) + _compute_rounding_delta(noise_events),
-    )
-
-
-def _remove_delta_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
-    """Return the events without Delta events."""
-    return tuple(e for e in merge_events(events) if not isinstance(e, DeltaEvent))
+    grid_delta = max(0.0, float(_compose(noise_events).get_delta_for_epsilon(epsilon)))
+    return min(1.0, grid_delta + _compute_rounding_delta(noise_events))
 
 
 def _compute_rounding_delta(noise_events: tuple[PrivacyEvent, ...]) -> float:
@@ -72,33 +57,24 @@ def _compute_rounding_delta(noise_events: tuple[PrivacyEvent, ...]) -> float:
 
 def _get_largest_loss(event: PrivacyEvent) -> float:
     """Return the largest privacy loss of an event, or the standard deviation mu of the loss of a Gaussian."""
-    match event:
-        case GaussianEvent():
-            return event.mu
-        case LaplaceEvent():
-            return event.ratio
-        case PureDPEvent():
-            return event.epsilon
-        case BoundedRangeEvent():
-            return event.eta
-    raise checks.error("event", event, "has no privacy loss distribution; use the RDP route")
+    loss = event.mu if isinstance(event, GaussianEvent) else get_pure_epsilon(event)
+    assert loss is not None
+    return loss
 
 
 def _compute_loss_range(noise_events: tuple[PrivacyEvent, ...]) -> float:
     """Compute a bound below which almost all of the composed loss lies."""
     variance = math.fsum(e.count * _get_largest_loss(e) ** 2 for e in noise_events)
-    pure_loss = (
-        math.inf
-        if any(isinstance(e, GaussianEvent) for e in noise_events)
-        else math.fsum(e.count * _get_largest_loss(e) for e in noise_events)
-    )
-    return min(pure_loss, variance / 2 + 9 * math.sqrt(variance))
+    gaussian_range = variance / 2 + 9 * math.sqrt(variance)
+    if any(isinstance(e, GaussianEvent) for e in noise_events):
+        return gaussian_range
+    return min(math.fsum(e.count * _get_largest_loss(e) for e in noise_events), gaussian_range)
 
 
 def _compute_grid_step(noise_events: tuple[PrivacyEvent, ...]) -> float:
     """Choose a grid step that is small against all losses and divides the most frequent pure loss exactly."""
     step = min(_MAX_GRID_STEP, min(_get_largest_loss(e) for e in noise_events) / 4)
-    pure_events = [e for e in noise_events if isinstance(e, PureDPEvent | BoundedRangeEvent)]
+    pure_events = [e for e in noise_events if not isinstance(e, GaussianEvent | LaplaceEvent)]
     if pure_events:
         loss = _get_largest_loss(max(pure_events, key=lambda e: e.count))
         step = loss / math.ceil(loss / step)

@@ -42,7 +42,7 @@ def compute_curve(events: Iterable[PrivacyEvent], orders: ArrayLike = ORDERS) ->
     Raises:
         ValueError: An order is at most 1, or an item is no event.
     """
-    a = _check_orders(orders)
+    a = check_orders(orders)
     total = np.zeros_like(a)
     for event in merge_events(events):
         total += event.count * _CURVE_FUNCTIONS[type(event)](event, a)
@@ -55,10 +55,10 @@ def compute_laplace_curve(ratio: float, orders: ArrayLike) -> Array:
 
     R(a) = ln[ a/(2a-1) e^((a-1)r) + (a-1)/(2a-1) e^(-ar) ] / (a-1).
     """
-    a = _check_orders(orders)
+    a = check_orders(orders)
     x, y = (a - 1) * ratio, a * ratio
     # The weights sum to 1 and the linear terms of both exponentials cancel exactly, so that e^u - 1 - u remains.
-    excess = (a * compute_exp_remainder(np.minimum(x, 1.0)) + (a - 1) * compute_exp_remainder(-y)) / (2 * a - 1)
+    excess = (a * _compute_exp_remainder(np.minimum(x, 1.0)) + (a - 1) * _compute_exp_remainder(-y)) / (2 * a - 1)
     log_moment = np.logaddexp(np.log(a / (2 * a - 1)) + x, np.log((a - 1) / (2 * a - 1)) - y)
     return np.where(x < 1, np.log1p(excess), log_moment) / (a - 1)
 
@@ -68,7 +68,7 @@ def compute_pure_dp_curve(epsilon: float, orders: ArrayLike) -> Array:
 
     R(a) = ln[ p e^((a-1)eps) + (1-p) e^(-(a-1)eps) ] / (a-1), p = e^eps/(1 + e^eps), at most min(eps, a eps^2/2).
     """
-    a = _check_orders(orders)
+    a = check_orders(orders)
     x = (a - 1) * epsilon
     capped_x = np.minimum(x, 1.0)
     excess = 2 * np.sinh(capped_x / 2) ** 2 + math.tanh(epsilon / 2) * np.sinh(capped_x)
@@ -85,11 +85,10 @@ def compute_bounded_range_curve(eta: float, orders: ArrayLike) -> Array:
     h(x) = ln( sinh(x/2) / (x/2) ):  R(a) = [ a h(a eta) - (a-1) h((a-1) eta) - h(eta) ] / (a-1)
     = [ h(a eta) - h((a-1) eta) ] + [ h(a eta) - h(eta) ] / (a-1), two rises of h.
     """
-    a = _check_orders(orders)
+    a = check_orders(orders)
     scaled_eta = (a - 1) * eta
-    return _compute_log_sinhc_rise(scaled_eta, np.full_like(a, eta)) + _compute_log_sinhc_rise(
-        np.full_like(a, eta), scaled_eta
-    ) / (a - 1)
+    eta_A = np.full_like(a, eta)
+    return _compute_log_sinhc_rise(scaled_eta, eta_A) + _compute_log_sinhc_rise(eta_A, scaled_eta) / (a - 1)
 
 
 def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
@@ -97,74 +96,62 @@ def to_epsilon(orders: ArrayLike, rdp: ArrayLike, delta: float) -> float:
 
     epsilon = min_a R(a) + ln((a-1)/a) - (ln delta + ln a)/(a-1). Infinite when R is infinite everywhere.
     """
-    a, r = _check_orders(orders), _check_divergences(orders, rdp)
+    a, r = check_orders(orders), np.atleast_1d(np.asarray(rdp, dtype=np.float64))
+    if r.shape != a.shape or np.isnan(r).any() or (r < 0).any():
+        raise checks.error("rdp", rdp, "must have one number of at least 0 (or infinite) per order")
     return max(0.0, float(np.min(r + compute_conversion_term(a, delta))))
-
-
-def to_delta(orders: ArrayLike, rdp: ArrayLike, epsilon: float) -> float:
-    """Compute the smallest delta over the orders at this epsilon, at most 1. It inverts ``to_epsilon``."""
-    a, r = _check_orders(orders), _check_divergences(orders, rdp)
-    checks.non_negative("epsilon", epsilon)
-    return math.exp(min(0.0, float(np.min(_compute_log_delta(a, r, epsilon)))))
 
 
 def compute_conversion_term(orders: ArrayLike, delta: float) -> Array:
     """Compute the term that the tight conversion adds to R(a) at each order, [A]."""
-    a = _check_orders(orders)
+    a = check_orders(orders)
     checks.delta("delta", delta)
     return np.log1p(-1 / a) - (math.log(delta) + np.log(a)) / (a - 1)
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
     """Compute epsilon of the composed events by the best *real* order, or the best common order of tabulated curves."""
-    merged_events = merge_events(events)
-    order_sets = [set(e.orders) for e in merged_events if isinstance(e, RdpCurveEvent)]
-    if order_sets:
-        common_orders = sorted(set.intersection(*order_sets))
-        return (
-            to_epsilon(common_orders, compute_curve(merged_events, common_orders), delta) if common_orders else math.inf
-        )
-    return max(
-        0.0, _minimize_over_orders(lambda a: compute_curve(merged_events, a) + compute_conversion_term(a, delta))
-    )
+    return max(0.0, _minimize_over_orders(events, lambda a, r: r + compute_conversion_term(a, delta)))
 
 
 def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
     """Compute delta of the composed events at this epsilon, by the best order as in ``compute_epsilon``."""
+    checks.non_negative("epsilon", epsilon)
+
+    def compute_log_delta(a: Array, r: Array) -> Array:
+        return (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a)
+
+    return math.exp(min(0.0, _minimize_over_orders(events, compute_log_delta)))
+
+
+def _minimize_over_orders(events: Iterable[PrivacyEvent], objective: Callable[[Array, Array], Array]) -> float:
+    """Minimize a function of orders and divergences over real orders: the best order of the grid, then its neighbors.
+
+    Any order gives a valid bound, so an inexact minimum is valid and slightly less tight. With tabulated curves only
+    their common orders count; the minimum is infinite if they have none.
+    """
     merged_events = merge_events(events)
     order_sets = [set(e.orders) for e in merged_events if isinstance(e, RdpCurveEvent)]
     if order_sets:
-        common_orders = sorted(set.intersection(*order_sets))
-        return to_delta(common_orders, compute_curve(merged_events, common_orders), epsilon) if common_orders else 1.0
-    checks.non_negative("epsilon", epsilon)
-    return math.exp(
-        min(0.0, _minimize_over_orders(lambda a: _compute_log_delta(a, compute_curve(merged_events, a), epsilon)))
-    )
+        a = np.array(sorted(set.intersection(*order_sets)))
+        return float(np.min(objective(a, compute_curve(merged_events, a)))) if len(a) else math.inf
 
-
-def _compute_log_delta(a: Array, r: Array, epsilon: float) -> Array:
-    return (a - 1) * (r - epsilon + np.log1p(-1 / a)) - np.log(a)
-
-
-def _minimize_over_orders(objective: Callable[[Array], Array]) -> float:
-    """Minimize the objective over real orders: the best order of the grid, then a search between its neighbors.
-
-    Any order gives a valid bound, so an inexact minimum is valid and slightly less tight.
-    """
-    values = objective(ORDERS)
+    values = objective(ORDERS, compute_curve(merged_events))
     best = int(np.argmin(values))
     low = ORDERS[best - 1] - 1 if best > 0 else 1e-6
     high = ORDERS[best + 1] - 1 if best + 1 < len(ORDERS) else 1e7
-    optimum = minimize_scalar(
-        lambda t: float(objective(np.array([1 + math.exp(t)]))[0]),
-        bounds=(math.log(low), math.log(high)),
-        method="bounded",
-        options={"xatol": 1e-8},
-    )
+
+    def evaluate(log_excess: float) -> float:
+        a = np.array([1 + math.exp(log_excess)])
+        return float(objective(a, compute_curve(merged_events, a))[0])
+
+    bounds = math.log(low), math.log(high)
+    optimum = minimize_scalar(evaluate, bounds=bounds, method="bounded", options={"xatol": 1e-8})
     return min(float(values[best]), float(optimum.fun))
 
 
-def _check_orders(orders: ArrayLike) -> Array:
+def check_orders(orders: ArrayLike) -> Array:
+    """Check Renyi orders, finite and above 1, and convert them to float64 [A]."""
     a = np.atleast_1d(np.asarray(orders, dtype=np.float64))
     if a.ndim != 1 or not len(a):
         raise checks.error("orders", orders, "must be a list of at least one order")
@@ -173,16 +160,7 @@ def _check_orders(orders: ArrayLike) -> Array:
     return a
 
 
-def _check_divergences(orders: ArrayLike, rdp: ArrayLike) -> Array:
-    r = np.atleast_1d(np.asarray(rdp, dtype=np.float64))
-    if r.shape != np.atleast_1d(np.asarray(orders)).shape:
-        raise checks.error("rdp", rdp, "must have one value per order")
-    if np.isnan(r).any() or (r < 0).any():
-        raise checks.error("rdp", rdp, "every value must be a number of at least 0 (or infinite)")
-    return r
-
-
-def compute_exp_remainder(x: Array) -> Array:
+def _compute_exp_remainder(x: Array) -> Array:
     """Compute e^x - 1 - x >= 0, without cancellation near 0."""
     is_small = np.abs(x) < 0.5
     small_x = np.where(is_small, x, 0.0)
@@ -209,9 +187,8 @@ def _compute_log_sinhc_rise(x: Array, step: Array) -> Array:
         base += factor * power
         spread = a2 * spread + power
     start, far_step = np.maximum(x + near_step, 4), step - near_step
-    far_rise = (
-        far_step / 2 - np.log1p(far_step / start) + np.log1p(np.expm1(-far_step) / np.expm1(-start) * np.exp(-start))
-    )
+    far_log = np.log1p(np.expm1(-far_step) / np.expm1(-start) * np.exp(-start))
+    far_rise = far_step / 2 - np.log1p(far_step / start) + far_log
     return np.log1p(near_step / 2 * (2 * b + near_step / 2) * rise / base) + far_rise
 
 
@@ -229,3 +206,74 @@ _CURVE_FUNCTIONS: dict[type[PrivacyEvent], Callable[[Any, Array], Array]] = {
     RdpCurveEvent: _evaluate_tabulated_curve,
     DeltaEvent: lambda event, a: np.zeros_like(a),
 }
+
+
+# ---- a step of DP-SGD: a sum over independently sampled records plus Gaussian noise, by quadrature -------------------
+
+_RANGE_STANDARD_DEVIATIONS = 16.0
+"""Number of standard deviations beyond [0, order] that the quadrature covers. The rest has probability 1e-57."""
+
+
+def make_sampled_gaussian_event(rate: float, noise_multiplier: float, steps: int) -> RdpCurveEvent:
+    """Make the event of ``steps`` noisy sums over sampled records.
+
+    A record is in a sum with probability ``rate`` and then changes it by at most 1. The noise is N(0,
+    noise_multiplier^2). With q the rate and z the noise multiplier,
+    R(a) = ln E_{x ~ N(0, z^2)} [ (1 - q + q e^{(2x - 1)/(2 z^2)})^a ] / (a - 1).
+
+    Guarantee: the curve bounds the divergences of both directions under add_remove at the orders of ``ORDERS``,
+        because the divergence of the reverse direction is smaller (Theorem 5).
+    Source: Mironov, Talwar and Zhang 2019 (arXiv 1908.10530), sections 3.1 and 3.3.
+    """
+    q = checks.between("rate", rate, 0, 1)
+    z = checks.positive("noise_multiplier", noise_multiplier)
+    divergences = _compute_divergences(q, z, ORDERS.tolist()) if q > 0 else [0.0] * len(ORDERS)
+    finite_points = [(a, r) for a, r in zip(ORDERS.tolist(), divergences, strict=True) if math.isfinite(r)]
+    return RdpCurveEvent(
+        orders=tuple(a for a, _ in finite_points),
+        rdp=tuple(r for _, r in finite_points),
+        source="sampled Gaussian, Mironov, Talwar & Zhang 2019",
+        count=steps,
+    )
+
+
+def _compute_divergences(q: float, z: float, orders: list[float]) -> list[float]:
+    """Compute ln(1 + E) / (a - 1), where E is the mean excess of v^a, v = 1 - q + q e^s, s = (2x - 1)/(2 z^2).
+
+    v has mean 1, so E is the mean of v^a - 1 - a (v - 1) >= 0 (Bernoulli), in which nothing cancels. With v = e^w and
+    f(t) = e^t - 1 - t, the integrand is v [ (a-1) f(-w) + f((a-1) w) ], whose terms are both >= 0. The integral is
+    computed by the trapezoidal rule. For a function that is analytic in a strip its error is exp(-2 pi width / step).
+    The nearest singularities are pi z^2 from the real axis, and the Gaussian factor needs a step well below z. A step
+    of an eighth of the smaller one leaves an error of exp(-150).
+    """
+    step = min(z, z * z) / 8
+    x = np.arange(-_RANGE_STANDARD_DEVIATIONS * z, max(orders) + _RANGE_STANDARD_DEVIATIONS * z + step, step)
+    w = _compute_log_ratio(q, (2 * x - 1) / (2 * z * z))
+    log_weight = w - x * x / (2 * z * z) + math.log(step / (z * math.sqrt(2 * math.pi)))
+    log_first = _compute_log_exp_remainder(-w)
+    values = []
+    for order in orders:
+        order_minus_1, grid_slice = order - 1, slice(math.ceil((order + 2 * _RANGE_STANDARD_DEVIATIONS * z) / step) + 1)
+        log_excess = np.logaddexp(
+            math.log(order_minus_1) + log_first[grid_slice], _compute_log_exp_remainder(order_minus_1 * w[grid_slice])
+        )
+        log_mean = float(np.logaddexp.reduce(log_weight[grid_slice] + log_excess))
+        values.append(float(np.logaddexp(0.0, log_mean)) / order_minus_1)
+    return values
+
+
+def _compute_log_ratio(q: float, s: Array) -> Array:
+    """Compute ln(1 + u), u = q (e^s - 1), to the relative precision of u."""
+    if q == 1:
+        return s
+    u = q * np.expm1(np.minimum(s, 500.0))
+    is_direct = (s < 500) & (u > -0.5)
+    return np.where(is_direct, np.log1p(np.where(is_direct, u, 0.0)), np.logaddexp(math.log1p(-q), math.log(q) + s))
+
+
+def _compute_log_exp_remainder(t: Array) -> Array:
+    """Compute ln(e^t - 1 - t), which is -inf at 0."""
+    large_t = np.maximum(t, 1.0)
+    with np.errstate(divide="ignore", under="ignore"):
+        log_small_value = np.log(_compute_exp_remainder(np.minimum(t, 1.0)))
+        return np.where(t > 1, large_t + np.log1p(-(1 + large_t) * np.exp(-large_t)), log_small_value)

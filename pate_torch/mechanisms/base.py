@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 from pate_torch.mechanisms import neighbors
 from pate_torch.mechanisms.neighbors import NeighborPair
@@ -33,6 +33,7 @@ class Mechanism(ABC):
     Attributes:
         name: Name of the mechanism in settings and reports.
         input_type: Type of the values that the mechanism opens.
+        method: Name of the method whose values the mechanism opens.
         noise: Kind of noise, "torch" (continuous) or "discrete" (integers).
         noise_kinds: Kinds of noise that the mechanism supports.
         uses_guide: Whether ``draw`` reads ``context.student_QC``.
@@ -41,7 +42,7 @@ class Mechanism(ABC):
     """
 
     input_type: ClassVar[Any]
-
+    method: ClassVar[str] = "teachers"
     name: str = ""
     noise: str = "torch"
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch", "discrete")
@@ -53,10 +54,8 @@ class Mechanism(ABC):
         checks.one_of("mechanism.name", self.name, (type(self).name,))
         checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
         if self.noise not in self.noise_kinds:
-            kinds_text = " or ".join(self.noise_kinds)
-            raise checks.error(
-                "noise", self.noise, f"must be {kinds_text} with mechanism={self.name}", "Set noise=torch."
-            )
+            rule = f"must be {' or '.join(self.noise_kinds)} with mechanism={self.name}"
+            raise checks.error("noise", self.noise, rule, "Set noise=torch.")
 
     @property
     def discrete(self) -> bool:
@@ -70,7 +69,7 @@ class Mechanism(ABC):
 
     @property
     def has_independent_queries(self) -> bool:
-        """Whether answers to different questions are independent given the votes, so that an audit can draw them so."""
+        """Whether answers to different questions are independent given the votes; an audit then draws them together."""
         return True
 
     @property
@@ -79,14 +78,14 @@ class Mechanism(ABC):
         return None
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Neighboring values on which the noise shows most, for audits; votes by ``count_noise_scale``.
+        """Return neighboring values on which the noise shows most, for audits: votes, by ``count_noise_scale``.
 
         Raises:
-            ValueError: The mechanism has neither a ``count_noise_scale`` nor pairs of its own.
+            ValueError: ``count_noise_scale`` is None, and the mechanism does not define this method.
         """
         if self.count_noise_scale is None:
-            fix = "Give it a count_noise_scale, or audit it on pairs of your own."
-            raise checks.error("mechanism", self.name, "has no votes on which its noise is known to show", fix)
+            fix = "Define count_noise_scale or worst_case_neighbors, or audit the mechanism on pairs that you make."
+            raise checks.error("mechanism", self.name, "has no known votes on which its noise shows", fix)
         return neighbors.make_gap_pairs(self.count_noise_scale, num_queries)
 
     @property
@@ -112,27 +111,20 @@ class Mechanism(ABC):
         """Compute the answers, with noise from ``noise`` only, and the events that they incur."""
 
     def make_outcome_model(self) -> OutcomeModel | None:
-        """Return the distribution of one answer (``accounting.outcomes``), or None without data-dependent price."""
+        """Return the distribution of one answer (``theorems``), or None without data-dependent price."""
         return None
 
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
         """Return ``sensitive`` after checking that the price covers it and the noise."""
         if noise.kind != self.noise:
-            raise checks.error(
-                "noise.kind",
-                noise.kind,
-                f"must be {self.noise!r}, the kind {self.name} was priced for",
-                "Build both from the top-level key noise.",
-            )
+            rule = f"must be {self.noise!r}, the kind {self.name} was priced for"
+            raise checks.error("noise.kind", noise.kind, rule, "Build both from the top-level key noise.")
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
-            raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", self._format_fix())
+            fix = f"Use method={self.method}."
+            raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", fix)
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
-
-    @abstractmethod
-    def _format_fix(self) -> str:
-        """Advice for messages: the method whose values the mechanism opens."""
 
     def _cast_counts(self, votes: Votes | CellHistogram) -> Tensor:
         """Return the counts [Q, C] in the type of the noise: int64 for discrete noise, float64 for continuous noise."""
@@ -161,17 +153,11 @@ class VoteMechanism(Mechanism):
     def max_sensitivity(self) -> Sensitivity:
         return VOTE_SENSITIVITY
 
-    def _format_fix(self) -> str:
-        return "Use method=teachers."
-
-    def _draw_noisy_argmax(self, votes: Votes, noise: NoiseSource, sigma: float) -> Tensor:
-        """Draw argmax(n + N(0, sigma^2)), int64 [Q]; ties go to the lowest class."""
-        return self._draw_noisy_counts(votes, noise, sigma).argmax(1)
-
     def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
-        """Return ``_draw_noisy_argmax`` where ``passed_Q`` is true and NO_ANSWER elsewhere, int64 [Q]."""
+        """Draw argmax(n + N(0, sigma^2)) where ``passed_Q`` is true, and return NO_ANSWER elsewhere, int64 [Q]."""
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
-        label_Q[passed_Q] = self._draw_noisy_argmax(votes.select(passed_Q.nonzero().squeeze(1)), noise, sigma)
+        passed_votes = votes.select(passed_Q.nonzero().squeeze(1))
+        label_Q[passed_Q] = self._draw_noisy_counts(passed_votes, noise, sigma).argmax(1)
         return label_Q
 
 
@@ -180,12 +166,10 @@ class RecordMechanism(Mechanism):
     """Base of the mechanisms that open sums over records.
 
     Attributes:
-        method: Name of the method whose values the mechanism opens.
         sigma: Standard deviation of the noise.
         adjacency: Adjacency of the partition.
     """
 
-    method: ClassVar[str]
     sigma: float
     adjacency: str
 
@@ -194,12 +178,9 @@ class RecordMechanism(Mechanism):
         checks.noise_scale("mechanism.sigma", self.sigma)
         checks.one_of("mechanism.adjacency", self.adjacency, ADJACENCIES)
 
-    def _format_fix(self) -> str:
-        return f"Use method={self.method}."
-
     def _make_event(self, count: int, noise_factor: float = 1.0) -> PrivacyEvent:
         """Make the event of ``count`` sums with noise of standard deviation ``noise_factor`` times sigma."""
         mu = self.max_sensitivity.l2 / (noise_factor * self.sigma)
-        return (
-            events.ZCDPEvent(rho=mu**2 / 2, count=count) if self.discrete else events.GaussianEvent(mu=mu, count=count)
-        )
+        if self.discrete:
+            return events.ZCDPEvent(rho=mu**2 / 2, count=count)
+        return events.GaussianEvent(mu=mu, count=count)

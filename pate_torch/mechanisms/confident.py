@@ -1,13 +1,15 @@
-"""Confident GNMax: a noisy check whether the teachers agree, and GNMax for the questions that pass it."""
+"""Confident and Interactive GNMax: a noisy check of each question, and GNMax for the questions that pass it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pate_torch.accounting import events, outcomes
+from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
@@ -18,30 +20,44 @@ from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 
 
-def make_screen_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
-    """Make the event of ``count`` noisy checks of a number that a moved vote changes by at most 1; sigma in votes."""
-    if discrete:
-        return events.ZCDPEvent(rho=1 / (2 * sigma**2), count=count)
-    return events.GaussianEvent(mu=1 / sigma, count=count)
+@dataclass(frozen=True, kw_only=True)
+class _ScreenedMechanism(VoteMechanism):
+    """Base of the mechanisms that check each question and answer those that pass by GNMax.
 
+    Attributes:
+        sigma: Standard deviation of the noise of an answer, in votes.
+        screen_sigma: Standard deviation of the noise of the check, in votes.
+        threshold: Threshold of the check, in votes.
+    """
 
-def count_queries_to_ask(passed_Q: Tensor, max_passes: int | None) -> int:
-    """Return the number of questions up to the ``max_passes``-th pass, or all if ``max_passes`` is None."""
-    if max_passes is None:
-        return len(passed_Q)
-    return int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())
+    sigma: float
+    screen_sigma: float
+    threshold: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
+        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
+        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
+
+    def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
+        """Make the events of checks of a number that a moved vote changes by at most 1, and of GNMax answers."""
+        screen_event: PrivacyEvent = (
+            events.ZCDPEvent(rho=1 / (2 * self.screen_sigma**2), count=num_asked)
+            if self.discrete
+            else events.GaussianEvent(mu=1 / self.screen_sigma, count=num_asked)
+        )
+        return screen_event, make_answer_event(self.sigma, num_answered, self.discrete)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidentGNMax(VoteMechanism):
+class ConfidentGNMax(_ScreenedMechanism):
     """Confident GNMax: argmax(n + N(0, sigma^2)) if max(n) + N(0, screen_sigma^2) >= threshold, else no answer.
 
     The noise of the check is *one* number for each question. Noise on each class before the maximum would be another
     mechanism with a higher price.
 
     Attributes:
-        sigma: Standard deviation of the noise of an answer, in votes.
-        screen_sigma: Standard deviation of the noise of the check, in votes.
         threshold: Number of votes that the noisy top count must reach.
         max_answers: Number of answers, over all rounds, after which the mechanism stops. None if it never stops. Later
             questions cost nothing, and the answers are those of a *prefix* of the questions.
@@ -55,35 +71,20 @@ class ConfidentGNMax(VoteMechanism):
     """
 
     name: str = "confident"
-    sigma: float
-    screen_sigma: float
-    threshold: float
     max_answers: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
-        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
         if self.max_answers is not None:
             checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")
-
-    def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
-        return (
-            make_screen_event(self.screen_sigma, num_asked, self.discrete),
-            make_answer_event(self.sigma, num_answered, self.discrete),
-        )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
         """Raise ValueError for a threshold that unanimous teachers pass less than once in a thousand questions."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
-            raise checks.error(
-                "mechanism.threshold",
-                self.threshold,
-                f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}",
-                f"Set it below {num_teachers}, or train more teachers.",
-            )
+            rule = f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}"
+            fix = f"Set it below {num_teachers}, or train more teachers."
+            raise checks.error("mechanism.threshold", self.threshold, rule, fix)
 
     @property
     def has_independent_queries(self) -> bool:
@@ -101,16 +102,88 @@ class ConfidentGNMax(VoteMechanism):
         """Check all questions, then answer those that pass."""
         top_Q = self._cast_counts(votes).max(1).values
         passed_Q = top_Q + noise.draw_gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
-        num_asked = count_queries_to_ask(
-            passed_Q, None if self.max_answers is None else self.max_answers - context.num_answered
-        )
-        passed_Q = passed_Q[:num_asked]
+        if self.max_answers is not None:  # up to the last pass that is allowed
+            max_passes = self.max_answers - context.num_answered
+            passed_Q = passed_Q[: int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())]
+        num_asked = len(passed_Q)
         asked_votes = votes.select(torch.arange(num_asked))
         label_Q = self._draw_labels_where(asked_votes, noise, self.sigma, passed_Q)
         return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
 
-    def make_outcome_model(self) -> outcomes.ConfidentOutcomes | None:
+    def make_outcome_model(self) -> ConfidentOutcomes | None:
         """Return the distribution of one answer, or None with ``max_answers`` or discrete noise."""
         if self.discrete or self.max_answers is not None:
             return None
-        return outcomes.ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)
+        return ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InteractiveGNMax(_ScreenedMechanism):
+    """Interactive GNMax: a check of the votes against the student's expectation, then GNMax for those that exceed it.
+
+    Let p be the class probabilities of the student, which are public. If max_c(n_c - K p_c) + N(0, screen_sigma^2) >=
+    threshold, the answer is argmax(n + N(0, sigma^2)). Otherwise it is the student's label if max p >
+    student_confidence, and there is no answer if not. In the first round there is no student: p is uniform, and no
+    label is the student's.
+
+    Attributes:
+        threshold: Threshold of the check, in votes.
+        student_confidence: Probability above which the student's label is the answer.
+
+    Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each question that the teachers
+    answer, both Gaussian, under the adjacency of the shards (p depends on a unit only through earlier answers, and
+    max_c(n_c - K p_c) has sensitivity 1). The guarantee is the worst case that ``privacy_events`` returns. With
+    discrete noise K p_c is rounded to whole votes, because integer noise protects integers only; rho is the same, by
+    zCDP.
+    Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
+    """
+
+    uses_guide: ClassVar[bool] = True
+    name: str = "interactive"
+    student_confidence: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        """Return pairs for a student that is sure of the second class, so that the count of the first is the excess."""
+        return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries, student=(0.0, 1.0))
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        """Return the price of a check and an answer for each question."""
+        return self._make_events(num_queries, num_queries)
+
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
+        """Check all questions, then answer.
+
+        Raises:
+            ValueError: The student's probabilities are no probabilities.
+        """
+        counts_QC = self._cast_counts(votes)
+        student_QC = _get_student_probabilities(votes, context)
+        expected_QC = votes.num_teachers * student_QC
+        excess_QC = counts_QC - (expected_QC.round().to(torch.int64) if self.discrete else expected_QC)
+        screen_Q = noise.draw_gaussian((len(votes),), self.screen_sigma, counts_QC.device)
+        passed_Q = excess_QC.max(1).values + screen_Q >= self.threshold
+        label_Q = self._draw_labels_where(votes, noise, self.sigma, passed_Q)
+        from_student_Q = torch.zeros_like(passed_Q)
+        if context.student_QC is not None:
+            confidence_Q, student_label_Q = student_QC.max(1)
+            from_student_Q = ~passed_Q & (confidence_Q > self.student_confidence)
+            label_Q = torch.where(from_student_Q, student_label_Q, label_Q)
+        return Answers(label_Q, self._make_events(len(votes), int(passed_Q.sum())), from_student_Q=from_student_Q)
+
+
+def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:
+    """Return the student's probabilities on the device of the votes, float64 [Q, C]; uniform without a student."""
+    shape, device = votes.counts_QC.shape, votes.counts_QC.device
+    if context.student_QC is None:
+        return torch.full(shape, 1 / shape[1], dtype=torch.float64, device=device)
+    student_QC = context.student_QC.to(device, torch.float64)
+    if student_QC.shape != shape:
+        raise ValueError(f"student probabilities: shape {tuple(student_QC.shape)}, must be {tuple(shape)}")
+    is_probability_QC, is_normalized_Q = (student_QC >= 0) & (student_QC <= 1), (student_QC.sum(1) - 1).abs() < 1e-3
+    if not (bool(is_probability_QC.all()) and bool(is_normalized_Q.all())):  # also refuses NaN
+        raise ValueError("student probabilities: every row must lie in [0, 1] and sum to 1")
+    return student_QC

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pate_torch.accounting import events, outcomes
+from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
@@ -60,8 +61,8 @@ class ExponentialMechanism(VoteMechanism):
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> outcomes.ExponentialOutcomes:
-        return outcomes.ExponentialOutcomes(rate=self.rate)
+    def make_outcome_model(self) -> theorems.ExponentialOutcomes:
+        return theorems.ExponentialOutcomes(rate=self.rate)
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:

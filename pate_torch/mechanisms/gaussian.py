@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pate_torch.accounting import events, outcomes
+from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
@@ -66,12 +67,12 @@ class GNMax(VoteMechanism):
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
         """Answer all questions."""
         answer_events = self.privacy_events(len(votes))
-        if not self.counts:
-            return Answers(self._draw_noisy_argmax(votes, noise, self.sigma), answer_events)
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
+        if not self.counts:
+            return Answers(noisy_QC.argmax(1), answer_events)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
-    def make_outcome_model(self) -> outcomes.GNMaxOutcomes | None:
+    def make_outcome_model(self) -> theorems.GNMaxOutcomes | None:
         """Return the distribution of one label, or None if counts are released or the noise is discrete."""
-        return None if self.discrete or self.counts else outcomes.GNMaxOutcomes(sigma=self.sigma)
+        return None if self.discrete or self.counts else theorems.GNMaxOutcomes(sigma=self.sigma)

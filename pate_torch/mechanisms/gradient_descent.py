@@ -80,7 +80,7 @@ class GradientDescent(RecordMechanism):
         return False
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """One record more, or another, whatever the number of queries; the noise of the logits is 1 after one step."""
+        """Return one pair for any number of queries; the noise of the logits is 1 after one step."""
         return [make_gradient_pair(1 / (self.first_step_size * self.sigma), self.adjacency)]
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
@@ -94,26 +94,17 @@ class GradientDescent(RecordMechanism):
         """Answer all questions of a round."""
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
-        noise_factor, clip_length = (
-            1.0 if context.is_last_round else self.early_noise_multiplier,
-            self.clip_norm * UNIT_NORM,
-        )
+        noise_factor = 1.0 if context.is_last_round else self.early_noise_multiplier
+        clip_length = self.clip_norm * UNIT_NORM
+        sigma = noise_factor * self.sigma * clip_length
         weight_DC = torch.zeros(votes.shape, dtype=torch.float64)
         for step in range(self.steps):
             gradient_DC = votes.compute_gradient_sum(weight_DC, self.clip_norm)
             # The sum is rounded to whole grid units, because the last bits of a float could reveal the exact sum.
-            noisy_DC = (
-                noise.draw_gaussian(votes.shape, noise_factor * self.sigma * clip_length, gradient_DC.device)
-                + gradient_DC
-            ).round()
-            weight_DC = (
-                weight_DC + (self.step_size if step else self.first_step_size) * votes.scale * noisy_DC / clip_length
-            )
+            noisy_DC = (noise.draw_gaussian(votes.shape, sigma, gradient_DC.device) + gradient_DC).round()
+            step_size = self.step_size if step else self.first_step_size
+            weight_DC = weight_DC + step_size * votes.scale * noisy_DC / clip_length
         score_PC = votes.compute_scores(weight_DC)
         score_QC = score_PC if votes.query_Q is None else score_PC[votes.query_Q]
-        return Answers(
-            score_QC.argmax(1),
-            (self._make_event(self.steps, noise_factor),),
-            score_PC=score_PC,
-            model=votes.make_model(weight_DC),
-        )
+        step_events = (self._make_event(self.steps, noise_factor),)
+        return Answers(score_QC.argmax(1), step_events, score_PC=score_PC, model=votes.make_model(weight_DC))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pate_torch.accounting import events, outcomes
+from pate_torch.accounting import events
+from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.base import VoteMechanism
@@ -50,5 +51,5 @@ class LNMax(VoteMechanism):
         noisy_QC = counts_QC + noise.draw_laplace(tuple(counts_QC.shape), self.sigma, counts_QC.device)
         return Answers(noisy_QC.argmax(1), self.privacy_events(len(votes)))
 
-    def make_outcome_model(self) -> outcomes.LNMaxOutcomes | None:
-        return None if self.discrete else outcomes.LNMaxOutcomes(scale=self.sigma)
+    def make_outcome_model(self) -> theorems.LNMaxOutcomes | None:
+        return None if self.discrete else theorems.LNMaxOutcomes(scale=self.sigma)

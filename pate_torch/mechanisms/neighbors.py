@@ -1,4 +1,7 @@
-"""Neighboring sensitive values on which the noise of a mechanism shows most, for audits: made up, and not private."""
+"""Neighboring sensitive values on which the noise of a mechanism shows most, for audits: made up, and not private.
+
+Audits test mechanisms with these values. No price, noise or claim depends on them.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pate_torch.privacy.sensitive import (
-    COUNT_SENSITIVITY,
-    GRID_STEPS,
-    CellHistogram,
-    GradientSums,
-    SoftVotes,
-    Votes,
-    make_vector_sum_sensitivity,
-)
+from pate_torch.privacy import sensitive
+from pate_torch.privacy.sensitive import CellHistogram, GradientSums, SoftVotes, Votes
 
 SensitiveValue = Votes | SoftVotes | CellHistogram | GradientSums
-
-_NUM_GRADIENT_CLASSES = 50
-"""Number of classes of a gradient pair; at the start of a descent e_y - p then has length 0.99."""
-
-_TEACHER_PROBABILITIES = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
-"""Class probabilities of teachers of two opinions; those of one class lie in different bins, however many there are."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,22 +37,18 @@ class NeighborPair:
     student_QC: Tensor | None = None
 
     def __post_init__(self) -> None:
-        left, right = self.left, self.right
-        rule = ""
+        left, right, rule = self.left, self.right, ""
         if _get_rows(left).shape != _get_rows(right).shape:
             rule = "both sides need the same teachers, queries and classes"
         elif isinstance(left, Votes) and isinstance(right, Votes):
-            if left.num_teachers != right.num_teachers:
-                rule = "both sides need the same teachers"
-            elif bool(((left.counts_QC - right.counts_QC).abs().sum(1) > 2).any()):
-                rule = "one vote may move in each query"
+            if left.num_teachers != right.num_teachers or ((left.counts_QC - right.counts_QC).abs().sum(1) > 2).any():
+                rule = "one vote of the same teachers may move in each query"
         elif isinstance(left, SoftVotes) and isinstance(right, SoftVotes):
-            if int((left.score_KQS != right.score_KQS).flatten(1).any(1).sum()) > 1:
+            if (left.score_KQS != right.score_KQS).flatten(1).any(1).sum() > 1:
                 rule = "one teacher may have moved"
         elif isinstance(left, CellHistogram):
-            difference_QC = _get_rows(left) - _get_rows(right)
-            max_changes = left.sensitivity.l1  # 1 under add_remove, 2 under replace_one
-            if int(difference_QC.abs().sum()) > max_changes or (max_changes == 2 and int(difference_QC.sum()) != 0):
+            difference_QC, max_changes = _get_rows(left) - _get_rows(right), left.sensitivity.l1
+            if difference_QC.abs().sum() > max_changes or (max_changes == 2 and difference_QC.sum() != 0):
                 rule = "one record may change in the whole table"
         if rule:
             raise ValueError(f"pair {self.name!r}: the sides are not neighbors ({rule})")
@@ -80,27 +66,27 @@ class NeighborPair:
 
 
 def _get_rows(value: SensitiveValue) -> Tensor:
-    """What the answer to each query depends on, [Q, ...]."""
+    """Return the values on which the answer to each query depends, [Q, ...]."""
     if isinstance(value, SoftVotes):
         return value.score_KQS.transpose(0, 1).flatten(1)
     return torch.arange(len(value))[:, None] if isinstance(value, GradientSums) else value.counts_QC
 
 
 def make_vote_pair(name: str, left_QC: Tensor, right_QC: Tensor, student_QC: Tensor | None = None) -> NeighborPair:
-    """A pair of vote counts [Q, C]."""
+    """Make a pair of vote counts [Q, C]."""
     left, right = (Votes(counts_QC, int(counts_QC[0].sum())) for counts_QC in (left_QC, right_QC))
     return NeighborPair(name=name, left=left, right=right, student_QC=student_QC)
 
 
 def make_count_pair(name: str, left_QC: Tensor, right_QC: Tensor, adjacency: str) -> NeighborPair:
-    """A pair of cell counts [Q, C]."""
-    sensitivity, cell_P = COUNT_SENSITIVITY[adjacency], torch.arange(len(left_QC))
+    """Make a pair of cell counts [Q, C]."""
+    sensitivity, cell_P = sensitive.COUNT_SENSITIVITY[adjacency], torch.arange(len(left_QC))
     left, right = (CellHistogram(counts_QC, sensitivity, cell_P) for counts_QC in (left_QC, right_QC))
     return NeighborPair(name=name, left=left, right=right)
 
 
 def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C: Tensor) -> NeighborPair:
-    """A pair of class probabilities of teachers of two opinions, as many of each as a row of two counts says."""
+    """Make a pair of class probabilities of teachers of two opinions; a row has the number of teachers of each."""
 
     def to_scores(counts_QC: Tensor) -> SoftVotes:
         is_second_KQ = torch.arange(int(counts_QC[0].sum()))[:, None] >= counts_QC[:, 0]
@@ -110,24 +96,20 @@ def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C:
 
 
 def make_gap_pairs(sigma: float, num_queries: int) -> list[NeighborPair]:
-    """Votes of two classes whose counts lie 0 to 4 noise scales apart, where an unlikely answer is much likelier."""
+    """Make votes of two classes whose counts lie 0 to 4 noise scales apart, where one answer becomes unlikely."""
     num_teachers = 2 * math.ceil(4 * sigma) + 20
     pairs = []
     for gap in (0, 2, 3, 4):
-        winner_votes = min(num_teachers, (num_teachers + round(gap * sigma)) // 2)
+        winner_votes = (num_teachers + round(gap * sigma)) // 2
         counts = winner_votes, num_teachers - winner_votes
         pairs.append(_make_repeated_pair(f"gap {gap} sigma", counts, num_queries))
     return pairs
 
 
 def make_screened_pairs(
-    threshold: float,
-    screen_sigma: float,
-    sigma: float,
-    num_queries: int,
-    student: tuple[float, float] | None = None,
+    threshold: float, screen_sigma: float, sigma: float, num_queries: int, student: tuple[float, float] | None = None
 ) -> list[NeighborPair]:
-    """Votes about the threshold of a check, with the answer undecided or not; and beyond it, where the answer tells."""
+    """Make votes near the threshold of a check and beyond it, with tied and with different counts."""
     low_votes, edge_votes, high_votes = (max(2, math.ceil(threshold + z * screen_sigma)) for z in (-2, 0, 6))
     counts_by_name = {
         "at the threshold": (edge_votes, edge_votes // 2),
@@ -141,10 +123,10 @@ def make_screened_pairs(
 
 
 def make_distance_pairs(threshold: float, width: float, num_queries: int, *, soft: bool = False) -> list[NeighborPair]:
-    """Distances to instability at the threshold, moved all one way or the last against the others; a changing winner.
+    """Make distances to instability at the threshold, which all move one way or the last against the others, and ties.
 
     Args:
-        threshold: The threshold, in moves of one vote.
+        threshold: Threshold of the distance, in votes.
         width: Scale of the noise on a distance, in votes.
         num_queries: Number of queries.
         soft: Whether teachers of three classes give probabilities.
@@ -160,15 +142,14 @@ def make_distance_pairs(threshold: float, width: float, num_queries: int, *, sof
     half_votes = round(threshold + 2 * width) + 2
     tied_QC = torch.tensor([[half_votes + 1, half_votes]]).repeat(num_queries, 1)
     sides_by_name["the winner changes"] = tied_QC, tied_QC + torch.tensor([-1, 1])
-    if soft:
-        return [
-            make_soft_pair(f"soft, {name}", *sides, _TEACHER_PROBABILITIES) for name, sides in sides_by_name.items()
-        ]
+    if soft:  # probabilities of one class lie in different bins, for any number of bins
+        opinions_2C = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+        return [make_soft_pair(f"soft, {name}", *sides, opinions_2C) for name, sides in sides_by_name.items()]
     return [make_vote_pair(name, *sides) for name, sides in sides_by_name.items()]
 
 
 def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list[NeighborPair]:
-    """One count more, or one that has moved: to another class, and (with two queries) to another query."""
+    """Make tables that differ by one more count, or by one that moved to another class or to another query."""
     left_QC = torch.full((num_queries, 2), 2 * math.ceil(4 * sigma))
     changes_by_name = {"one more": [(0, 0, 1)]}
     if adjacency == "replace_one":
@@ -185,20 +166,21 @@ def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list
 
 
 def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:
-    """Gradient sums of no record and of one, or of two in each other's place; ``scale`` as of ``GradientSums``.
+    """Make gradient sums of no record and of one, or of one record in place of another; ``scale`` of ``GradientSums``.
 
-    The record lies at the one public point that is asked, and its features have length 1, so that its gradient at W = 0
-    is almost as long as any can be.
+    The record lies at the one public point that is asked, and its features have length 1. With 50 classes its gradient
+    e_y - p at W = 0 has length 0.99, where 1 is the clipping norm.
     """
+    num_classes = 50
 
     def make_sums(labels: list[int]) -> GradientSums:
         return GradientSums(
-            z_ND=torch.full((len(labels), 1), GRID_STEPS, dtype=torch.int32),
+            z_ND=torch.full((len(labels), 1), sensitive.GRID_STEPS, dtype=torch.int32),
             y_N=torch.tensor(labels, dtype=torch.int64),
             z_PD=torch.ones(1, 1),
             feature_PD=torch.ones(1, 1),
-            num_classes=_NUM_GRADIENT_CLASSES,
-            sensitivity=make_vector_sum_sensitivity(adjacency, _NUM_GRADIENT_CLASSES),
+            num_classes=num_classes,
+            sensitivity=sensitive.make_vector_sum_sensitivity(adjacency, num_classes),
             scale=scale,
         )
 
@@ -209,7 +191,7 @@ def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:
 def _make_repeated_pair(
     name: str, counts: tuple[int, int], num_queries: int, student: tuple[float, float] | None = None
 ) -> NeighborPair:
-    """The same two counts in every query; on the right one vote has moved from the first class to the second."""
+    """Make a pair with two counts in every query, where one vote moves from the first class to the second."""
     left_QC = torch.tensor([counts]).repeat(num_queries, 1)
     student_QC = None if student is None else torch.tensor([student], dtype=torch.float64).repeat(num_queries, 1)
     return make_vote_pair(name, left_QC, left_QC + torch.tensor([-1, 1]), student_QC)

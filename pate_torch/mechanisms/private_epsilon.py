@@ -69,46 +69,38 @@ class PrivateEpsilon:
         Raises:
             ValueError: The price cannot be published.
         """
-        model = mechanism.make_outcome_model()
         fix = "Set private_epsilon=none: the data-independent price is published in any case."
+        model = mechanism.make_outcome_model()
         if model is None:
             raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
-            raise checks.error(
-                "private_epsilon",
-                "set",
-                f"questions in {rounds} rounds depend on answers, and their prices do not add",
-                fix,
-            )
+            rule = f"questions in {rounds} rounds depend on answers, and their prices do not add"
+            raise checks.error("private_epsilon", "set", rule, fix)
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
-        if key not in self._plans:
-            example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
-            try:
-                new_plan = private_price.choose_plan(
-                    model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
-                )
-            except ValueError as error:
-                raise ValueError(
-                    f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
-                ) from error
-            expected_epsilon = private_price.forecast_epsilon(
-                new_plan, model, example_votes, num_queries=num_queries, delta=delta
+        if key in self._plans:
+            return self._plans[key]
+        example_votes = private_price.make_example_votes(num_teachers, num_classes, self.agreement)
+        try:
+            plan = private_price.choose_plan(
+                model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
             )
-            labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
-            if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
-                message = (
-                    f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
-                    f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
-                    f"cost {format_epsilon(labels_epsilon)} whatever the votes"
-                )
-                raise checks.error(
-                    "private_epsilon",
-                    "set",
-                    message,
-                    f"{fix} To publish all the same: private_epsilon.allow_net_loss=true.",
-                )
-            self._plans[key] = new_plan
-        return self._plans[key]
+        except ValueError as error:
+            message = f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
+            raise ValueError(message) from error
+        expected_epsilon = private_price.forecast_epsilon(
+            plan, model, example_votes, num_queries=num_queries, delta=delta
+        )
+        labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
+        if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
+            message = (
+                f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
+                f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
+                f"cost {format_epsilon(labels_epsilon)} whatever the votes"
+            )
+            fix = f"{fix} To publish all the same: private_epsilon.allow_net_loss=true."
+            raise checks.error("private_epsilon", "set", message, fix)
+        self._plans[key] = plan
+        return plan
 
     @staticmethod
     def privacy_events(plan: private_price.PublicationPlan) -> tuple[PrivacyEvent, ...]:
@@ -133,9 +125,8 @@ class PrivateEpsilon:
         assert model is not None
         with budget.spend(self.privacy_events(plan), mechanism="sanitised price", purpose=PURPOSE_PRICE) as spending:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
-            price = private_price.publish_price(
-                plan, model, votes.counts_QC.cpu().numpy(), standard_normal, adaptive=False
-            )
+            counts_QC = votes.counts_QC.cpu().numpy()
+            price = private_price.publish_price(plan, model, counts_QC, standard_normal, adaptive=False)
             # Both are rounded up to three decimals, because the last bits could reveal the private scale of the noise.
             price = replace(price, rdp=_round_up(price.rdp))
             epsilon = _round_up(price.compute_epsilon(delta))

@@ -11,11 +11,7 @@ from torch import Tensor
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
-from pate_torch.mechanisms.sparse_vector_base import (
-    NoisyThresholds,
-    SparseVectorMechanism,
-    compute_instability_distance,
-)
+from pate_torch.mechanisms.sparse_vector import NoisyThresholds, SparseVectorMechanism, compute_instability_distance
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import SoftVotes, Votes
@@ -38,7 +34,7 @@ class SoftSparseVector(SparseVectorMechanism):
     Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, S scores for
     each question (a score may be tested twice), under the adjacency of the shards: one teacher moves its scores, and
     both distances have sensitivity 1.
-    Source: BTT18 Algorithms 6-8 (``sparse_vector_base`` lists the corrected errors).
+    Source: BTT18 Algorithms 6-8 (``sparse_vector`` lists the corrected errors).
     """
 
     soft: ClassVar[bool] = True
@@ -55,7 +51,7 @@ class SoftSparseVector(SparseVectorMechanism):
         return num_queries * _count_scores_per_query(num_classes) + self.max_failures
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Votes, and probabilities of three classes, of which each query asks three scores."""
+        """Return pairs of votes, and of probabilities of three classes, where each query has three scores."""
         scales = self.compute_scales(num_queries, 3)
         soft_pairs = make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries, soft=True)
         return super().worst_case_neighbors(num_queries) + soft_pairs
@@ -75,21 +71,22 @@ class SoftSparseVector(SparseVectorMechanism):
         # view would share memory with the scores of later questions.
         score_QC = score_S[: len(score_S) // num_scores * num_scores].view(-1, num_scores).clone()
         score_QC = torch.cat([1 - score_QC, score_QC], 1) if num_scores == 1 else score_QC
-        label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, _select_largest_class(score_QC))
+        # Among equal scores the last class wins, as the paper has it.
+        largest_class_Q = score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)
+        label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, largest_class_Q)
         return Answers(label_Q, incurred_events, score_QC=score_QC)
 
     def _draw_scores(
         self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: MechanismContext
     ) -> tuple[Tensor, tuple[PrivacyEvent, ...]]:
-        """The scores of a prefix, NaN for none, and what they cost."""
+        """Draw the scores of a prefix of the questions, NaN where there is none, and their events."""
         device, size = counts_SV.device, len(counts_SV)
         scales = self.compute_scales(context.num_queries, num_classes)
         # A column of zeros stands beside a single shifted bin, so that there is a second largest.
         padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
         noisy_S = compute_instability_distance(counts_SV) + noise.draw_laplace((size,), 2 * scales.noise_scale, device)
-        noisy_shifted_S = compute_instability_distance(padded_SV) + noise.draw_laplace(
-            (size,), 2 * scales.noise_scale, device
-        )
+        shifted_noise_S = noise.draw_laplace((size,), 2 * scales.noise_scale, device)
+        noisy_shifted_S = compute_instability_distance(padded_SV) + shifted_noise_S
         score_S = (2 * counts_SV.argmax(1).double() + 1) / (2 * self.bins)
         shifted_score_S = (padded_SV.argmax(1).double() + 1) / self.bins
 
@@ -108,16 +105,9 @@ class SoftSparseVector(SparseVectorMechanism):
                 score_S[score_index] = shifted_score_S[score_index]
             else:
                 blocks.end_block()
-        return score_S[:start], self._make_events(
-            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
-        )
+        return score_S[:start], blocks.make_events(self)
 
 
 def _count_scores_per_query(num_classes: int) -> int:
     """Return the number of tested scores for each question."""
     return 1 if num_classes == 2 else num_classes
-
-
-def _select_largest_class(score_QC: Tensor) -> Tensor:
-    """Return the class of the largest score; among equal scores the last class, as the paper has it."""
-    return score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)

@@ -1,17 +1,254 @@
-"""Stability with the sparse vector technique: exact winners of stable votes; only failed tests are paid for."""
+"""Stability: the exact winner of stable votes, tested question by question or by the sparse vector technique.
+
+The sparse vector technique pays for failed tests only, for hard and soft labels:
+
+    block: w_hat = w + Lap(lambda)
+    each test: pass if dist + Lap(2 lambda) > w_hat; the first test that fails ends the block
+
+``dist`` is the number of moved votes that cannot change the winner. This module corrects four printed errors:
+
+- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2. We halve it.
+- BTT18 loops while failures <= T, which allows T + 1 failures. We stop after T.
+- BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, which lacks a factor 2.
+- LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
-from pate_torch.mechanisms.sparse_vector_base import (
-    NoisyThresholds,
-    SparseVectorMechanism,
-    compute_instability_distance,
-)
+import torch
+from scipy.special import beta, betainc
+from torch import Tensor
+
+from pate_torch.accounting import calibration, events
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.core import checks
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.neighbors import NeighborPair, make_distance_pairs
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
+
+
+def compute_instability_distance(counts_QC: Tensor) -> Tensor:
+    """Compute the distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
+
+    It has sensitivity 1 and is 0 wherever the winner of a neighbor differs.
+    """
+    best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
+    gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
+    return ((gap_Q + 1) // 2 - 1).clamp(min=0)
+
+
+def compute_min_teachers(threshold: float) -> int:
+    """Return the smallest number of teachers whose unanimous vote has a distance above ``threshold``."""
+    return 2 * math.floor(threshold) + 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVectorScales:
+    """The scales of one release.
+
+    Attributes:
+        noise_scale: Noise scale lambda, in votes.
+        threshold: Threshold w, in votes.
+        max_blocks: Largest number of noisy thresholds, which cost pure 2/lambda each.
+    """
+
+    noise_scale: float
+    threshold: float
+    max_blocks: int
+
+    @property
+    def min_teachers(self) -> int:
+        """Smallest number of teachers whose unanimous vote passes with probability at least 1/2."""
+        return compute_min_teachers(self.threshold)
+
+
+def calibrate(
+    *, epsilon: float, delta: float, max_blocks: int, num_tests: int, discrete: bool = False
+) -> SparseVectorScales:
+    """Calibrate lambda so that ``max_blocks`` blocks cost (epsilon, delta/2), and w so that failures cost delta/2.
+
+    lambda is the smallest scale at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. A
+    failure is the event that a test passes although its winner differs between neighbors, where dist = 0. Let w + L_b
+    be the noisy thresholds. Given all of them, such a test passes with probability at most Q exp(-(w + L_b)/(2
+    lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. At least one of all tests therefore does
+    so with probability at most
+
+        tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],
+
+    and w makes this delta/2. A low threshold is used for more tests than a high one. The maximum covers this effect,
+    which the tail of the difference of the two noises would not.
+    """
+    noise_scale = _compute_min_noise_scale(epsilon, delta, max_blocks)
+    # With integer noise the probability of 0 makes the tail slightly larger than 1/2.
+    tail_probability = 1 / (1 + math.exp(-1 / (2 * noise_scale))) if discrete else 0.5
+    failure_bound = (
+        num_tests * tail_probability * _bound_max_threshold_moment(max_blocks, noise_scale if discrete else None)
+    )
+    return SparseVectorScales(
+        noise_scale=noise_scale,
+        threshold=max(0.0, 2 * noise_scale * math.log(2 * failure_bound / delta)),
+        max_blocks=max_blocks,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compute_min_noise_scale(epsilon: float, delta: float, max_blocks: int) -> float:
+    def make_events(noise_scale: float) -> tuple[PrivacyEvent, ...]:
+        return (events.PureDPEvent(epsilon=2 / noise_scale, count=max_blocks), events.DeltaEvent(delta=delta / 2))
+
+    return calibration.calibrate_sigma(make_events, epsilon=epsilon, delta=delta)
+
+
+def _bound_max_threshold_moment(num_blocks: int, noise_scale: float | None) -> float:
+    """Compute E[max_b exp(-L_b/(2 scale))] of ``num_blocks`` Laplace variables L_b, or a bound for integer noise.
+
+    Let F be the distribution function of X = exp(-L/(2 scale)). Then 1 - F(x) <= high/x^2 for x >= 1 and F(x) >= low
+    x^2 for x <= 1 (high = low = 1/2 for continuous noise), and E[max X] is the integral of 1 - F^blocks.
+
+    Args:
+        num_blocks: Number of blocks.
+        noise_scale: Scale of integer noise, in votes. None for continuous noise, for which the scale cancels.
+    """
+    high = 0.5 if noise_scale is None else 1 / (1 + math.exp(-1 / noise_scale))
+    low = 0.5 if noise_scale is None else high * math.exp(-1 / noise_scale)
+    below_1 = 1 - low**num_blocks / (2 * num_blocks + 1)
+    # Integration by parts; the integral of (1 - high u^2)^(blocks - 1) over u = 1/x is an incomplete beta function.
+    tail_integral = beta(0.5, num_blocks) * betainc(0.5, num_blocks, high) / (2 * math.sqrt(high))
+    above_1 = 2 * high * num_blocks * float(tail_integral) - 1 + (1 - high) ** num_blocks
+    return below_1 + above_1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseVectorMechanism(VoteMechanism):
+    """Base of the mechanisms that pay for each failed test: prices and calibration.
+
+    Attributes:
+        epsilon: Epsilon of the whole release.
+        delta: Delta of the whole release.
+        max_failures: Number T of failures after which the mechanism stops, over any number of calls.
+    """
+
+    epsilon: float
+    delta: float
+    max_failures: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.positive("mechanism.epsilon", self.epsilon)
+        checks.delta("mechanism.delta", self.delta)
+        checks.integer("mechanism.max_failures", self.max_failures, low=1)
+
+    def count_tests(self, num_queries: int, num_classes: int) -> int:
+        """Return the largest number of noisy tests for ``num_queries`` questions."""
+        return num_queries
+
+    def compute_scales(self, num_queries: int, num_classes: int = 2) -> SparseVectorScales:
+        """Compute the scales of a release of ``num_queries`` questions."""
+        return calibrate(
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_blocks=self.max_failures,
+            num_tests=max(1, self.count_tests(num_queries, num_classes)),
+            discrete=self.discrete,
+        )
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Raise ValueError for an ensemble that is too small to pass a test even if it is unanimous."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        scales = self.compute_scales(num_queries, num_classes)
+        if num_teachers < scales.min_teachers:
+            rule = (
+                f"must be at least {scales.min_teachers} for mechanism={self.name}: at "
+                f"epsilon={self.epsilon:g}, delta={self.delta:g}, max_failures={self.max_failures}, "
+                f"{num_queries} queries it needs lambda={scales.noise_scale:.1f} and w={scales.threshold:.1f}, "
+                "and only a gap above 2w passes"
+            )
+            fix = "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian."
+            raise checks.error("num_teachers", num_teachers, rule, fix)
+
+    @property
+    def has_independent_queries(self) -> bool:
+        return False
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        scales = self.compute_scales(num_queries)
+        return make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries)
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        """Return the price of the largest number of blocks and of one delta."""
+        return self.make_events(self.max_failures, num_queries)
+
+    def make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
+        """Make the events of ``num_blocks`` thresholds, with or without the delta of the release."""
+        block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
+        return (
+            events.PureDPEvent(epsilon=block_epsilon, count=num_blocks),
+            events.DeltaEvent(delta=self.delta / 2, count=int(with_delta)),
+        )
+
+
+class NoisyThresholds:
+    """The noisy thresholds of a release. A threshold is drawn when it is needed and is used until a test fails.
+
+    Args:
+        scales: Scales of the release.
+        noise: Source of noise. Its ``state`` keeps the present threshold for the next call.
+        device: Device of the noisy distances.
+        context: Context of the call, which tells whether it is the first of the release.
+    """
+
+    def __init__(
+        self, scales: SparseVectorScales, noise: NoiseSource, device: torch.device, context: MechanismContext
+    ) -> None:
+        self._scales, self._noise, self._device, self._state = scales, noise, device, noise.state
+        self._num_queries = context.num_queries
+        if context.round_index == 0:
+            assert not context.num_answered and not context.num_failures
+            self._state.clear()
+            self._state.update(failures=0, blocks=0)
+        elif "blocks" not in self._state:
+            raise ValueError("noise: a later call needs the threshold of the first call, and there is none")
+        self._num_blocks_before = int(self._state["blocks"])
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the last allowed failure has happened."""
+        return self._state["failures"] >= self._scales.max_blocks
+
+    def get_noisy_threshold(self) -> float:
+        """Return the noisy threshold w_hat of the present block."""
+        assert not self.is_stopped
+        if "threshold" not in self._state:
+            self._state["blocks"] += 1
+            noise = self._noise.draw_laplace((1,), self._scales.noise_scale, self._device)
+            self._state["threshold"] = self._scales.threshold + float(noise)
+        return self._state["threshold"]
+
+    def make_events(self, mechanism: SparseVectorMechanism) -> tuple[PrivacyEvent, ...]:
+        """Make the events of this call: its new thresholds, and delta if it drew the first one of the release."""
+        num_blocks = int(self._state["blocks"])
+        is_first = self._num_blocks_before == 0 < num_blocks
+        return mechanism.make_events(num_blocks - self._num_blocks_before, self._num_queries, with_delta=is_first)
+
+    def end_block(self) -> None:
+        """End the present block after a failure."""
+        self._state["failures"] += 1
+        del self._state["threshold"]
+
+    def find_next_failure(self, noisy_Q: Tensor, start: int) -> int:
+        """Return the first index from ``start`` on whose noisy distance is at most w_hat, or len(noisy_Q).
+
+        The threshold does not change between failures, so one pass finds the next failure. The paper tests one question
+        at a time.
+        """
+        failure_indices = (noisy_Q[start:] <= self.get_noisy_threshold()).nonzero()
+        return start + int(failure_indices[0]) if len(failure_indices) else len(noisy_Q)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +262,7 @@ class SparseVector(SparseVectorMechanism):
     Guarantee: (epsilon, delta) for the whole release, with adaptive questions, under the adjacency of the shards (one
     teacher changes its vote, so dist has sensitivity 1). The price is pure 2/lambda for each noisy threshold that is
     drawn, and delta/2 once for the event that an unstable question passes.
-    Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (``sparse_vector_base`` lists the corrected errors).
+    Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (the module's docstring lists the corrected errors).
     """
 
     name: str = "sparse_vector"
@@ -34,9 +271,8 @@ class SparseVector(SparseVectorMechanism):
         """Answer questions until the T-th failure."""
         device = votes.counts_QC.device
         scales = self.compute_scales(context.num_queries)
-        noisy_Q = compute_instability_distance(votes.counts_QC) + noise.draw_laplace(
-            (len(votes),), 2 * scales.noise_scale, device
-        )
+        noise_Q = noise.draw_laplace((len(votes),), 2 * scales.noise_scale, device)
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
         label_Q = votes.compute_plurality()
         blocks = NoisyThresholds(scales, noise, device, context)
         start = 0
@@ -46,8 +282,68 @@ class SparseVector(SparseVectorMechanism):
             if query < len(votes):
                 label_Q[query] = NO_ANSWER
                 blocks.end_block()
-        incurred_events = self._make_events(
-            blocks.num_new_blocks, context.num_queries, with_delta=blocks.has_first_threshold
-        )
         # The clone is needed, because a view would share memory with the exact labels after the stop.
-        return Answers(label_Q[:start].clone(), incurred_events)
+        return Answers(label_Q[:start].clone(), blocks.make_events(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceToInstability(VoteMechanism):
+    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer. It suits few questions.
+
+    dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner.
+
+    Attributes:
+        epsilon: Epsilon of *one question*.
+        delta: Delta of *one question*.
+
+    Guarantee: (epsilon, delta) for each question under the adjacency of the shards (dist has sensitivity 1). The price
+    is one Laplace number of ratio epsilon, and delta for the event that a winner passes which differs between neighbors
+    (dist is then 0, and it passes with probability delta/2; slightly more with discrete noise).
+    Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
+    """
+
+    name: str = "single_stable"
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fix = "It is the price of one query."
+        checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.MIN_NOISE_SCALE, exclusive=True, fix=fix)
+        checks.delta("mechanism.delta", self.delta)
+
+    @property
+    def threshold(self) -> float:
+        """Threshold ln(1/delta)/epsilon, in moved votes."""
+        return math.log(1 / self.delta) / self.epsilon
+
+    def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
+        """Raise ValueError for an ensemble that is too small to pass even if it is unanimous."""
+        super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
+        min_teachers = compute_min_teachers(self.threshold)
+        if num_teachers < min_teachers:
+            rule = (
+                f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
+                f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that"
+            )
+            fix = "Take more teachers, a larger epsilon or delta, or mechanism=gaussian."
+            raise checks.error("num_teachers", num_teachers, rule, fix)
+
+    def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
+        return make_distance_pairs(self.threshold, 1 / self.epsilon, num_queries)
+
+    def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
+        """Return the price of all questions, answered or not."""
+        noise_event: PrivacyEvent = (
+            events.PureDPEvent(epsilon=self.epsilon, count=num_queries)
+            if self.discrete
+            else events.LaplaceEvent(ratio=self.epsilon, count=num_queries)
+        )
+        return (noise_event, events.DeltaEvent(delta=self.delta, count=num_queries))
+
+    def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
+        """Test all questions."""
+        noise_Q = noise.draw_laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
+        noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
+        label_Q = torch.where(noisy_Q > self.threshold, votes.compute_plurality(), NO_ANSWER)
+        return Answers(label_Q.to(torch.int64), self.privacy_events(len(votes)))

@@ -28,7 +28,7 @@ from pate_torch import networks
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import calibration
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
+from pate_torch.accounting.rdp import make_sampled_gaussian_event
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.core.rng import make_torch_generator

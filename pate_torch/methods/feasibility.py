@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtri
 
-from pate_torch.accounting.outcomes import (
+from pate_torch.accounting.data_dependent.theorems import (
     ConfidentOutcomes,
     ExponentialOutcomes,
     GNMaxOutcomes,
@@ -21,11 +21,10 @@ from pate_torch.accounting.outcomes import (
     OutcomeModel,
 )
 from pate_torch.core import checks
-from pate_torch.mechanisms import confident, gaussian, histogram, interactive
+from pate_torch.mechanisms import confident, gaussian, histogram
 from pate_torch.mechanisms import laplace as laplacian
 from pate_torch.mechanisms.base import Mechanism
-from pate_torch.mechanisms.distance_to_instability import DistanceToInstability
-from pate_torch.mechanisms.sparse_vector_base import SparseVectorMechanism, compute_min_teachers
+from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVectorMechanism, compute_min_teachers
 
 NUM_QUANTILES = 4000
 MIN_SKILL = 0.05
@@ -157,7 +156,7 @@ def _compute_accuracy(skill: float, num_classes: int) -> float:
 def _make_outcome_model(mechanism: Mechanism) -> OutcomeModel | None:
     """The law of a label that is given, be the noise continuous or discrete."""
     match mechanism:
-        case gaussian.GNMax() | confident.ConfidentGNMax() | interactive.InteractiveGNMax() | histogram.Histogram():
+        case gaussian.GNMax() | confident.ConfidentGNMax() | confident.InteractiveGNMax() | histogram.Histogram():
             return GNMaxOutcomes(sigma=mechanism.sigma)
         case laplacian.LNMax():
             return LNMaxOutcomes(scale=mechanism.sigma)

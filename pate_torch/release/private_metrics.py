@@ -19,9 +19,8 @@ from torch import Tensor
 
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent.theorems import compute_rdp
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel, compute_rdp
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.privacy.records import Dataset, PrivateRecords, Release
 from pate_torch.privacy.sensitive import Votes

@@ -11,7 +11,7 @@ from scipy import stats
 
 from pate_torch.audit import command as audit_module
 from pate_torch.audit.command import audit, audit_outcomes, check_plan, load_mechanism, main
-from pate_torch.mechanisms import distance_to_instability, sparse_vector
+from pate_torch.mechanisms import sparse_vector
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.neighbors import make_soft_pair, make_vote_pair
@@ -200,10 +200,10 @@ def make_printed_pair(threshold: float, queries: int):
 
 
 def test_sensitivity_2_priced_as_1_is_found_in_a_single_query(monkeypatch):
-    mechanism = distance_to_instability.DistanceToInstability(epsilon=1.0, delta=1e-7)
+    mechanism = sparse_vector.DistanceToInstability(epsilon=1.0, delta=1e-7)
     pairs = [make_printed_pair(mechanism.threshold, 1)]
     assert audit(mechanism, pairs, runs=500_000, confidence=CERTAIN).is_sound
-    monkeypatch.setattr(distance_to_instability, "compute_instability_distance", compute_printed_distance)
+    monkeypatch.setattr(sparse_vector, "compute_instability_distance", compute_printed_distance)
     result = audit(mechanism, pairs, runs=500_000, confidence=CERTAIN)
     assert not result.is_sound and result.proven > 1.5 > result.claimed
 

@@ -119,22 +119,6 @@ def test_relabeling_leaves_delta_as_it_is():
     assert 0 < moved < d
 
 
-def test_relabel_moves_a_common_dichotomy_by_its_factor_at_most_and_nearly_that():
-    """P(c) over the dichotomies of the common points, all pairs of neighbors of 4 records over 3 points."""
-    worst = 0.0
-    for common in itertools.product(universe(3), repeat=3):
-        tables = []
-        for odd in universe(3):
-            table = {}
-            for labeled, p in relabel_law((*common, odd)).items():
-                table[labeled[:-1]] = table.get(labeled[:-1], 0.0) + p
-            tables.append(table)
-        for left, right in itertools.product(tables, repeat=2):
-            assert left.keys() == right.keys()
-            worst = max(worst, *(left[c] / right[c] for c in left))
-    assert 2 < worst <= RELABEL_FACTOR
-
-
 # --- The plan --------------------------------------------------------------------------------------------------------
 
 
@@ -484,18 +468,6 @@ def test_a_sub_sample_that_is_not_random_is_found(epsilon, delta, inner_epsilon,
 
 
 # --- Noise -------------------------------------------------------------------------------------------------------
-
-
-@quiet
-@pytest.mark.slow(reason="statistical audit: 1,000 runs of all teachers")
-def test_a_tenth_of_the_noise_is_found():
-    """The whole sample is drawn, so that only noise protects: epsilon = ln F + epsilon*."""
-    epsilon = math.log(RELABEL_FACTOR) + 1
-    options = options_of(epsilon, 0.03, 1.0, False, 2, 2, even=True)
-    samples = sides(np.arange(options["asked_teachers"] - 1) < options["asked_teachers"] // 2 - 1)
-    assert plan_of(samples[0].n, 2, 2, **options).subset_size == samples[0].n
-    assert proven(plain(2), samples, 2, 300, **options) <= epsilon
-    assert proven(plain(2), samples, 2, 700, share=0.1, **options) > epsilon
 
 
 @quiet

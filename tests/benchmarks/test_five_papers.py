@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import io
-import json
 import math
 
 import pytest
 
 from benchmarks.replications.five_papers import ROWS, FivePapers, PaperCell, format_table, read_cells
-from benchmarks.replications.splits import compute_sigma, replace_infinities
+from benchmarks.replications.splits import compute_sigma
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
 from pate_torch.privacy.partition import AddRemove
@@ -103,11 +102,3 @@ def test_it_refuses_what_is_not_public_and_other_neighbors(source, plan):
         study(source, rows=["PSK"])
     with pytest.raises(ValueError, match=r"study\.tables\.signs\.dataset"):
         study(source, tables={"signs": {}})
-
-
-def test_a_cell_survives_its_file(tmp_path):
-    cell = PaperCell(
-        dataset="a", split=1, method="PSQ", epsilon=math.inf, spent=math.inf, answered=3, accuracy=0.5, balanced=0.4
-    )
-    (tmp_path / "cells.jsonl").write_text(json.dumps(replace_infinities(dataclasses.asdict(cell))) + "\n")
-    assert read_cells(tmp_path / "cells.jsonl") == [cell] and read_cells(tmp_path / "nothing.jsonl") == []

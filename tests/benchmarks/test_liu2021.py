@@ -44,8 +44,8 @@ def measured(source, tmp_path_factory):
 
 
 @REPLICATION
-def test_every_cell_is_measured_on_every_split_and_spends_what_its_noise_costs(measured):
-    folder, _ = measured
+def test_every_cell_is_measured_spends_what_its_noise_costs_and_is_shown(measured):
+    folder, printed = measured
     cells = list(csv.DictReader((folder / "liu2021_table4.csv").read_text().splitlines()))
     assert len(cells) == 3 * 2 * (1 + 2 * 2)  # splits, methods, (no privacy, two epsilons by two rules)
     assert [path.name for path in folder.parent.iterdir()] == ["run"]  # splits leave no ledger and no teachers
@@ -62,22 +62,14 @@ def test_every_cell_is_measured_on_every_split_and_spends_what_its_noise_costs(m
             assert spent < 0.95 * budget
         elif queries == full:
             assert spent == pytest.approx(budget, rel=1e-8)
-
-
-@REPLICATION
-def test_without_privacy_the_student_learns_what_the_teachers_know(measured):
-    folder, _ = measured
+    # Without privacy the student learns what the teachers know.
     content = json.loads((folder / "liu2021_table4.json").read_text())
     free = [row for row in content["rows"] if row["rule"] == "none"]
     assert [row["epsilon"] for row in free] == ["inf", "inf"]
     assert all(row["accuracy"]["mean"] > 0.9 and row["balanced"]["mean"] > 0.9 for row in free)  # majority: 2/3
     noisy = [row for row in content["rows"] if (row["method"], row["rule"], row["epsilon"]) == ("PSQ", "exact", 1.0)]
     assert noisy[0]["label_accuracy"]["mean"] < free[0]["label_accuracy"]["mean"]
-
-
-@REPLICATION
-def test_the_text_fits_eighty_columns_and_shows_the_papers_figures(measured):
-    folder, printed = measured
+    # The text fits 80 columns and shows the paper's figures.
     text = (folder / "liu2021_table4.txt").read_text()
     assert max(map(len, text.splitlines())) <= 80 and text in printed
     assert all(words in text for words in ("PSQ-NP", "ASQ-NP", "PSQ*", "majority class", ".7534", "ASQ - PSQ"))

@@ -3,10 +3,13 @@
 import math
 
 import numpy as np
+import pytest
 import torch
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
+from pate_torch.mechanisms.sparse_vector import compute_instability_distance
 from pate_torch.privacy.sensitive import Votes
 from tests.configurations import list_options, load_option
 
@@ -60,3 +63,14 @@ def random_votes(queries: int, teachers: int, classes: int, seed: int = 0) -> Vo
 def is_about_stability(name: str) -> bool:
     """Whether a mechanism answers by its distance to instability."""
     return name in ("single_stable", "sparse_vector", "soft_sparse_vector")
+
+
+both_kinds = pytest.mark.parametrize("noise", ["torch", "discrete"])
+
+
+def soft(**values) -> SoftSparseVector:
+    return SoftSparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20, "bins": 4} | values))
+
+
+def halved(counts) -> int:
+    return int(compute_instability_distance(torch.tensor([counts]))[0])

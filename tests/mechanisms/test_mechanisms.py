@@ -33,9 +33,11 @@ from tests.mechanisms.mechanism_forms import (
     num_teachers,
     random_votes,
 )
-from tests.mechanisms.vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled, sparse_law, tally
+from tests.mechanisms.vote_laws import TINY, Recorder, argmax_law, at_least, chi_square, law, pooled
 
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
+
+
 every_name = pytest.mark.parametrize("name", NAMES)
 
 
@@ -60,7 +62,6 @@ MEMBERS = {
     "max_sensitivity": property(lambda self: VOTE_SENSITIVITY),
     "privacy_events": lambda self, num_queries, rounds=1: (),
     "draw": lambda self, votes, noise, context: Answers(torch.zeros(len(votes), dtype=torch.int64), ()),
-    "_format_fix": lambda self: "Use method=teachers.",
 }
 """All that a mechanism must say for itself: this one answers nothing but 0, which costs nothing."""
 
@@ -69,21 +70,23 @@ def without(base: type[Mechanism], *missing: str) -> type[Mechanism]:
     return type("Partial", (base,), {key: value for key, value in MEMBERS.items() if key not in missing})
 
 
-def test_a_mechanism_says_what_it_draws_what_it_costs_and_what_it_is_priced_for():
-    whole = without(Mechanism)()
-    answers = whole.release(random_votes(4, 20, 3), DryRunNoise("torch"), MechanismContext(num_queries=4))
+RECORDS = {"sigma": 1.0, "adjacency": "add_remove"}
+
+
+def test_a_whole_mechanism_answers():
+    answers = without(Mechanism)().release(
+        random_votes(4, 20, 3), DryRunNoise("torch"), MechanismContext(num_queries=4)
+    )
     assert answers.label_Q.tolist() == [0] * 4 and answers.events == ()
-    for missing in ("draw", "privacy_events", "max_sensitivity"):
+    assert without(VoteMechanism, "max_sensitivity")().max_sensitivity == VOTE_SENSITIVITY
+
+
+@pytest.mark.parametrize("missing", ["draw", "privacy_events", "max_sensitivity"])
+@pytest.mark.parametrize(("base", "values"), [(Mechanism, {}), (VoteMechanism, {}), (RecordMechanism, RECORDS)])
+def test_a_mechanism_says_what_it_draws_what_it_costs_and_what_it_is_priced_for(base, values, missing):
+    if (base, missing) != (VoteMechanism, "max_sensitivity"):  # all votes have one sensitivity
         with pytest.raises(TypeError, match=f"abstract.*{missing}"):
-            without(Mechanism, missing)()
-    for missing in ("draw", "privacy_events"):
-        assert without(VoteMechanism, "max_sensitivity")().max_sensitivity == VOTE_SENSITIVITY
-        with pytest.raises(TypeError, match=f"abstract.*{missing}"):
-            without(VoteMechanism, missing)()
-    records = {"sigma": 1.0, "adjacency": "add_remove"}
-    for missing in ("draw", "privacy_events", "max_sensitivity"):
-        with pytest.raises(TypeError, match=f"abstract.*{missing}"):
-            without(RecordMechanism, missing)(**records)
+            without(base, missing)(**values)
 
 
 def test_no_mechanism_is_without_a_kind_of_noise():
@@ -99,7 +102,7 @@ def test_no_mechanism_is_without_a_kind_of_noise():
         continuous().release(random_votes(4, 20, 3), DryRunNoise("discrete"), MechanismContext(num_queries=4))
 
 
-# -- form -----------------------------------------------------------------------------------------------------------
+# ---- form ------------------------------------------------------------------------------------------------------------
 
 
 @every_name
@@ -157,7 +160,7 @@ def test_outcome_model_only_where_the_law_is_known(name, noise):
     assert (model and type(model).__name__) == (expected and f"{expected}Outcomes")
 
 
-# -- price ----------------------------------------------------------------------------------------------------------
+# ---- price -----------------------------------------------------------------------------------------------------------
 
 
 @every_form
@@ -186,75 +189,58 @@ def test_zero_queries_cost_and_answer_nothing(name, noise):
     assert not rdp.compute_curve(answers.events).any() and not any(e.count for e in answers.events)
 
 
-def test_prices_of_the_table():
-    """Per query: rho, pure epsilon, and the exact Gaussian mu (ALGORITHMS section 1)."""
-    s, s1 = 3.0, 4.0
-    (gaussian,) = build("gaussian").privacy_events(1)
-    assert gaussian == GaussianEvent(mu=math.sqrt(2) / s, count=1)
-    assert compute_total_rho([gaussian]) == pytest.approx(1 / s**2)
-    assert build("gaussian", "discrete").privacy_events(7) == (ZCDPEvent(rho=1 / s**2, count=7),)
-
-    (laplace,) = build("laplace").privacy_events(1)
-    assert laplace == LaplaceEvent(ratio=1 / s, count=2)
-    assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
-        [laplace]
-    ) == pytest.approx(2 / s)
-    (laplace,) = build("laplace", "discrete").privacy_events(1)
-    assert laplace == PureDPEvent(epsilon=1 / s, count=2)
-    assert compute_total_rho([laplace]) == pytest.approx(1 / s**2) and compute_total_pure_epsilon(
-        [laplace]
-    ) == pytest.approx(2 / s)
-
-    exponential = build("exponential")
-    (event,) = exponential.privacy_events(1)
-    h = exponential.rate
-    assert event == BoundedRangeEvent(eta=2 * h, count=1) and compute_total_pure_epsilon([event]) == pytest.approx(
-        2 * h
-    )
-    assert compute_total_rho([event]) == pytest.approx(h**2 / 2) == pytest.approx(1 / s**2)
-
-    for name in ("confident", "interactive"):
-        screen, answer = build(name).privacy_events(9)
-        assert screen == GaussianEvent(mu=1 / s1, count=9) and answer == GaussianEvent(mu=math.sqrt(2) / s, count=9)
-        screen, answer = build(name, "discrete").privacy_events(9)
-        assert screen == ZCDPEvent(rho=1 / (2 * s1**2), count=9) and answer == ZCDPEvent(rho=1 / s**2, count=9)
-    screen, answer = build("confident", max_answers=4).privacy_events(9)
-    assert (screen.count, answer.count) == (9, 4)
-
-    single = build("single_stable", epsilon=0.5, delta=1e-6)
-    assert single.privacy_events(3) == (LaplaceEvent(ratio=0.5, count=3), DeltaEvent(delta=1e-6, count=3))
+S, S1, ROOT2 = 3.0, 4.0, math.sqrt(2)
+SCREENED = (GaussianEvent(mu=1 / S1, count=9), GaussianEvent(mu=ROOT2 / S, count=9))
+INTEGERS_SCREENED = (ZCDPEvent(rho=1 / (2 * S1**2), count=9), ZCDPEvent(rho=1 / S**2, count=9))
+TESTED = (LaplaceEvent(ratio=0.5, count=9), DeltaEvent(delta=1e-6, count=9))
 
 
-def test_price_oracle_640_asked_286_answered():
-    from pate_torch.accounting.accountant import compute_guarantee
+@pytest.mark.parametrize(
+    ("name", "noise", "options", "expected"),
+    [
+        ("gaussian", "torch", {}, (GaussianEvent(mu=ROOT2 / S, count=9),)),
+        ("gaussian", "discrete", {}, (ZCDPEvent(rho=1 / S**2, count=9),)),
+        ("laplace", "torch", {}, (LaplaceEvent(ratio=1 / S, count=18),)),
+        ("laplace", "discrete", {}, (PureDPEvent(epsilon=1 / S, count=18),)),
+        ("exponential", "torch", {}, (BoundedRangeEvent(eta=2 * ROOT2 / S, count=9),)),
+        ("confident", "torch", {}, SCREENED),
+        ("confident", "torch", {"max_answers": 4}, (SCREENED[0], GaussianEvent(mu=ROOT2 / S, count=4))),
+        ("confident", "discrete", {}, INTEGERS_SCREENED),
+        ("interactive", "torch", {}, SCREENED),
+        ("interactive", "discrete", {}, INTEGERS_SCREENED),
+        ("single_stable", "torch", {"epsilon": 0.5, "delta": 1e-6}, TESTED),
+        ("single_stable", "discrete", {"epsilon": 0.5, "delta": 1e-6}, (PureDPEvent(epsilon=0.5, count=9), TESTED[1])),
+    ],
+)
+def test_prices_of_nine_questions(name, noise, options, expected):
+    assert build(name, noise, **options).privacy_events(9) == expected
 
-    mechanism = build("confident", sigma=40.0, screen_sigma=150.0, threshold=200.0, max_answers=286)
-    found = compute_guarantee(mechanism.privacy_events(640), 1e-5)
-    assert found.epsilon == pytest.approx(2.5426, abs=5e-5) and found.route == "gdp"
+
+@pytest.mark.parametrize(("name", "pure"), [("gaussian", None), ("laplace", 2 / S), ("exponential", 2 * ROOT2 / S)])
+def test_one_sigma_is_one_price(name, pure):
+    for noise in kinds(name):
+        events = build(name, noise).privacy_events(1)
+        assert compute_total_rho(events) == pytest.approx(1 / S**2)
+        assert compute_total_pure_epsilon(events) == (pure if pure is None else pytest.approx(pure))
 
 
-# -- executed noise -------------------------------------------------------------------------------------------------
+# ---- executed noise --------------------------------------------------------------------------------------------------
 
 
 def accounted_scales(events, sparse: bool) -> list[tuple[str, float]]:
-    """(kind, scale) of the draws that these events pay for, in the order drawn; sensitivities are section 0's."""
+    """(kind, scale) of the draws that these events pay for, in the order drawn, by what a moved vote changes."""
     scales = []
     for event in events:
+        vote_distance = 1 if len(events) == 2 and not scales else math.sqrt(2)  # of a check, of an answer
         match event:
             case GaussianEvent(mu=mu):
-                scales.append(("gaussian", (1 if len(events) == 2 and not scales else math.sqrt(2)) / mu))
+                scales.append(("gaussian", vote_distance / mu))
             case ZCDPEvent(rho=rho):
-                scales.append(
-                    ("gaussian", (1 if len(events) == 2 and not scales else math.sqrt(2)) / math.sqrt(2 * rho))
-                )
+                scales.append(("gaussian", vote_distance / math.sqrt(2 * rho)))
             case LaplaceEvent(ratio=ratio):
                 scales.append(("laplace", 1 / ratio))
-            case PureDPEvent(epsilon=eps) if not sparse:
-                scales.append(("laplace", 1 / eps))
-            case PureDPEvent(
-                epsilon=eps
-            ):  # sparse vector: lambda = 2/eps; tests take Lap(2 lambda), thresholds Lap(lambda)
-                scales += [("laplace", 4 / eps), ("laplace", 2 / eps)]
+            case PureDPEvent(epsilon=eps):  # sparse vector: lambda = 2/eps; Lap(2 lambda) for tests, then Lap(lambda)
+                scales += [("laplace", 4 / eps), ("laplace", 2 / eps)] if sparse else [("laplace", 1 / eps)]
             case BoundedRangeEvent():
                 scales.append(("gumbel", 1.0))
     return scales
@@ -302,7 +288,8 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(name, noise):
             assert fit(x, kind, scale * wrong, noise == "discrete") < TINY
 
 
-# -- law of the answers ---------------------------------------------------------------------------------------------
+# ---- law of the answers ----------------------------------------------------------------------------------------------
+
 
 COUNTS = (9, 7, 4)
 
@@ -337,38 +324,7 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
         assert chi_square(observed, answer_law(name, noise, wrong)) < TINY
 
 
-@pytest.mark.slow(reason="statistical audit: the law of whole sequences of answers")
-@pytest.mark.parametrize("noise", ["torch", "discrete"])
-def test_stability_follows_the_exact_law_and_no_other(noise):
-    mechanism = build("sparse_vector", noise, epsilon=12.0, max_failures=2)
-    plan = mechanism.compute_scales(4)
-    distances = [round(plan.threshold) + shift for shift in (1, 0, 2, -1)]
-    counts_QC = torch.tensor([[150 + d + 1, 150 - d - 1, 0] for d in distances])
-    votes, source, context = Votes(counts_QC, 300), DryRunNoise(noise), MechanismContext(num_queries=4)
-    runs = [mechanism.release(votes, source, context).label_Q for _ in range(10_000)]
-    assert all(bool(((row == 0) | (row == NO_ANSWER)).all()) for row in runs)
-    observed = tally(tuple((row == 0).tolist()) for row in runs)
-    right = sparse_law(distances, plan.threshold, plan.scale, 2, noise == "discrete")
-    assert chi_square(observed, right) > TINY
-    for factor, failures, shift in ((2 / 3, 2, 0), (3 / 2, 2, 0), (1, 2, 2)):
-        wrong = sparse_law([d + shift for d in distances], plan.threshold, plan.scale * factor, failures, False)
-        assert chi_square(observed, wrong) < TINY
-
-
-@pytest.mark.parametrize("noise", ["torch", "discrete"])
-def test_single_stable_passes_as_often_as_it_should(noise):
-    mechanism = build("single_stable", noise, epsilon=0.5, delta=1e-3)
-    size, distance = 40_000, 11
-    votes = Votes(torch.tensor([[50 + distance + 1, 50 - distance - 1]]).repeat(size, 1), 100)
-    label_Q = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=size)).label_Q
-    observed = {c: int((label_Q == c).sum()) for c in (0, NO_ANSWER)}
-    for epsilon, fits in ((0.5, True), (0.75, False), (1 / 3, False)):
-        passes = float(law("laplace", 1 / epsilon, noise == "discrete").sf(math.log(1e3) / 0.5 - distance))
-        p = chi_square(observed, {0: passes, NO_ANSWER: 1 - passes})
-        assert p > TINY if fits else p < TINY
-
-
-# -- behavior ------------------------------------------------------------------------------------------------------
+# ---- behavior --------------------------------------------------------------------------------------------------------
 
 
 @every_name
@@ -400,80 +356,6 @@ def test_answers_live_where_the_votes_do(name, noise):
         votes = Votes(torch.tensor([[15, 5], [5, 15]], dtype=dtype, device=device), 20)
         answers = mechanism.release(votes, DryRunNoise(noise), MechanismContext(num_queries=2))
         assert answers.label_Q.device.type == device.type and answers.label_Q.dtype == torch.int64
-
-
-@pytest.mark.parametrize("name", ["gaussian", "laplace"])
-def test_ties_of_integer_noise_go_to_the_lowest_class(name):
-    mechanism = build(name, "discrete", sigma=0.01)  # exp(-100): no noise is ever drawn
-    counts_QC = torch.tensor([[5, 5, 5], [3, 6, 6], [1, 5, 9]]).repeat(50, 1)
-    votes = Votes(counts_QC, 15)
-    answers = mechanism.release(votes, DryRunNoise("discrete"), MechanismContext(num_queries=150))
-    assert answers.label_Q.tolist() == [0, 1, 2] * 50
-
-
-# -- Confident and Interactive --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", [[100], [30, 70], [10, 20, 70]], ids=str)
-def test_max_answers_ends_the_asking(sizes):
-    mechanism = build("confident", max_answers=7, screen_sigma=0.1, sigma=0.1)
-    agree = torch.tensor([20, 0, 0])
-    split = torch.tensor([7, 7, 6])
-    votes = Votes(torch.stack([agree if q % 3 == 0 else split for q in range(100)]), 20)
-    source, label_Q, incurred, start = DryRunNoise(), torch.zeros(0, dtype=torch.int64), (), 0
-    for size in sizes:
-        context = MechanismContext(num_queries=100, rounds=len(sizes), num_answered=int((label_Q >= 0).sum()))
-        answers = mechanism.release(votes.select(torch.arange(start, start + size)), source, context)
-        label_Q, incurred, start = torch.cat([label_Q, answers.label_Q]), incurred + answers.events, start + size
-        if len(answers.label_Q) < size:
-            break
-    assert label_Q.tolist() == [0, -1, -1] * 6 + [0]  # ends with the seventh answer
-    assert sum(e.count for e in incurred if e.mu == 1 / 0.1) == 19
-    assert sum(e.count for e in incurred if e.mu != 1 / 0.1) == 7
-
-
-def test_confident_refuses_a_threshold_out_of_reach():
-    with pytest.raises(ValueError, match="threshold"):
-        build("confident", threshold=100).check(num_queries=5, num_teachers=20, num_classes=3)
-    build("confident").check(num_queries=5, num_teachers=20, num_classes=3)
-
-
-def test_interactive_pays_only_where_the_student_is_wrong():
-    mechanism = build("interactive", threshold=10.0, sigma=0.2, screen_sigma=0.2, student_confidence=0.8)
-    votes = Votes(torch.tensor([[20, 0], [20, 0], [10, 10]]), 20)
-    student_QC = torch.tensor([[0.95, 0.05], [0.1, 0.9], [0.6, 0.4]])
-    answers = mechanism.release(votes, DryRunNoise(), MechanismContext(num_queries=3, student_QC=student_QC))
-    assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]  # the student's own; the teachers'; nobody's
-    assert answers.from_student_Q.tolist() == [True, False, False]
-    assert [e.count for e in answers.events] == [3, 1]
-    # Without a student no label is the student's, and a uniform expectation (10 votes each) stands in for it.
-    lower = dataclasses.replace(mechanism, threshold=5.0)
-    answers = lower.release(votes, DryRunNoise(), MechanismContext(num_queries=3))
-    assert answers.label_Q.tolist() == [0, 0, NO_ANSWER]
-    assert not answers.from_student_Q.any()
-
-
-@pytest.mark.parametrize(
-    "student", [[[math.nan, 1.0]], [[0.7, 0.7]], [[1.5, -0.5]], [[0.5, 0.25, 0.25]], [[0.5, 0.5], [0.5, 0.5]]], ids=str
-)
-def test_interactive_refuses_what_is_not_a_probability(student):
-    votes = Votes(torch.tensor([[12, 8]]), 20)
-    with pytest.raises(ValueError, match="student"):
-        build("interactive").release(
-            votes, DryRunNoise(), MechanismContext(num_queries=1, student_QC=torch.tensor(student))
-        )
-
-
-def test_interactive_baseline_is_whole_votes_under_integer_noise():
-    """Integer noise moves a count by whole votes: a fractional baseline would show through it."""
-    mechanism = build("interactive", "discrete", threshold=0.0, screen_sigma=0.05, student_confidence=1.0)
-    votes = Votes(torch.tensor([[10, 10]]), 20)
-    # K p = (10.4, 9.6), rounded (10, 10): the excess is exactly 0 and passes; unrounded it would be 0.4 and pass a
-    # threshold of 0.3 that no whole excess of 0 passes.
-    context = MechanismContext(num_queries=1, student_QC=torch.tensor([[0.52, 0.48]]))
-    assert mechanism.release(votes, DryRunNoise("discrete"), context).events[1].count == 1
-    mechanism = dataclasses.replace(mechanism, threshold=0.3)
-    assert mechanism.release(votes, DryRunNoise("discrete"), context).events[1].count == 0
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "exponential", "confident", "interactive"])

@@ -9,10 +9,9 @@ from sklearn.linear_model import LogisticRegression
 
 from pate_torch import PATE
 from pate_torch.cli import label as label_command
-from pate_torch.mechanisms.confident import ConfidentGNMax
+from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.exponential import ExponentialMechanism
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.interactive import InteractiveGNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.methods import feasibility

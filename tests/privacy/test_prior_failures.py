@@ -20,7 +20,12 @@ from scipy import stats
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.accountant import compute_guarantee
-from pate_torch.accounting.data_dependent.theorems import compute_pate2017_curve, compute_rdp, is_gnmax_bound_valid
+from pate_torch.accounting.data_dependent.theorems import (
+    GNMaxOutcomes,
+    compute_pate2017_curve,
+    compute_rdp,
+    is_gnmax_bound_valid,
+)
 from pate_torch.accounting.events import (
     BoundedRangeEvent,
     DeltaEvent,
@@ -29,7 +34,6 @@ from pate_torch.accounting.events import (
     PrivacyEvent,
     PureDPEvent,
 )
-from pate_torch.accounting.outcomes import GNMaxOutcomes
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pate_torch.accounting.outcomes import GNMaxOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent.theorems import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.core.files import create_private_folder
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import Votes

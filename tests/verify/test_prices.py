@@ -18,7 +18,7 @@ from pate_torch.accounting.events import (
     ZCDPEvent,
     to_json,
 )
-from pate_torch.accounting.sampled_gaussian import make_sampled_gaussian_event
+from pate_torch.accounting.rdp import make_sampled_gaussian_event
 from pate_torch.verify.ledger import compute_dominating_mu
 from pate_torch.verify.prices import EpsilonBounds, compute_bounds, compute_gaussian_epsilon, compute_sampled_divergence
 from pate_torch.verify.release import check_epsilon

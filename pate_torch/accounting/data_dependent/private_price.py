@@ -18,16 +18,13 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from pate_torch.accounting import rdp
-from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems, vote_rows
+from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel
 from pate_torch.accounting.events import RdpCurveEvent
-from pate_torch.accounting.outcomes import OutcomeModel
 from pate_torch.core import checks
 
 CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
 """Orders that ``choose_plan`` compares. At smaller orders the conversion costs too much, at larger ones the decay."""
-
-
-EVENT_SOURCE = "smooth sensitivity (PATE 2018, B)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +44,6 @@ class PublicationPlan:
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
-        if checks.number("order", self.order) <= 1:
-            raise checks.error("order", self.order, "must be above 1")
-        checks.positive("decay", self.decay)
-        checks.positive("sigma", self.sigma)
         checks.between("confidence", self.confidence, 0.5, 1 - 1e-12)
         compute_publication_rdp(self.order, self.decay, self.sigma, self.shift)
 
@@ -69,7 +62,7 @@ class PublicationPlan:
         """Event of the publication: its price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
-        return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source=EVENT_SOURCE)
+        return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source="smooth sensitivity (PATE 2018, B)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +77,6 @@ class PrivatePrice:
 
     plan: PublicationPlan
     rdp: float
-
-    @property
-    def publication_event(self) -> RdpCurveEvent:
-        """Event of the publication."""
-        return self.plan.publication_event
 
     def compute_epsilon(self, delta: float) -> float:
         """Compute epsilon of the labels and this publication together; it holds with ``plan.confidence``."""
@@ -123,11 +111,8 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     checks.non_negative("shift", shift)
     k = 1 + order * math.expm1(-2 * decay)
     if k <= 0:
-        raise checks.error(
-            "decay",
-            decay,
-            f"must be below {-math.log1p(-1 / order) / 2:.6g} at order {order:g} (the price is infinite)",
-        )
+        largest_decay = -math.log1p(-1 / order) / 2
+        raise checks.error("decay", decay, f"must be below {largest_decay:.6g} at order {order:g}, for a finite price")
     scaled_shift = math.exp(-decay) - shift * math.expm1(-decay)
     return order * scaled_shift**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
 
@@ -153,24 +138,31 @@ def publish_price(
     if checks.boolean("adaptive", adaptive):
         raise checks.error("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
     checks.number("z", z)
-    order_A = np.array([plan.order])
-    local_DA = smooth_sensitivity.compute_local_sensitivity(model, votes, order_A)
+    return _compute_price(plan, model, votes, len(np.asarray(votes)), z)
+
+
+def forecast_epsilon(
+    plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
+) -> float:
+    """Compute the median of the epsilon of labels and publication together, for PUBLIC votes like these."""
+    return _compute_price(plan, model, example_votes, num_queries, 0.0).compute_epsilon(delta)
+
+
+def _compute_price(
+    plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, num_queries: int, z: float
+) -> PrivatePrice:
+    """Compute the noisy price of ``num_queries`` questions with votes like these, clipped to public bounds."""
+    scale, order_A = num_queries / len(np.asarray(votes)), np.array([plan.order])
+    local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, votes, order_A)
     sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
-    price = float(smooth_sensitivity.compute_total_price(model, votes, order_A)[0])
+    price = scale * float(smooth_sensitivity.compute_total_price(model, votes, order_A)[0])
     noisy_price = price + sensitivity * (plan.shift + plan.sigma * z)
-    # The price is clipped to public bounds: 0 and the data-independent price.
-    max_price = len(np.asarray(votes)) * float(theorems.compute_data_independent_rdp(model, order_A)[0])
+    max_price = num_queries * float(theorems.compute_data_independent_rdp(model, order_A)[0])
     return PrivatePrice(plan=plan, rdp=min(max(noisy_price, 0.0), max_price))
 
 
 def choose_plan(
-    model: OutcomeModel,
-    example_votes: ArrayLike,
-    *,
-    num_queries: int,
-    delta: float,
-    confidence: float = 0.95,
-    orders: ArrayLike = CANDIDATE_ORDERS,
+    model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float, confidence: float = 0.95
 ) -> PublicationPlan:
     """Choose the plan with the smallest median of the published epsilon, for votes like ``example_votes``.
 
@@ -181,14 +173,12 @@ def choose_plan(
         num_queries: Number of questions.
         delta: Delta at which epsilons are compared.
         confidence: Probability that the published price is at least the true price.
-        orders: Renyi orders to compare.
 
     Raises:
-        ValueError: No order is usable.
+        ValueError: No order of ``CANDIDATE_ORDERS`` is usable.
     """
-    checks.integer("num_queries", num_queries, low=1)
-    orders_A = vote_rows.check_orders(orders)
-    distinct_rows = vote_rows.group_votes(example_votes)
+    orders_A = np.array(CANDIDATE_ORDERS)
+    distinct_rows = theorems.group_votes(example_votes)
     usable_A = smooth_sensitivity.find_usable_orders(
         model, orders_A, num_teachers=distinct_rows.num_teachers, num_classes=distinct_rows.num_classes
     )
@@ -210,32 +200,16 @@ def choose_plan(
             # and the best sigma for ensembles of a few to thousands of teachers was between 3 and 52.
             for sigma in np.geomspace(1, 300, 40):
                 candidate = PublicationPlan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
-                candidate_epsilon = (
-                    price_A[i] + sensitivity * candidate.shift + candidate.publication_rdp + conversion_A[i]
-                )
-                if candidate_epsilon < smallest_epsilon:
-                    smallest_epsilon, best_plan = candidate_epsilon, candidate
+                noisy_price = price_A[i] + sensitivity * candidate.shift
+                epsilon = noisy_price + candidate.publication_rdp + conversion_A[i]
+                if epsilon < smallest_epsilon:
+                    smallest_epsilon, best_plan = epsilon, candidate
     assert best_plan is not None
     return best_plan
 
 
-def forecast_epsilon(
-    plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
-) -> float:
-    """Compute the median of the epsilon of labels and publication together, for PUBLIC votes like these."""
-    scale = num_queries / len(np.asarray(example_votes))
-    order_A = np.array([plan.order])
-    local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, example_votes, order_A)
-    sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
-    price = scale * float(smooth_sensitivity.compute_total_price(model, example_votes, order_A)[0])
-    max_price = num_queries * float(theorems.compute_data_independent_rdp(model, order_A)[0])
-    return PrivatePrice(plan=plan, rdp=min(price + sensitivity * plan.shift, max_price)).compute_epsilon(delta)
-
-
 def make_example_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
     """Make one row of votes for each public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
-    checks.integer("num_teachers", num_teachers, low=1)
-    checks.integer("num_classes", num_classes, low=2)
     rows = np.zeros((len(agreement), num_classes), dtype=np.int64)
     for row, top_share in zip(rows, agreement, strict=True):
         row[0] = round(checks.between("agreement", top_share, 0, 1) * num_teachers)

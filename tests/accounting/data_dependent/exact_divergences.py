@@ -1,42 +1,63 @@
-"""Exact divergences of small vote counts by adaptive quadrature and enumeration: the oracle of the theorems' bounds."""
+"""Oracles of the theorems: exact divergences by quadrature and enumeration, and the printed formula in mpmath."""
 
+import functools
 import itertools
+import math
 
+import mpmath
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes, ExponentialOutcomes, LNMaxOutcomes
 
 
-def compute_law(model, row) -> np.ndarray:
+def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
+    """PATE 2018, Theorem 6 with the orders of Prop. 10, as printed."""
+    s, a = mpmath.mpf(sigma), mpmath.mpf(order)
+    mu2 = s * mpmath.sqrt(mpmath.log(1 / q))
+    mu1 = mu2 + 1
+    e1, e2 = mu1 / s**2, mu2 / s**2
+    big_a = (1 - q) / (1 - (q * mpmath.exp(e2)) ** ((mu2 - 1) / mu2))
+    big_b = mpmath.exp(e1) / q ** (1 / (mu1 - 1))
+    return mpmath.log((1 - q) * big_a ** (a - 1) + q * big_b ** (a - 1)) / (a - 1)
+
+
+@functools.cache
+def compute_law(model, row: tuple[int, ...]) -> np.ndarray:
     """Probability of each answer, class by class, by adaptive quadrature or by direct evaluation."""
-    row = np.asarray(row, dtype=float)
-    match model:
-        case ExponentialOutcomes(rate=rate):
-            weight = np.exp(rate * (row - row.max()))
-            return weight / weight.sum()
-        case LNMaxOutcomes(scale=scale):
-            noise, points, reach = stats.laplace(scale=scale), sorted(set(row)), 60 * scale
-        case GNMaxOutcomes(sigma=sigma) | ConfidentOutcomes(sigma=sigma):
-            noise, points, reach = stats.norm(scale=sigma), sorted(set(row)), 15 * sigma
-    edges = [row.min() - reach, *points, row.max() + reach / 15, row.max() + reach]
+    if isinstance(model, ExponentialOutcomes):
+        weight = np.exp(model.rate * (np.array(row) - max(row)))
+        return weight / weight.sum()
+    if isinstance(model, LNMaxOutcomes):
+        scale = model.scale
+        reach = 60 * scale
+
+        def pdf(z):
+            return math.exp(-abs(z) / scale) / (2 * scale)
+
+        def cdf(z):
+            return math.exp(z / scale) / 2 if z < 0 else 1 - math.exp(-z / scale) / 2
+    else:
+        scale = model.sigma
+        reach = 15 * scale
+
+        def pdf(z):
+            return math.exp(-((z / scale) ** 2) / 2) / (scale * math.sqrt(2 * math.pi))
+
+        def cdf(z):
+            return special.ndtr(z / scale)
+
+    edges = [min(row) - reach, *sorted(set(row)), max(row) + reach / 15, max(row) + reach]
 
     def integrand(x, c):
-        return noise.pdf(x - row[c]) * np.prod(noise.cdf(x - np.delete(row, c)))
+        return pdf(x - row[c]) * math.prod(cdf(x - n) for i, n in enumerate(row) if i != c)
 
-    law = np.array(
-        [
-            sum(
-                integrate.quad(integrand, low, high, args=(c,), epsabs=0, epsrel=1e-12)[0]
-                for low, high in itertools.pairwise(edges)
-            )
-            for c in range(len(row))
-        ]
-    )
+    law = np.zeros(len(row))
+    for (low, high), c in itertools.product(itertools.pairwise(edges), range(len(row))):
+        law[c] += integrate.quad(integrand, low, high, args=(c,), epsabs=0, epsrel=1e-12)[0]
     if isinstance(model, ConfidentOutcomes):
-        passed = stats.norm.sf(model.threshold, loc=row.max(), scale=model.screen_sigma)
-        failed = stats.norm.cdf(model.threshold, loc=row.max(), scale=model.screen_sigma)
-        return np.append(passed * law, failed)
+        top = stats.norm(loc=max(row), scale=model.screen_sigma)
+        return np.append(top.sf(model.threshold) * law, top.cdf(model.threshold))
     return law
 
 
@@ -47,14 +68,14 @@ def compute_renyi(p, q, order) -> float:
 def compute_divergences(model, row, orders) -> tuple[np.ndarray, np.ndarray]:
     """Largest forward and largest two-sided divergence over all neighbors with one vote moved, for each order."""
     forward, two_sided = np.zeros(len(orders)), np.zeros(len(orders))
-    p = compute_law(model, row)
+    p = compute_law(model, tuple(row))
     for a, b in itertools.permutations(range(len(row)), 2):
         if row[a] == 0:
             continue
         neighbor = list(row)
         neighbor[a] -= 1
         neighbor[b] += 1
-        q = compute_law(model, neighbor)
+        q = compute_law(model, tuple(neighbor))
         there = np.array([compute_renyi(p, q, order) for order in orders])
         back = np.array([compute_renyi(q, p, order) for order in orders])
         forward, two_sided = np.maximum(forward, there), np.maximum(two_sided, np.maximum(there, back))

@@ -8,8 +8,14 @@ import mpmath
 import numpy as np
 import pytest
 
-from pate_torch.accounting.data_dependent import query_price, smooth_sensitivity, theorems, vote_rows
-from pate_torch.accounting.outcomes import ConfidentOutcomes, ExponentialOutcomes, GNMaxOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent import smooth_sensitivity, theorems
+from pate_torch.accounting.data_dependent.theorems import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+)
+from tests.accounting.data_dependent.exact_divergences import mp_theorem
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +48,7 @@ def test_published_values_at_sigma_40():
     assert local.max() == pytest.approx(8.1819863428e-4, rel=1e-6)
     smooth = smooth_sensitivity.compute_smooth_sensitivity(local[:, None], 0.02)
     assert smooth == pytest.approx([2.2416720052e-4], rel=1e-6)
-    of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=40), np.array([20.0]), 250, 10)
+    of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=40), np.array([20.0]), 250, 10)
     assert of_q.log_q0_A == pytest.approx([-3.1568730493512733], rel=1e-12)
 
 
@@ -111,13 +117,13 @@ def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay)
 @pytest.mark.parametrize("teachers, classes", [(9, 3), (12, 2), (6, 4)])
 @pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=2.0), LNMaxOutcomes(scale=1.0)], ids=str)
 def test_reachable_q_by_enumeration(model, teachers, classes):
-    of_q, _ = query_price.make_price_parts(model, np.array([2.0]), teachers, classes)
+    of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), teachers, classes)
     rows = histograms(teachers, classes)
     log_q = {row: of_q_log(model, row) for row in rows}
     for row in rows:
         if list(row) != sorted(row, reverse=True):
             continue
-        lowest, highest = query_price._compute_reachable_log_q(np.array([row]), of_q.log_tail)
+        lowest, highest = smooth_sensitivity._compute_reachable_log_q(np.array([row]), of_q.log_tail)
         for d in range(teachers + 1):
             within = [log_q[other] for other in rows if distance(row, other) <= d]
             assert lowest[0, d] == pytest.approx(min(within), rel=1e-12)
@@ -128,10 +134,10 @@ def test_reachable_q_by_enumeration(model, teachers, classes):
 
 
 def of_q_log(model, row) -> float:
-    rows = vote_rows.group_votes([row]).rows_UC
-    if isinstance(model, GNMaxOutcomes):
-        return float(theorems.compute_gnmax_log_q(rows, model.sigma)[0])
-    return float(theorems.compute_lnmax_log_q(rows, model.scale)[0])
+    rows = theorems.group_votes([row]).rows_UC
+    gnmax = isinstance(model, GNMaxOutcomes)
+    log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
+    return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
 
 # ---- the slow twin: the definition, in mpmath ------------------------------------------------------------------------
@@ -151,16 +157,6 @@ def mp_q0(sigma: float, order: float) -> mpmath.mpf:
         middle = (low + high) / 2
         low, high = (low, middle) if mp_theorem(mpmath.exp(middle), sigma, order) >= target else (middle, high)
     return mpmath.exp(low)
-
-
-def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
-    s, a = mpmath.mpf(sigma), mpmath.mpf(order)
-    mu2 = s * mpmath.sqrt(mpmath.log(1 / q))
-    mu1 = mu2 + 1
-    e1, e2 = mu1 / s**2, mu2 / s**2
-    big_a = (1 - q) / (1 - (q * mpmath.exp(e2)) ** ((mu2 - 1) / mu2))
-    big_b = mpmath.exp(e1) / q ** (1 / (mu1 - 1))
-    return mpmath.log((1 - q) * big_a ** (a - 1) + q * big_b ** (a - 1)) / (a - 1)
 
 
 def mp_price(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
@@ -203,10 +199,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
         within = [r for r in histograms(teachers, classes) if list(r) == sorted(r, reverse=True)]
         within = [r for r in within if distance(r, votes) <= d]
         reachable = [
-            min(
-                sum(mpmath.erfc((r[0] - n) / (2 * mpmath.mpf(sigma))) / 2 for n in r[1:]),
-                1 - mpmath.mpf(1) / classes,
-            )
+            min(sum(mpmath.erfc((r[0] - n) / (2 * mpmath.mpf(sigma))) / 2 for n in r[1:]), 1 - mpmath.mpf(1) / classes)
             for r in within
         ]
         low, high = min(reachable), max(reachable)
@@ -218,7 +211,7 @@ def test_gnmax_against_the_definition_in_mpmath(row, sigma, order):
 
 
 def test_lnmax_tail_and_its_inverse():
-    of_q, _ = query_price.make_price_parts(LNMaxOutcomes(scale=3.0), np.array([2.0]), 50, 4)
+    of_q, _ = smooth_sensitivity.make_price_parts(LNMaxOutcomes(scale=3.0), np.array([2.0]), 50, 4)
     gaps = np.concatenate([[-40.0, -2.0, -1e-3, 0.0, 1e-3, 0.5], np.geomspace(1, 3000, 30)])
     assert of_q.inverse_log_tail(of_q.log_tail(gaps)) == pytest.approx(gaps, rel=1e-9, abs=1e-6)
     for gap in (-7.5, 0.0, 7.5):
@@ -231,7 +224,7 @@ def test_lnmax_tail_and_its_inverse():
 @pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=40.0), LNMaxOutcomes(scale=20.0)], ids=str)
 def test_moved_q_bounds_every_single_move(model):
     """[B_L, B_U] holds the q of every neighbor of random rows."""
-    of_q, _ = query_price.make_price_parts(model, np.array([2.0]), 250, 10)
+    of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), 250, 10)
     rng = np.random.default_rng(3)
     for row in rng.multinomial(250, rng.dirichlet(np.full(10, 0.2)), 20):
         log_q = of_q_log(model, row)
@@ -249,7 +242,7 @@ def test_moved_q_bounds_every_single_move(model):
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():
     model, order = ConfidentOutcomes(screen_sigma=4.0, threshold=15.0, sigma=400.0), 6.0
-    _, (screen,) = query_price.make_price_parts(model, np.array([order]), 30, 3)
+    _, (screen,) = smooth_sensitivity.make_price_parts(model, np.array([order]), 30, 3)
     price = {n: screen.price_NA[n, 0] for n in range(10, 31)}  # 30 votes among 3: the winner has at least 10
     for top in range(10, 31):
         row = np.array([[top, 30 - top, 0]]) if top >= 15 else np.array([[top, top, 30 - 2 * top]])
@@ -298,7 +291,7 @@ def test_orders_without_a_proved_bound_are_refused():
     )
     assert usable.tolist() == [True, False]
     # At order 60 the rise of the price is not monotone: it is larger at some smaller q.
-    of_q, _ = query_price.make_price_parts(GNMaxOutcomes(sigma=40), np.array([60.0]), 250, 10)
+    of_q, _ = smooth_sensitivity.make_price_parts(GNMaxOutcomes(sigma=40), np.array([60.0]), 250, 10)
     log_q = np.linspace(of_q.log_q1_A[0] - 1.5, of_q.log_q1_A[0], 50)
     rise = (of_q(of_q.shift_log_q(log_q, -2)) - of_q(log_q))[:, 0]
     assert rise.max() > of_q.max_local_sensitivity_A[0] * 1.01

@@ -1,4 +1,4 @@
-"""Noisy counts that are released with their labels: their noise, their price, and an audit that sees them."""
+"""GNMax: ties, and noisy counts with their noise, their price, and an audit that sees them."""
 
 import dataclasses
 import math
@@ -13,9 +13,22 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import Votes
+from tests.mechanisms.mechanism_forms import build
 from tests.mechanisms.vote_laws import CERTAIN, TINY, law
 
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace"])
+def test_ties_of_integer_noise_go_to_the_lowest_class(name):
+    mechanism = build(name, "discrete", sigma=0.01)  # exp(-100): no noise is ever drawn
+    counts_QC = torch.tensor([[5, 5, 5], [3, 6, 6], [1, 5, 9]]).repeat(50, 1)
+    votes = Votes(counts_QC, 15)
+    answers = mechanism.release(votes, DryRunNoise("discrete"), MechanismContext(num_queries=150))
+    assert answers.label_Q.tolist() == [0, 1, 2] * 50
+
+
 SIGMA = 6.0
+
+
 KINDS = ("torch", "discrete")
 
 

@@ -1,0 +1,331 @@
+"""Renyi curves and conversions against mpmath, two libraries, enumeration and published values."""
+
+import math
+
+import dp_accounting
+import mpmath as mp
+import numpy as np
+import pytest
+from dp_accounting import rdp as google
+from hypothesis import given
+from hypothesis import strategies as st
+from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+from pate_torch.accounting import rdp
+from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, ZCDPEvent
+
+mp.mp.dps = 60
+
+
+def gnmax(sigma: float, queries: int) -> list[PrivacyEvent]:
+    return [GaussianEvent(mu=math.sqrt(2) / sigma, count=queries)]
+
+
+# ---- curves ---------------------------------------------------------------------------------------------------------
+
+
+def mp_laplace(ratio: float, order: float) -> mp.mpf:
+    r, a = mp.mpf(ratio), mp.mpf(order)
+    return mp.log(a / (2 * a - 1) * mp.exp((a - 1) * r) + (a - 1) / (2 * a - 1) * mp.exp(-a * r)) / (a - 1)
+
+
+def mp_randomized_response(epsilon: float, order: float) -> mp.mpf:
+    a, p = mp.mpf(order), mp.exp(mp.mpf(epsilon)) / (1 + mp.exp(mp.mpf(epsilon)))
+    return mp.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
+
+
+def mp_bounded_range(eta: float, order: float) -> mp.mpf:
+    """The two-point pair at the interior maximum over t, by ternary search: no closed form used."""
+    n, a = mp.mpf(eta), mp.mpf(order)
+
+    def moment(t: mp.mpf) -> mp.mpf:
+        q = (1 - mp.exp(t - n)) / (mp.exp(t) - mp.exp(t - n))
+        return mp.log(q * mp.exp(a * t) + (1 - q) * mp.exp(a * (t - n)))
+
+    low, high = mp.mpf(0), n
+    for _ in range(300):
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (left, high) if moment(left) < moment(right) else (low, right)
+    return moment((low + high) / 2) / (a - 1)
+
+
+GRID = [(r, a) for r in (1e-8, 1e-4, 0.1, 0.7, 3.0, 40.0, 1e3) for a in (1.01, 1.5, 2, 17.3, 300, 1001)]
+CURVES = [
+    (rdp.compute_laplace_curve, mp_laplace),
+    (rdp.compute_pure_dp_curve, mp_randomized_response),
+    (rdp.compute_bounded_range_curve, mp_bounded_range),
+]
+
+
+@pytest.mark.parametrize(
+    ("curve", "exact", "ratio", "order"),
+    [(*pair, r, a) for pair in CURVES for r, a in GRID if not (pair[1] is mp_bounded_range and r > 100)],  # slow
+)
+def test_curves_against_mpmath(curve, exact, ratio, order):
+    with mp.workdps(1000 if ratio > 100 else 120):
+        expected = float(exact(ratio, order))
+    assert curve(ratio, order)[0] == pytest.approx(expected, rel=1e-12)
+
+
+ETAS = [*np.geomspace(1e-8, 500, 23).tolist(), 1.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("order", [1.0001, 1.01, 1.7, 2, 3.3, 20, 700, 1e4, 1e6])
+def test_bounded_range_keeps_its_precision_at_any_order(order):
+    """The closed form (which is the maximum: above) in 100 digits: off by a few ulp, above it or below."""
+    with mp.workdps(100):
+        a = mp.mpf(order)
+
+        def h(x: mp.mpf) -> mp.mpf:
+            return mp.log(mp.sinh(x / 2) / (x / 2))
+
+        each = [(a * h(a * n) - (a - 1) * h((a - 1) * n) - h(n)) / (a - 1) for n in map(mp.mpf, ETAS)]
+        found = [mp.mpf(float(rdp.compute_bounded_range_curve(eta, order)[0])) for eta in ETAS]
+        off = [float((ours - true) / true) for ours, true in zip(found, each, strict=True)]
+    assert max(map(abs, off)) < 2e-15
+
+
+def test_laplace_curve_is_the_divergence_of_the_densities():
+    ratio, order = 1.3, 2.7
+
+    def density(x):
+        return mp.exp(order * -abs(x) + (1 - order) * -abs(x - ratio)) / 2
+
+    integral = mp.quad(density, [-60, 0, ratio, 60])
+    assert rdp.compute_laplace_curve(ratio, order)[0] == pytest.approx(float(mp.log(integral) / (order - 1)), rel=1e-12)
+
+
+def test_bounded_range_dominates_the_exponential_mechanism():
+    """All votes of 12 teachers on 3 classes, all moves: the curve holds, and is nearly met by some move."""
+    rate, orders = 0.4, np.array([1.5, 2, 8, 64])
+    worst = np.zeros(len(orders))
+    for first in range(13):
+        for second in range(13 - first):
+            votes = np.array([first, second, 12 - first - second])
+            for source in range(3):
+                for target in range(3):
+                    if source == target or votes[source] == 0:
+                        continue
+                    moved = votes.copy()
+                    moved[source] -= 1
+                    moved[target] += 1
+                    p, q = (np.exp(rate * v) / np.exp(rate * v).sum() for v in (votes, moved))
+                    divergence = np.log((p[None] ** orders[:, None] * q[None] ** (1 - orders[:, None])).sum(1))
+                    worst = np.maximum(worst, divergence / (orders - 1))
+    bound = rdp.compute_bounded_range_curve(2 * rate, orders)
+    assert (worst <= bound * (1 + 1e-12)).all()
+    assert (worst >= 0.95 * bound).all()
+
+
+@given(st.floats(1e-9, 50), st.floats(1.001, 5e3))
+def test_curves_keep_their_known_bounds(ratio, order):
+    slack = 1 + 1e-9
+    laplace, response = rdp.compute_laplace_curve(ratio, order)[0], rdp.compute_pure_dp_curve(ratio, order)[0]
+    ranged = rdp.compute_bounded_range_curve(ratio, order)[0]
+    assert 0 < laplace <= response * slack
+    assert response <= min(ratio, order * ratio**2 / 2) * slack
+    assert 0 < ranged <= min(ratio, order * ratio**2 / 8) * slack
+    assert ranged <= response * slack
+
+
+def test_curve_sums_events_and_counts():
+    orders = [2, 3.5]
+    a = np.array(orders)
+    table = RdpCurveEvent(orders=(2.0, 9.0), rdp=(0.5, 0.7), source="test", count=2)
+    total = rdp.compute_curve(
+        [GaussianEvent(mu=0.5, count=3), ZCDPEvent(rho=0.1), DeltaEvent(delta=0.5), GaussianEvent(mu=0.5)], orders
+    )
+    np.testing.assert_allclose(total, 4 * a * 0.125 + 0.1 * a, rtol=1e-15)
+    np.testing.assert_array_equal(rdp.compute_curve([table], orders), [1.0, math.inf])
+    np.testing.assert_array_equal(
+        rdp.compute_curve([RdpCurveEvent(orders=(2,), rdp=(1,), source="", count=0)], orders), [0, 0]
+    )
+
+
+# ---- conversions ----------------------------------------------------------------------------------------------------
+
+
+def test_default_orders_lose_less_than_two_per_mille_and_never_gain():
+    for mu in (0.005, 0.05, 0.3, 1, 4, 15):
+        for target in (1e-4, 1e-6, 1e-10):
+            best = rdp.compute_epsilon([GaussianEvent(mu=mu)], target)
+            dense = 1 + np.geomspace(1e-3, 1e5, 200_001)
+            exact = rdp.to_epsilon(dense, dense * mu**2 / 2, target)
+            grid = rdp.to_epsilon(rdp.ORDERS, rdp.compute_curve([GaussianEvent(mu=mu)]), target)
+            if mu >= 0.05:
+                assert exact <= grid * (1 + 1e-12) and grid <= 1.002 * exact, (mu, target)
+                assert best == pytest.approx(exact, rel=1e-7)
+            # The dense grid's step of 1e-4 leaves it up to 1e-8 above the real optimum.
+            assert exact <= best * (1 + 1e-8) and exact <= grid * (1 + 1e-12)
+
+
+def test_conversion_against_two_libraries():
+    orders = [1.5, 2, 5, 20, 64, 300]
+    values = [0.01 * a for a in orders]
+    expected = google.compute_epsilon(orders, values, 1e-6)[0]
+    assert rdp.to_epsilon(orders, values, 1e-6) == pytest.approx(expected, rel=1e-12)
+    assert get_privacy_spent(orders=orders, rdp=values, delta=1e-6)[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_conversion_against_mpmath_and_back():
+    orders, values = [1.01, 3, 8], [0.001, 0.2, 0.5]
+    exact = min(
+        mp.mpf(r) + mp.log((mp.mpf(a) - 1) / a) - (mp.log(mp.mpf("1e-7")) + mp.log(a)) / (mp.mpf(a) - 1)
+        for a, r in zip(orders, values, strict=True)
+    )
+    value = rdp.to_epsilon(orders, values, 1e-7)
+    assert value == pytest.approx(float(exact), rel=1e-12)
+    table = RdpCurveEvent(orders=tuple(orders), rdp=tuple(values), source="test")
+    assert rdp.compute_delta([table], value) == pytest.approx(1e-7, rel=1e-9)
+
+
+def test_conversion_edges():
+    assert rdp.to_epsilon([2], [0.0], 0.5) == 0.0
+    assert rdp.to_epsilon([2, 3], [math.inf, math.inf], 1e-5) == math.inf
+    assert rdp.to_epsilon(3, 0.1, 1e-5) == rdp.to_epsilon([3.0], [0.1], 1e-5)
+
+
+@pytest.mark.parametrize("orders", [[], [1], [0.5], [math.nan], [math.inf]])
+def test_orders_are_finite_and_above_one(orders):
+    with pytest.raises(ValueError, match="order"):
+        rdp.to_epsilon(orders, [0.1] * len(orders), 1e-5)
+
+
+@pytest.mark.parametrize("values", [[math.nan], [-1e-9], [0.1, 0.2]])
+def test_divergences_are_one_number_per_order(values):
+    with pytest.raises(ValueError, match="rdp"):
+        rdp.to_epsilon([2], values, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
+def test_delta_lies_between_zero_and_one(delta):
+    with pytest.raises(ValueError, match="delta"):
+        rdp.to_epsilon([2], [0.1], delta)
+
+
+def test_renyi_oracles():
+    assert rdp.to_epsilon(range(2, 33), [1.1] * 31, 1e-5) == pytest.approx(1.32783806176, abs=6e-12)
+    assert rdp.compute_epsilon([GaussianEvent(mu=1 / 4.530877117)], 1e-6) == pytest.approx(1.0, abs=1e-9)
+    # These two were found on a dense grid of orders: the best real order may lie just below, never above.
+    for events, value in ((gnmax(40, 286), 2.6424014216), (gnmax(100, 1000), 1.9142388331)):
+        assert value * (1 - 1e-7) <= rdp.compute_epsilon(events, 1e-5) <= value
+
+
+# ---- the sampled Gaussian -------------------------------------------------------------------------------------------
+
+
+CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
+
+
+def _divergence(q, z, order):
+    return rdp._compute_divergences(q, z, [order])[0]
+
+
+def by_mpmath(q, z, order, reverse=False):
+    """The integral as it is written, forty digits."""
+    with mp.workdps(40):
+        ratio = lambda x: (1 - q) + q * mp.e ** ((2 * x - 1) / (2 * mp.mpf(z) ** 2))  # noqa: E731
+        power = 1 - order if reverse else order
+        cuts = sorted({-20 * z, -3 * z, 0, 3 * z, order / 2, order, order + 3 * z, order + 20 * z})
+        return float(mp.log(mp.quad(lambda x: mp.npdf(x, 0, z) * ratio(x) ** power, cuts)) / (order - 1))
+
+
+QUADRATURE = [(q, z, order) for q, z in CASES for order in (1.3, 3.0, 6.3, 20.0)]
+
+
+slow_quadrature = pytest.mark.slow(reason="quadrature in 40 digits")
+
+
+@pytest.mark.parametrize(
+    "q,z,order",
+    [case if index % 5 == 0 else pytest.param(*case, marks=slow_quadrature) for index, case in enumerate(QUADRATURE)],
+)
+def test_the_quadrature_is_the_integral(q, z, order):
+    assert _divergence(q, z, order) == pytest.approx(by_mpmath(q, z, order), rel=1e-10)
+
+
+@pytest.mark.parametrize("q,z", [CASES[0], *(pytest.param(*case, marks=slow_quadrature) for case in CASES[1:4])])
+def test_the_other_direction_is_the_smaller(q, z):
+    for order in (1.5, 4.0, 12.0):
+        assert by_mpmath(q, z, order, reverse=True) <= _divergence(q, z, order)
+
+
+def by_the_binomial(q, z, order):
+    """A whole power expands into as many Gaussian moments; sixty digits."""
+    with mp.workdps(60):
+        q, z = mp.mpf(q), mp.mpf(z)
+        weight, excess = (1 - q) ** order, mp.mpf(0)
+        for k in range(order):
+            weight *= mp.mpf(order - k) / (k + 1) * q / (1 - q)
+            excess += weight * mp.expm1((k + 1) * k / (2 * z * z))
+        return mp.log1p(excess) / (order - 1)
+
+
+def by_excess(q, z, order):
+    """The mean of (1 + u)^a - 1 - a u, sixty digits."""
+    with mp.workdps(60):
+        q, z, a = mp.mpf(q), mp.mpf(z), mp.mpf(order)
+
+        def excess(x):
+            u = q * mp.expm1((2 * x - 1) / (2 * z * z))
+            return mp.npdf(x, 0, z) * ((1 + u) ** a - 1 - a * u)
+
+        return mp.log1p(mp.quad(excess, mp.linspace(-18 * z, a + 18 * z, 13))) / (a - 1)
+
+
+@pytest.mark.parametrize("z", [0.5, 0.8, 1.0, 3.3, 20.0, 100.0, 200.0])
+def test_tiny_rates_keep_their_relative_precision(z):
+    """Down to a moment of 1 + 1e-21; by the exact sum."""
+    for q in (1e-8, 1e-6, 1e-4, 0.01, 0.2, 0.5):
+        orders = [2, 3, 8, 64, 600]
+        found = rdp._compute_divergences(q, z, [float(a) for a in orders])
+        true = [by_the_binomial(q, z, a) for a in orders]
+        assert max(abs(ours / value - 1) for ours, value in zip(found, true, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize("q,z", [(1e-8, 0.5), (1e-8, 200.0), (1e-4, 3.3), (0.5, 0.5), (0.5, 200.0)])
+@pytest.mark.parametrize("order", [1.01, pytest.param(6.3, marks=slow_quadrature)])
+def test_fractional_orders_keep_it_too(q, z, order):
+    assert abs(_divergence(q, z, order) / by_excess(q, z, order) - 1) < 1e-12
+
+
+def test_together_and_alone_orders_cost_the_same():
+    orders = [1.01, 2.0, 37.5, 1001.0]
+    for q, z in CASES:
+        np.testing.assert_allclose(
+            rdp._compute_divergences(q, z, orders), [_divergence(q, z, a) for a in orders], rtol=1e-14
+        )
+
+
+@pytest.mark.parametrize("q,z", CASES)
+def test_opacus_agrees_at_all_orders_and_google_at_whole_ones(q, z):
+    orders = rdp.ORDERS[20:110:7]
+    ours = [_divergence(q, z, float(order)) for order in orders]
+    theirs = compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders.tolist())
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    whole = [2.0, 5.0, 17.0]
+    accountant = google.RdpAccountant(orders=whole)
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z)), 1)
+    np.testing.assert_allclose([_divergence(q, z, order) for order in whole], accountant._rdp, rtol=1e-9)
+
+
+def test_whole_batches_are_the_plain_gaussian_and_empty_ones_nothing():
+    curve = rdp.make_sampled_gaussian_event(1.0, 3.0, 7)
+    np.testing.assert_allclose(curve.rdp, np.array(curve.orders) / (2 * 3.0**2), rtol=1e-9)
+    assert curve.count == 7
+    assert set(rdp.make_sampled_gaussian_event(0.0, 3.0, 7).rdp) == {0.0}
+
+
+def test_it_composes_to_the_epsilon_of_a_library():
+    """At the best whole order of Google's accountant; ours may pick one in between, and gain less than 1 %."""
+    accountant = google.RdpAccountant(orders=list(range(2, 64)))
+    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(2.0)), 50)
+    ours = rdp.compute_epsilon([rdp.make_sampled_gaussian_event(0.2, 2.0, 50)], 1e-5)
+    theirs = accountant.get_epsilon(1e-5)
+    assert 0.99 * theirs < ours <= theirs * 1.002
+
+
+def test_arguments_are_checked():
+    for rate, multiplier in ((-0.1, 1.0), (1.1, 1.0), (0.1, 0.0)):
+        with pytest.raises(ValueError, match=r"rate|noise_multiplier"):
+            rdp.make_sampled_gaussian_event(rate, multiplier, 1)
