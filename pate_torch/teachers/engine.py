@@ -29,7 +29,7 @@ from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 
 ShareCallback = Callable[[float], object]
-"""Called with the share of the work on a chunk that is done, while it is less than all."""
+"""Called with the share of a chunk's steps that have been taken, while it is less than all."""
 
 BLOCK_STEPS = 32
 """Steps whose distortions are drawn together: another number of them would give other draws."""
@@ -99,10 +99,6 @@ class TrainingTask:
     seed: int
     device: torch.device
 
-    def gather_chunk(self, teachers: range) -> Chunk:
-        """PRIVATE. Copy the records of some teachers out of the private set."""
-        return gather_chunk(self.private, self.shards, teachers)
-
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
     """PRIVATE. Copy the records of some teachers out of the private set."""
@@ -117,26 +113,16 @@ def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Ch
 
 
 def draw_batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
-    """A teacher's own batches, int32 [steps, B]: permutations of its 0 .. size-1, one after the other."""
-    total = steps * batch_size
+    """A teacher's batches, int32 [steps, B]: permutations of 0 .. size-1, one after the other."""
     if size <= 1:
         return torch.zeros(steps, batch_size, dtype=torch.int32)
-    generator = make_torch_generator(seed, "teacher", teacher, "batches")
-    epochs = -(-total // size)
+    generator, epochs = make_torch_generator(seed, "teacher", teacher, "batches"), -(-steps * batch_size // size)
     order = torch.rand(epochs, size, generator=generator).argsort(1).to(torch.int32)
-    return order.flatten()[:total].view(steps, batch_size)
+    return order.flatten()[: steps * batch_size].view(steps, batch_size)
 
 
 class Feed:
-    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B].
-
-    Args:
-        chunk: PRIVATE. The records.
-        spec: How they are normalized.
-        recipe: Recipe of the teachers.
-        seed: Seed of their streams.
-        device: Device of the batches.
-    """
+    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B]."""
 
     def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
         self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
@@ -228,11 +214,11 @@ def train_params(
         forward: Computes logits [k, B, C] of inputs [B, k, ...] by the parameters.
         params: Parameters on the device; those of a teacher without records end as zero, so that it votes a constant.
         chunk: PRIVATE. The records of the teachers.
-        spec: Facts of the records, by which they are normalized.
+        spec: Facts of the records, by which the records are normalized.
         recipe: Recipe of the teachers.
         seed: Seed of the teachers' streams.
         device: Device of the training.
-        report_share: Called with the share of the steps that have been taken.
+        report_share: Called at each point of the learning curves.
     """
     leaves = list(params.values())
     optimizer = make_optimizer(leaves, recipe)
@@ -273,8 +259,6 @@ def train_stacked(
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
-
-    def forward(x: Tensor) -> Tensor:
-        return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
-
+    dtype = torch.bfloat16 if recipe.dtype == "bf16" else recipe.torch_dtype
+    forward = lambda x: stacked.forward(module, params, x.to(dtype))  # noqa: E731
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)
