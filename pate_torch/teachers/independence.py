@@ -52,7 +52,7 @@ def pickle_work(work: Callable[..., Any]) -> bytes:
     try:
         return bytes(cloudpickle.dumps(work))
     except Exception as error:
-        message = f"cannot be sent to the process that trains one teacher again ({type(error).__name__}: {error})"
+        message = f"cannot be sent to the fresh process that trains one teacher again ({type(error).__name__}: {error})"
         fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
         raise checks.error("teacher", "the one given", message, fix) from error
 
