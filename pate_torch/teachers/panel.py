@@ -98,8 +98,8 @@ class Panel:
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
         if self.retraining_check is not None:
-            *work, teacher = self.retraining_check
-            label_Q = independence.call_in_fresh_process(*work, teacher, x)
+            work, own_x, own_y, teacher = self.retraining_check
+            label_Q = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
             if not torch.equal(self._replace_invalid(label_Q), prediction_KQ[teacher]):
                 raise independence.dependence_error(len(self))
             self.retraining_check = None
