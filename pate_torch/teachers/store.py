@@ -366,15 +366,17 @@ class TeacherStore:
         manifest = self.load_manifest(name)
         stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), voting_mode)))
         path = create_private_folder(self.folder / manifest["id"] / "votes") / f"{stem}.safetensors"
-        is_new = not path.exists()
-        votes = compute() if is_new else Votes(read_tensors(path)["counts_QC"].long(), manifest["num_teachers"])
-        found = votes.num_teachers, *votes.counts_QC.shape
-        if found != (manifest["num_teachers"], len(pool_x), manifest["network"]["num_classes"]):
-            problem = f"does not hold the votes of teachers {name} on these points; delete it to count again"
-            raise ValueError(f"{path}: {problem}")
-        if is_new:
-            with self.lock(), atomic_replacement(path) as temporary:
-                save_file({"counts_QC": votes.counts_QC.cpu().int()}, temporary)
+        num_teachers, shape = manifest["num_teachers"], (len(pool_x), manifest["network"]["num_classes"])
+        if path.exists():
+            counts_QC = read_tensors(path).get("counts_QC")
+            if counts_QC is None or counts_QC.shape != shape:
+                raise ValueError(f"{path}: does not hold the votes on these points; delete it to count again")
+            return Votes(counts_QC.long(), num_teachers)
+        votes = compute()
+        if votes.num_teachers != num_teachers or votes.counts_QC.shape != shape:
+            raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
+        with self.lock(), atomic_replacement(path) as temporary:
+            save_file({"counts_QC": votes.counts_QC.cpu().int()}, temporary)
         return votes
 
     # ---- aliases ----------------------------------------------------------------------------------------------------

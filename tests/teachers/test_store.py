@@ -119,7 +119,7 @@ def test_votes_of_other_teachers_or_points_are_refused_and_not_stored(store, nam
         lambda: ensemble.count_votes(PRIVATE.x[:4]),
         lambda: ensemble.select(slice(0, 2)).count_votes(PRIVATE.x),
     ):
-        with pytest.raises(ValueError, match="does not hold the votes"):
+        with pytest.raises(ValueError, match="not this ensemble's votes"):
             store.get_or_count_votes(name, PRIVATE.x, count)
     path = store.folder / name / "votes" / f"{compute_tensor_digest(PRIVATE.x)}.safetensors"
     assert not path.exists()
