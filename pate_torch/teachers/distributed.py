@@ -28,14 +28,7 @@ TIMEOUT = timedelta(hours=12)
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers.
-
-    Attributes:
-        rank: Number of this process.
-        size: Number of processes.
-        local_rank: Number of this process among those of its machine.
-        local_size: Number of processes of its machine.
-    """
+    """The number of this process among all processes, and among the processes of its machine (local)."""
 
     rank: int = 0
     size: int = 1

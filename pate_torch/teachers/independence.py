@@ -102,13 +102,7 @@ def run_received_work() -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """PRIVATE. One teacher of an ensemble that is to be trained again.
-
-    Attributes:
-        ensemble: All teachers.
-        teacher: Number of the teacher.
-        retraining: Work that trains this teacher without the records of the others.
-    """
+    """PRIVATE. One teacher of an ensemble, and the work that trains it again without the records of the others."""
 
     ensemble: TeacherEnsemble
     teacher: int
@@ -142,15 +136,7 @@ class Trial:
 class Retraining:
     """PRIVATE. A launch of the same shape as the teacher's, in which all other teachers have one blank record.
 
-    Backends give the same bits only for equal shapes.
-
-    Attributes:
-        chunk: Records of the launch.
-        row: Row of the teacher in the launch.
-        spec: Facts of the records.
-        recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
-        device: Device of the training.
+    Backends give the same bits only for equal shapes. ``row`` is the teacher's row in the launch.
     """
 
     chunk: Chunk

@@ -24,7 +24,7 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
-from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
+from pate_torch.teachers.engine import Chunk, iterate_batches, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 
 Member = Callable[[Tensor], Tensor]
@@ -265,7 +265,7 @@ def fit_module(
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype).train()
         params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
         optimizer, chunk = make_optimizer(params, recipe), Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
-        for step, (x_B, y_B) in enumerate(Feed(chunk, spec, recipe, seed, device)):
+        for step, (x_B, y_B) in enumerate(iterate_batches(chunk, spec, recipe, seed, device)):
             F.cross_entropy(module(x_B[:, 0]), y_B[0], label_smoothing=recipe.label_smoothing).backward()
             for parameter in params:
                 if parameter.grad is None:  # the logits do not depend on this parameter

@@ -28,11 +28,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """A recipe for a trunk.
-
-    Attributes:
-        features: How the features are learnt.
-    """
+    """A recipe for a trunk: how its features are learnt."""
 
     features: ContrastiveFeatures
 
@@ -86,12 +82,7 @@ class Trunk:
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec) -> Trunk:
-        """The trunk of stored ``to_facts`` and ``get_state``.
-
-        Raises:
-            KeyError: An entry is missing.
-            RuntimeError: The facts and the state do not fit.
-        """
+        """The trunk of stored ``to_facts`` and ``get_state``; KeyError or RuntimeError if they do not fit."""
         encoder = networks.remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict(dict(state))
         return cls(facts["network"], encoder, input_spec, DataSpec.from_dict(facts["spec"]))

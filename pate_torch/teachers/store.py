@@ -81,14 +81,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnsemble:
-    """PRIVATE. An ensemble with the facts of its manifest.
-
-    Attributes:
-        id: Id of the ensemble in the store.
-        ensemble: The teachers.
-        identity: Identity of the teachers.
-        ledger_head: The newest ledger entry when the ensemble was last used; None if no ledger was used.
-    """
+    """PRIVATE. An ensemble, and the newest ledger entry when it was last used; None if no ledger was used."""
 
     id: str
     ensemble: TeacherEnsemble
@@ -213,10 +206,8 @@ class TeacherStore:
     def lock_training(self, identity: Identity, on_wait: Callable[[str], object]) -> Iterator[Path]:
         """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
 
-        Args:
-            identity: Identity of the teachers.
-            on_wait: Called with the name of the process that trains these teachers, before this call waits for the end
-                of that process; the teachers may then be in the store.
+        Where another process trains these teachers, ``on_wait`` gets its name, and this call waits for its end; the
+        teachers may then be in the store.
         """
         checkpoints = self._get_checkpoint_folder(asdict(identity))
         with hold_lock(checkpoints.with_suffix(".lock"), LOCATION_KEY, on_wait=on_wait):
@@ -354,11 +345,7 @@ class TeacherStore:
     ) -> Votes:
         """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and stored.
 
-        Args:
-            name: The ensemble's id.
-            pool_x: The public points.
-            compute: Computes the votes.
-            voting_mode: Letters and digits that name a way to vote other than on each point by itself.
+        ``voting_mode`` has letters and digits that name a way to vote other than on each point by itself.
 
         Raises:
             ValueError: The cached or the computed votes are not this ensemble's on these points.
@@ -384,9 +371,8 @@ class TeacherStore:
     def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
         """A fresh id that one release shows in place of anything private.
 
-        Args:
-            fingerprint: PRIVATE. Fingerprint of the records, or of the votes in their place.
-            ensemble: Id of the stored ensemble behind it; None if no ensemble is stored.
+        ``fingerprint`` (PRIVATE) is that of the records, or of the votes in their place; ``ensemble`` is the id of the
+        stored ensemble, None if no ensemble is stored.
         """
         alias = secrets.token_hex(8)
         with self.lock():
@@ -414,12 +400,9 @@ class TeacherStore:
             _write_json(self.folder / manifest["id"] / "manifest.json", manifest | {"ledger_head": ledger_head})
 
     def record_charge(self, account: str, records: RecordHashes | None, ledger_head: str) -> None:
-        """PRIVATE. Note that an account was charged for these records, and the newest entry of the ledger.
+        """PRIVATE. Note that an account was charged for these records (None if the votes came without records).
 
-        Args:
-            account: Name of the account.
-            records: The records of the charge; None if the votes came without records.
-            ledger_head: The newest entry, by whose absence a lost ledger is noticed.
+        A lost ledger is noticed by the absence of its newest entry, ``ledger_head``.
         """
         path = create_private_folder(self.folder / "accounts") / f"{account}.json"
         with self.lock():

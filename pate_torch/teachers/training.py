@@ -290,10 +290,7 @@ def _report_curves(curve_KP: dict[str, Tensor], recipe: TeacherRecipe, log: Log,
 class Checkpoints:
     """PRIVATE. A folder of finished groups, each file named by a hash of the records, the recipe and the seed.
 
-    Args:
-        folder: PRIVATE. The folder for the files.
-        task: What the teachers are trained on.
-        rows_K: PRIVATE. Parameters and learning curves of every teacher, [K, ...] each.
+    ``rows_K`` are the parameters and learning curves of every teacher, [K, ...] each.
     """
 
     def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
