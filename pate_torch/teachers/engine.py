@@ -188,10 +188,8 @@ def train_params(
 ) -> TrainedChunk:
     """PRIVATE. Take all steps on the parameters of a chunk, in place.
 
-    Args:
-        forward: Computes logits [k, B, C] of inputs [B, k, ...] by the parameters.
-        params: Parameters on the device; those of a teacher without records end as zero, so that it votes a constant.
-        report_share: Called at each point of the learning curves.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] by ``params``, which lie on the device; those of a teacher
+    without records end as zero, so that it votes a constant. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
     optimizer = make_optimizer(leaves, recipe)
