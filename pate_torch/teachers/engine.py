@@ -188,8 +188,8 @@ def train_params(
 ) -> TrainedChunk:
     """PRIVATE. Take all steps on the parameters of a chunk, in place.
 
-    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] by ``params``, which lie on the device; those of a teacher
-    without records end as zero, so that it votes a constant. ``report_share`` is called at each curve point.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] by ``params``, which are on the device; those of a
+    teacher without records end as zero, so that it votes a constant. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
     optimizer = make_optimizer(leaves, recipe)
