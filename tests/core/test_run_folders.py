@@ -177,11 +177,8 @@ def write_partial_checkpoints(store, letter, age):
 
 def test_abandoned_checkpoints_are_removed_and_those_of_the_living_are_not(tmp_path):
     store = TeacherStore(tmp_path)
-    fresh, old = (
-        write_partial_checkpoints(store, "a"),
-        write_partial_checkpoints(store, "b", CHECKPOINT_MAX_AGE_SECONDS),
-    )
-    living = write_partial_checkpoints(store, "c", 1e8)
+    ages = {"a": 0.0, "b": CHECKPOINT_MAX_AGE_SECONDS, "c": 1e8}
+    fresh, old, living = (write_partial_checkpoints(store, letter, age) for letter, age in ages.items())
     (store.folder / f".partial-{'d' * 16}.lock").touch()
     with hold_lock(living.with_name(f"{living.name}.lock"), "place", on_wait=refuse):
         store.sweep()
