@@ -1,4 +1,4 @@
-"""A disk that fails at its n-th operation, and runs of every kind on it, each in a process of its own.
+"""A disk that fails at its n-th operation, and runs of every kind on it, each in its own process.
 
 Operations are every open for writing, write, fsync, rename, link, removal, change of mode and new folder of the process
 under the home of a run, every file of tensors, and every entry of the ledger. At the n-th one the process is killed,
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR
 
 
 class FailingDisk:
-    """Counts the operations under ``home``, and fails at number ``fail_at`` (None: at none).
-
-    Attributes:
-        count: Operations so far.
-        last: Words for the operation that failed.
-    """
+    """Counts the operations under ``home``, and fails at number ``fail_at``, which ``last`` names; None if never."""
 
     def __init__(self, home: Path, mode: str, fail_at: int | None) -> None:
         self.home, self.mode, self.fail_at = str(home), mode, fail_at
@@ -83,9 +79,7 @@ class FailingDisk:
         finally:
             self._inside = False
 
-    def _around(
-        self, inner: Callable[..., Any], what: str, kind: Callable[..., Exception] | None = None
-    ) -> Callable[..., Any]:
+    def _around(self, inner: Callable[..., Any], what: str, kind: Any = None) -> Callable[..., Any]:
         @functools.wraps(inner)
         def operation(*given: Any, **options: Any) -> Any:
             self._operation(what, kind)
@@ -115,22 +109,9 @@ def _rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _classifier(home: Path, allow_refit: bool, **settings: Any) -> None:
     X, y = _rows(240, 0)
-    clf = PATEClassifier(account="rows", classes=[0, 1], home=home, allow_refit=allow_refit, verbose=False, **settings)
+    clf = PATEClassifier(account="rows", classes=[0, 1], home=home, num_records_about=240, allow_refit=allow_refit,
+                         verbose=False, **settings)  # fmt: skip
     clf.fit(X, y, public=_rows(60, 1)[0])
-
-
-def _gradients(home: Path, allow_refit: bool) -> None:
-    _classifier(home, allow_refit, method="gradients", num_records_about=240)
-
-
-def _teachers(home: Path, allow_refit: bool) -> None:
-    _classifier(
-        home, allow_refit, epsilon=4.0, method="teachers", num_records_about=240, num_queries=8, spend_anyway=True
-    )
-
-
-def _dpsgd(home: Path, allow_refit: bool) -> None:
-    _classifier(home, allow_refit, method="dpsgd", num_records_about=240)
 
 
 def _texts(home: Path, allow_refit: bool) -> None:
@@ -182,10 +163,9 @@ def _learn(home: Path, allow_refit: bool) -> None:
     folder, draw = home.parent, np.random.default_rng(0)
     for name, count, labeled in (("people", 400, True), ("public", 40, False), ("test", 40, True)):
         if not (folder / f"{name}.csv").exists():
-            lines = ["age,dose" + ",ill" * labeled]
-            for x, z in draw.random((count, 2)).round(3):
-                lines.append(f"{x},{z}" + (f",{'yes' if x > 0.5 else 'no'}" if labeled else ""))
-            (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+            rows = [[str(x), str(z), "yes" if x > 0.5 else "no"] for x, z in draw.random((count, 2)).round(3)]
+            lines = [",".join(row[: 2 + labeled]) + "\n" for row in [["age", "dose", "ill"], *rows]]
+            (folder / f"{name}.csv").write_text("".join(lines))
     given = ["sspp", str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people",
              f"dataset.public_path={folder / 'public.csv'}", f"dataset.test_path={folder / 'test.csv'}",
              "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "1",
@@ -194,9 +174,9 @@ def _learn(home: Path, allow_refit: bool) -> None:
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {
-    "gradients": _gradients,
-    "teachers": _teachers,
-    "dpsgd": _dpsgd,
+    "gradients": partial(_classifier, method="gradients"),
+    "teachers": partial(_classifier, epsilon=4.0, method="teachers", num_queries=8, spend_anyway=True),
+    "dpsgd": partial(_classifier, method="dpsgd"),
     "texts": _texts,
     "train": _train,
     "train texts": _train_texts,
@@ -209,14 +189,13 @@ def attempt(kind: str, home: Path, mode: str, fail_at: int | None, allow_refit: 
     killed_runs.quietly()
     disk = FailingDisk(home, mode, fail_at)
     disk.install()
-    outcome = {"ended": "well"}
+    outcome: dict[str, Any] = {"ended": "well"}
     try:
         KINDS[kind](home, allow_refit)
     except (ValueError, OSError) as error:  # any other error leaves the process with a traceback and exit code 1
         outcome = {"ended": type(error).__name__, "message": str(error)}
     disk.fail_at = None
-    with_count = outcome | {"operations": disk.count, "failed": disk.last}
-    home.with_suffix(".json").write_text(json.dumps(with_count))
+    home.with_suffix(".json").write_text(json.dumps(outcome | {"operations": disk.count, "failed": disk.last}))
 
 
 def releases(home: Path) -> tuple[int, int]:

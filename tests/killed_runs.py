@@ -1,9 +1,8 @@
-"""Tiny runs of every kind, each in a process of its own, killed where it is told: between any two of its writes, draws
-and charges.
-"""
+"""Tiny runs of every kind, each in its own process, killed between any two of its writes, draws and charges."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import hashlib
@@ -29,7 +28,7 @@ from pate_torch import PATE, owner_metrics, pipeline, session
 from pate_torch.accounting.events import from_json
 from pate_torch.api.journal import Journal
 from pate_torch.api.labeler import PrivateLabeler
-from pate_torch.cli import label as label
+from pate_torch.cli import label
 from pate_torch.config import RunConfig
 from pate_torch.core.progress import Stages
 from pate_torch.data.tensors import Tensors
@@ -57,48 +56,27 @@ from pate_torch.teachers.store import ID_PATTERN, TeacherStore
 from pate_torch.teachers.training import Checkpoints, TeacherRecipe
 from tests import ROOT
 from tests.run_configs import changed, run_config
+from tests.worlds import clouds
+
+STUDENT = Supervised(network="logistic", steps=3, augment=None)
+RECIPE = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
 
 
 def blobs() -> Tensors:
     """Three clouds in the plane."""
-    draw = torch.Generator().manual_seed(0)
-    y = torch.randint(3, (160,), generator=draw)
-    x = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])[y] + torch.randn(160, 2, generator=draw)
-    return Tensors(
-        name="blobs",
-        class_names=3,
-        x=x[:100],
-        y=y[:100],
-        pool_x=x[100:130],
-        pool_y=y[100:130],
-        test_x=x[130:],
-        test_y=y[130:],
-    )
+    x, y = clouds(160, 0)
+    pool = {"pool_x": x[100:130], "pool_y": y[100:130]}
+    return Tensors(name="blobs", class_names=3, x=x[:100], y=y[:100], test_x=x[130:], test_y=y[130:], **pool)
 
 
 def plan(home: Path, name: str, **changes: Any) -> RunConfig:
     """Eight teachers, five questions, a student of a few steps."""
-    student = Supervised(network="logistic", steps=3, augment=None)
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
-    given: dict[str, Any] = {
-        "dataset": blobs(),
-        "partition": AddRemove(),
-        "teacher": recipe,
-        "mechanism": GNMax(sigma=2.0),
-        "query": Random(),
-        "student": student,
-        "guide_student": student,
-        "root": home,
-        "folder": home / "runs" / "blobs" / "gaussian" / name,
-        "seed": 0,
-        "num_teachers": 8,
-        "num_queries": 5,
-        "delta": 1e-4,
-        "opening_budget": 50.0,
-        "baseline": False,
-        "quiet": True,
-    }
-    return changed(run_config(**given), **changes)
+    config = run_config(
+        dataset=blobs(), partition=AddRemove(), teacher=RECIPE, mechanism=GNMax(sigma=2.0), query=Random(),
+        student=STUDENT, guide_student=STUDENT, num_teachers=8, num_queries=5, delta=1e-4, opening_budget=50.0,
+        root=home, folder=home / "runs" / "blobs" / "gaussian" / name, seed=0, baseline=False, quiet=True,
+    )  # fmt: skip
+    return changed(config, **changes)
 
 
 class Steps:
@@ -112,10 +90,13 @@ class Steps:
             os.kill(os.getpid(), signal.SIGKILL)
         self.count += 1
 
-    def around(self, holder: Any, name: str) -> None:
-        """A moment before and one after every call of ``holder.name``."""
-        inner: Callable[..., Any] = getattr(holder, name)
+    def around(self, *holders: tuple[Any, tuple[str, ...]]) -> None:
+        """Count a moment before and one after every call of these methods of each holder."""
+        for holder, names in holders:
+            for name in names:
+                setattr(holder, name, self._wrap(getattr(holder, name)))
 
+    def _wrap(self, inner: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(inner)
         def stepped(*args: Any, **options: Any) -> Any:
             self()
@@ -123,7 +104,7 @@ class Steps:
             self()
             return result
 
-        setattr(holder, name, stepped)
+        return stepped
 
 
 def watch_noise(home: Path) -> None:
@@ -131,21 +112,22 @@ def watch_noise(home: Path) -> None:
     inner = DryRunNoise.draw_gaussian
 
     def watched(self: DryRunNoise, *args: Any, **options: Any) -> Any:
-        with (home / "draws.txt").open("a") as file:
-            file.write(f"{reservations(home)}\n")
+        write_line(home / "draws.txt", reservations(home))
         return inner(self, *args, **options)
 
     DryRunNoise.draw_gaussian = watched  # type: ignore[method-assign]
 
 
+def write_line(file: Path, value: object) -> None:
+    with file.open("a") as opened:
+        opened.write(f"{value}\n")
+
+
 def reservations(home: Path) -> int:
     """How many charges the file of the ledger holds, read past our own code."""
-    db = sqlite3.connect(home / "ledger.sqlite")
-    try:
+    with contextlib.closing(sqlite3.connect(home / "ledger.sqlite")) as db:
         query = "SELECT count(*) FROM entries WHERE json_extract(body, '$.kind') = 'reserve'"
         return int(db.execute(query).fetchone()[0])
-    finally:
-        db.close()
 
 
 def run(home: Path, name: str, kill_at: int | None) -> None:
@@ -153,7 +135,7 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
     quietly()
     watch_noise(home)
     steps = Steps(kill_at)
-    for holder, methods in (
+    steps.around(
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
         (Path, ("replace", "rename", "write_text", "chmod")),
         (safetensors_torch, ("save_file",)),
@@ -165,27 +147,23 @@ def run(home: Path, name: str, kill_at: int | None) -> None:
         (Ledger, ("open_account", "reserve", "commit")),
         (GNMax, ("release",)),
         (DryRunNoise, ("draw_gaussian",)),
-    ):
-        for method in methods:
-            steps.around(holder, method)
+    )
     pipeline.run(plan(home, name))
     (home / "steps.txt").write_text(str(steps.count))
 
 
 def readable(home: Path) -> dict[str, list[int]]:
     """Every labels.csv under ``home`` by its run: what somebody could take away."""
-    found = {}
-    for file in (home / "runs").glob("*/*/*/release/labels.csv"):
-        found[file.parts[-3]] = [int(row["label"]) for row in csv.DictReader(file.read_text().splitlines())]
-    return found
+    return {
+        file.parts[-3]: [int(row["label"]) for row in csv.DictReader(file.read_text().splitlines())]
+        for file in (home / "runs").glob("*/*/*/release/labels.csv")
+    }
 
 
 def quietly() -> None:
     """One thread, and nothing on standard output."""
     torch.set_num_threads(1)
-    os.environ["TQDM_DISABLE"] = "1"
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 # ---- every kind of run ----------------------------------------------------------------------------------------------
@@ -207,19 +185,17 @@ def _rounds(home: Path, number: int) -> None:
     _pipeline(home, number, query=Margin(rounds=2))
 
 
-def _self_training() -> SelfTraining:
-    small = Supervised(network="logistic", steps=3, augment=None)
-    return SelfTraining(first_student=small, later_students=small, num_generations=1)
+SELF_TRAINING = SelfTraining(first_student=STUDENT, later_students=STUDENT, num_generations=1)
 
 
 def _reverse_knn(home: Path, number: int) -> None:
     mechanism = Histogram(sigma=3.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, method=partial(ReverseKnn), mechanism=mechanism, query=Medoids(), student=_self_training())
+    _pipeline(home, number, method=partial(ReverseKnn), mechanism=mechanism, query=Medoids(), student=SELF_TRAINING)
 
 
 def _gradients(home: Path, number: int) -> None:
     mechanism = GradientDescent(sigma=9.0 + number / 64, adjacency="add_remove")
-    _pipeline(home, number, method=partial(GradientMethod, size=100), mechanism=mechanism, student=_self_training())
+    _pipeline(home, number, method=partial(GradientMethod, size=100), mechanism=mechanism, student=SELF_TRAINING)
 
 
 def _label(home: Path, number: int) -> None:
@@ -234,18 +210,10 @@ def _label(home: Path, number: int) -> None:
 
 def _api(home: Path, number: int) -> None:
     data = blobs()
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
     one = PATE(
-        "clouds",
-        classes=3,
-        num_teachers=8,
-        mechanism=GNMax(sigma=2.0 + number / 64),
-        delta=1e-4,
-        budget_epsilon=CAP,
-        home=home,
-        teacher=recipe,
-        seed=number // 2,
-    )
+        "clouds", classes=3, num_teachers=8, mechanism=GNMax(sigma=2.0 + number / 64), delta=1e-4, budget_epsilon=CAP,
+        home=home, teacher=RECIPE, seed=number // 2,
+    )  # fmt: skip
     one.fit_teachers(data.x, data.y).label(data.pool_x, num_queries=5)
     one.fit_student("supervised", network="logistic", steps=3, augment=None)
     one.report(data.test_x, data.test_y)
@@ -269,8 +237,7 @@ def _labeler(home: Path, number: int) -> None:
         ) as labeler:
             for turn in range(asked):
                 labeler.answer(torch.tensor([float(number * asked + turn)]))
-                with (home / "given.txt").open("a") as file:
-                    file.write("1\n")
+                write_line(home / "given.txt", 1)
 
 
 def _ledger(home: Path, number: int) -> None:
@@ -280,8 +247,7 @@ def _ledger(home: Path, number: int) -> None:
         _open(ledger, "a", planned)
         for _ in range(4):
             reservation = ledger.reserve("a", planned, fingerprint="", mechanism="gaussian", run=f"run{number}")
-            with (home / "reserved.txt").open("a") as file:
-                file.write(f"{reservation.id}\n")
+            write_line(home / "reserved.txt", reservation.id)
             ledger.record(reservation, planned)
             ledger.commit(reservation, planned)
         ledger.backup(home / f"backup{number}.sqlite")
@@ -309,7 +275,7 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
     quietly()
     training.GROUP_TEACHERS = 4  # in this process: eight teachers are two groups
     steps = Steps(kill_at)
-    for holder, methods in (
+    steps.around(
         (os, ("replace", "rename", "fsync", "link", "mkdir")),
         (Path, ("replace", "rename", "write_text", "chmod", "unlink")),
         (safetensors_torch, ("save_file",)),
@@ -318,9 +284,7 @@ def attempt(kind: str, home: Path, number: int, kill_at: int | None) -> None:
         (Journal, ("append",)),
         (release_store, ("write",)),
         (DryRunNoise, ("draw_gaussian",)),
-    ):
-        for method in methods:
-            steps.around(holder, method)
+    )
     KINDS[kind](home, number)
     (home / "steps.txt").write_text(str(steps.count))
 
@@ -393,9 +357,7 @@ def half_written(home: Path) -> list[str]:
 
 
 def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, ready: Any = None) -> None:
-    """A run of the same eight teachers, one a group, each of which takes so many seconds more; notes who trained which,
-    what was said, and how it ended.
-    """
+    """A run of the same eight teachers, one a group, each so many seconds longer; notes who trained which."""
     quietly()
     training.GROUP_TEACHERS = 1
     save = Checkpoints.save
@@ -403,16 +365,13 @@ def side_by_side(home: Path, name: str, sigma: float, seconds: float = 0.0, read
     def slowly(self: Checkpoints, group: range) -> None:
         time.sleep(seconds)
         save(self, group)
-        with (home / "trained.txt").open("a") as file:
-            file.write(f"{os.getpid()}:{group.start}\n")
+        write_line(home / "trained.txt", f"{os.getpid()}:{group.start}")
 
     def say(self: Stages, line: str) -> None:
-        with (home / f"{name}.said").open("a") as file:
-            file.write(line + "\n")
+        write_line(home / f"{name}.said", line)
 
     Checkpoints.save, Stages.print_message = slowly, say  # type: ignore[method-assign]
-    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=4, backend="vectorized")
-    one = plan(home, name.partition("+")[0], teacher=recipe, mechanism=GNMax(sigma=sigma))
+    one = plan(home, name.partition("+")[0], mechanism=GNMax(sigma=sigma))
     if ready is not None:
         ready.wait()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -75,35 +76,30 @@ def single_thread_mode(enabled: bool = True) -> Iterator[None]:
 
 
 def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:
-    """Run the jobs and return their results in order: on a CPU each in a thread of its own, elsewhere one by one.
+    """Run the jobs and return their results in order: on a CPU each in its own thread, elsewhere one by one.
 
     On a CPU the operations of a job use one thread, however many processors there are, so that results do not depend
     on their number. Jobs should take about equally long and spend their time in torch, which releases Python's lock.
     (Processes would have to send the points and the results.) The first error ends all jobs and is raised.
     """
-    counts: list[tuple[int, int] | None] = [None] * len(jobs)
+    counts_by_job: dict[int, tuple[int, int]] = {}
     lock, stop_event = threading.Lock(), threading.Event()
 
-    def make_progress(k: int) -> Progress:
-        def report_progress(done: int, total: int) -> None:
-            with lock:
-                if stop_event.is_set():
-                    raise RuntimeError("ended, as another job of the same kind failed")
-                counts[k] = (done, total)
-                started = [count for count in counts if count is not None]
-                expected_total = max(job_total for _, job_total in started)  # of each job that has not begun
-                progress(
-                    sum(job_done for job_done, _ in started),
-                    sum(job_total for _, job_total in started) + expected_total * (len(jobs) - len(started)),
-                )
+    def report(job: int, done: int, total: int) -> None:
+        with lock:
+            if stop_event.is_set():
+                raise RuntimeError("ended, because another job of the same kind failed")
+            counts_by_job[job] = done, total
+            dones, totals = zip(*counts_by_job.values(), strict=True)
+            num_waiting = len(jobs) - len(totals)  # each is expected to be as long as the longest one that has begun
+            progress(sum(dones), sum(totals) + max(totals) * num_waiting)
 
-        return report_progress
-
+    work = [functools.partial(job, functools.partial(report, k)) for k, job in enumerate(jobs)]
     if device.type != "cpu":
-        return [job(make_progress(k)) for k, job in enumerate(jobs)]
+        return [run_job() for run_job in work]
     workers = min(len(jobs), torch.get_num_threads())
     with single_thread_mode(), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = [pool.submit(job, make_progress(k)) for k, job in enumerate(jobs)]
+        futures = [pool.submit(run_job) for run_job in work]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:  # raises the first error, not that of a job which the first error ended

@@ -64,11 +64,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file.
-
-    Raises:
-        ValueError: The file is missing, damaged or of another kind, such as a pickle; the message names the file.
-    """
+    """Read the tensors of a safetensors file; a ValueError names a file that is missing, damaged or another kind."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:

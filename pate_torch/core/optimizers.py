@@ -1,8 +1,7 @@
-"""Fused, element-wise optimizers of networks and of stacked teachers; each update is one pass over memory.
+"""Fused optimizers of networks and of stacked teachers; each update is one pass over memory.
 
 The first step of ``torch.optim`` imports torch's compiler, which takes two to three seconds in every process. All
-updates are element-wise, so that no norm or clipping mixes stacked teachers. The tests compare both with
-``torch.optim``.
+updates are element-wise, so that no norm or clipping mixes stacked teachers.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ with Stages() as stages:
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,7 @@ class Stages:
 
     Args:
         quiet: Whether to show nothing.
-        stream: The stream to write to; None for standard error.
+        stream: Stream to write to; None if it is standard error.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -75,18 +76,17 @@ class Stages:
         """Begin a stage, and show its name before its first step is done."""
         if self.quiet:
             return do_nothing
-        return self._begin_lines(name) if self.live_display is None else self._begin_bar(self.live_display, name)
+        if self.live_display is None:
+            return self._begin_lines(name)
+        update = functools.partial(self.live_display.update, self.live_display.add_task(escape(name), total=None))
+        return lambda done, total: update(completed=done, total=total)
 
     def print_message(self, line: str) -> None:
-        """Print one line that is no stage, such as what was found and is used again."""
+        """Print one line that belongs to no stage."""
         if self.live_display is not None:
             self.live_display.console.print(Text(line))
         elif not self.quiet:
             print(line, file=self.stream, flush=True)
-
-    def _begin_bar(self, live_display: LiveDisplay, name: str) -> Progress:
-        task = live_display.add_task(escape(name), total=None)
-        return lambda done, total: live_display.update(task, completed=done, total=total)
 
     def _begin_lines(self, name: str) -> Progress:
         start = last_line = time.monotonic()
@@ -96,7 +96,7 @@ class Stages:
         def report(done: int, total: int) -> None:
             nonlocal start, last_line, previous_done, is_finished
             now = time.monotonic()
-            if done < previous_done:  # the stage begins again, as a student does that guides several rounds
+            if done < previous_done:  # the stage begins again, like a student that guides several rounds
                 start, last_line, is_finished = now, now, False
             previous_done, elapsed = done, format_duration(now - start)
             if done == total and done > 0 and not is_finished:

@@ -1,4 +1,4 @@
-"""Names and places of runs, and locks on their folders: all ranks of a run agree on one folder.
+"""Names and places of runs, and locks on their folders.
 
 A lock is a file that one process at a time holds by flock (``filelock``). Its holder deletes the file when it releases
 the lock, and the system releases the lock of a process that ends: a lock file that nobody holds was left behind by a
@@ -31,17 +31,12 @@ _RELEASE_SECONDS = 0.05
 
 
 def get_run_id() -> str:
-    """Return one name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else a name made of the time.
-
-    Under torchrun every rank would otherwise take its own time and write into a folder of its own.
-    """
-    environment = os.environ
-    torchrun_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if run_id := environment.get("PATE_RUN_ID") or (torchrun_id if torchrun_id != "none" else None):
-        return _check_safe_name(run_id)
-    if environment.get("SLURM_JOB_ID"):
-        return _check_safe_name(f"slurm-{environment['SLURM_JOB_ID']}")
-    return f"torchrun-{os.getppid()}" if "RANK" in environment else make_unique_run_id()
+    """Return one name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else a name made of the time."""
+    torchrun_id, slurm_id = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("SLURM_JOB_ID")
+    run_id = os.environ.get("PATE_RUN_ID") or (torchrun_id if torchrun_id != "none" else None)
+    if run_id or slurm_id:
+        return _check_safe_name(run_id or f"slurm-{slurm_id}")
+    return f"torchrun-{os.getppid()}" if "RANK" in os.environ else make_unique_run_id()
 
 
 def make_unique_run_id() -> str:
@@ -85,16 +80,12 @@ def get_runs_folder(root: Path) -> Path:
 
 def get_run_folder(root: object, dataset: object, mechanism: object) -> str:
     """Return ``<runs>/<dataset>/<mechanism>``; names are checked here because Hydra creates the folder first of all."""
-    runs = get_runs_folder(check_root(root))
-    return str(runs / _check_safe_name(dataset, "dataset.name") / _check_safe_name(mechanism, "mechanism.name"))
+    names = _check_safe_name(dataset, "dataset.name"), _check_safe_name(mechanism, "mechanism.name")
+    return str(get_runs_folder(check_root(root)).joinpath(*names))
 
 
 def check_root(root: object) -> Path:
-    """Return the folder of ledger and teachers, with ``~`` expanded.
-
-    Raises:
-        ValueError: The path is empty and would mean the working directory, which would be closed to others.
-    """
+    """Return the folder of ledger and teachers, with ``~`` expanded; an empty path would be the working directory."""
     if not isinstance(root, str) or not root.strip():
         fix = "Set PATE_HOME or paths.root, or unset both."
         raise checks.error("paths.root", root, "must be the path of a folder", fix)
@@ -138,15 +129,10 @@ def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
 
 
 def check_hex_id(key: str, value: object) -> str:
-    """Return an id of teachers or of a release, 16 hexadecimal digits, so that no id can be a path.
-
-    Raises:
-        ValueError: The value is anything else.
-    """
-    text = str(value)
-    if not re.fullmatch(r"[0-9a-f]{16}", text):
+    """Check for the id of teachers or of a release, 16 hexadecimal digits, so that no id can be a path."""
+    if not re.fullmatch(r"[0-9a-f]{16}", str(value)):
         raise checks.error(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
-    return text
+    return str(value)
 
 
 def remove_partial_files(folder: Path) -> None:
@@ -166,7 +152,7 @@ def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]
         wait: Whether to wait for the process that holds the lock now.
 
     Raises:
-        ValueError: Files cannot be locked there.
+        ValueError: The file system has no locks.
     """
     # No soft lock, whose file outlives a killed process; one lock for all threads, as another one may release it.
     lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
@@ -186,27 +172,22 @@ def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]
 
 @contextlib.contextmanager
 def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iterator[None]:
-    """Hold a lock as ``try_hold_lock`` does, and wait for its holder, whose description ``on_wait`` gets (and refuses).
+    """Hold a lock like ``try_hold_lock``; where another process holds it, call ``on_wait`` and wait.
 
-    The description is "process 7 on node1 since 2026-01-01T00:00:00+00:00".
+    ``on_wait`` gets "process 7 on node1 since 2026-01-01T00:00:00+00:00", and may raise an error.
     """
     with contextlib.ExitStack() as exit_stack:
         if not exit_stack.enter_context(try_hold_lock(path, key)):
-            on_wait(_format_holder(path))
+            holder = "another process"
+            with contextlib.suppress(OSError, ValueError):  # the holder is just taking or releasing the lock
+                holder = "process {} on {} since {}".format(*json.loads(path.read_text()))
+            on_wait(holder)
             exit_stack.enter_context(try_hold_lock(path, key, wait=True))
         yield
 
 
-def _format_holder(path: Path) -> str:
-    try:
-        pid, host, since = json.loads(path.read_text())
-    except (OSError, ValueError):  # the holder is just taking or releasing the lock
-        return "another process"
-    return f"process {pid} on {host} since {since}"
-
-
 def try_lock_descriptor(descriptor: int, path: Path, key: str) -> bool:
-    """Lock an open file until it is closed; False if another process holds it. Raises as ``try_hold_lock``."""
+    """Lock an open file until it is closed; False if another process holds it. Raises like ``try_hold_lock``."""
     with _refuse_unlockable(path, key):
         return filelock.lock_descriptor(descriptor, blocking=False)
 

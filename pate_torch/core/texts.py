@@ -23,10 +23,10 @@ def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
     Args:
         key: The setting or argument that names the texts, for messages.
         texts: Texts that are not empty.
-        length: Bytes of a row, which is public.
+        length: Number of bytes of a row, which is public.
 
     Raises:
-        ValueError: An entry is empty or no text; the message does not quote it, because it may be private.
+        ValueError: An entry is empty or no text; the message does not quote the entry, because it may be private.
     """
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
     for row, text in enumerate(texts):

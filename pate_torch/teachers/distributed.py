@@ -1,7 +1,7 @@
-"""Ranks of one run under torchrun: groups of teachers are dealt to them, parameters and votes gathered.
+"""Ranks of one run under torchrun: groups of teachers are dealt to ranks, and parameters and votes are gathered.
 
-Teachers never communicate while they learn, so there is nothing to synchronize but the end, through host memory: the
-group is gloo even where ranks train on GPUs. Without torchrun everything here is the single-process case.
+Teachers never communicate while they learn. Their parameters are exchanged at the end, through host memory: the process
+group is gloo even where ranks train on GPUs. Without torchrun there is one rank.
 """
 
 from __future__ import annotations
@@ -28,14 +28,7 @@ TIMEOUT = timedelta(hours=12)
 
 @dataclass(frozen=True)
 class World:
-    """This process among its peers.
-
-    Attributes:
-        rank: Number of this process.
-        size: Number of processes.
-        local_rank: Number of this process among those of its machine.
-        local_size: Number of processes of its machine.
-    """
+    """The number of this process among all processes, and among the processes of its machine (local)."""
 
     rank: int = 0
     size: int = 1
@@ -44,12 +37,12 @@ class World:
 
 
 def get_world() -> World:
-    """The ranks of this run; joins the group on the first call when started by torchrun."""
+    """This process among the ranks of the run; the first call under torchrun joins the process group."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World()
     if not dist.is_initialized():
         dist.init_process_group("gloo", timeout=TIMEOUT)
-        atexit.register(close)  # else its threads may outlive Python, which then ends by a signal
+        atexit.register(dist.destroy_process_group)  # else its threads may outlive Python, which then ends by a signal
     local_rank = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size)
@@ -60,17 +53,11 @@ def is_main() -> bool:
     return get_world().rank == 0
 
 
-def close() -> None:
-    """Leave the group, if there is one."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def get_local_device(device: torch.device) -> torch.device:
-    """The device of this rank, resolved once, by all ranks together: rank i of a machine takes its i-th GPU.
+    """The device of this rank, agreed on by all ranks together: rank i of a machine takes its i-th GPU.
 
     Raises:
-        ValueError: Ranks have devices of different kinds, on which launches are of other sizes.
+        ValueError: Ranks have devices of different kinds, on which launches have different sizes.
     """
     ranks = get_world()
     if ranks.size == 1:

@@ -23,13 +23,12 @@ from pate_torch.core.optimizers import Adam, Sgd
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.features import augmentation
-from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 
 ShareCallback = Callable[[float], object]
-"""Called with the share of the work on a chunk that is done, while it is less than all."""
+"""Called with the share of a chunk's steps that have been taken, while it is less than all."""
 
 BLOCK_STEPS = 32
 """Steps whose distortions are drawn together: another number of them would give other draws."""
@@ -68,12 +67,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedChunk:
-    """PRIVATE. The trained teachers of a chunk.
-
-    Attributes:
-        params: Stacked parameters, [k, ...] each.
-        curves: Learning curves by the names of ``CURVES``, [k, points] each.
-    """
+    """PRIVATE. Stacked parameters [k, ...] and learning curves [k, points] of a chunk, by name."""
 
     params: stacked.Parameters
     curves: dict[str, Tensor]
@@ -81,16 +75,7 @@ class TrainedChunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingTask:
-    """PRIVATE. Everything that decides the teachers of one ensemble.
-
-    Attributes:
-        private: The private records.
-        spec: Facts of the records, by which they are normalized.
-        shards: Which records each teacher learns from.
-        recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
-        device: Device of the training.
-    """
+    """PRIVATE. Everything that decides the teachers of one ensemble; ``train`` describes the attributes."""
 
     private: PrivateRecords
     spec: DataSpec
@@ -98,10 +83,6 @@ class TrainingTask:
     recipe: TeacherRecipe
     seed: int
     device: torch.device
-
-    def gather_chunk(self, teachers: range) -> Chunk:
-        """PRIVATE. Copy the records of some teachers out of the private set."""
-        return gather_chunk(self.private, self.shards, teachers)
 
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
@@ -117,59 +98,42 @@ def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Ch
 
 
 def draw_batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
-    """A teacher's own batches, int32 [steps, B]: permutations of its 0 .. size-1, one after the other."""
-    total = steps * batch_size
+    """A teacher's batches, int32 [steps, B]: permutations of 0 .. size-1, one after the other."""
     if size <= 1:
         return torch.zeros(steps, batch_size, dtype=torch.int32)
-    generator = make_torch_generator(seed, "teacher", teacher, "batches")
-    epochs = -(-total // size)
+    generator, epochs = make_torch_generator(seed, "teacher", teacher, "batches"), -(-steps * batch_size // size)
     order = torch.rand(epochs, size, generator=generator).argsort(1).to(torch.int32)
-    return order.flatten()[:total].view(steps, batch_size)
+    return order.flatten()[: steps * batch_size].view(steps, batch_size)
 
 
-class Feed:
-    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B].
-
-    Args:
-        chunk: PRIVATE. The records.
-        spec: How they are normalized.
-        recipe: Recipe of the teachers.
-        seed: Seed of their streams.
-        device: Device of the batches.
-    """
-
-    def __init__(self, chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device) -> None:
-        self.chunk, self.spec, self.recipe, self.device = chunk, spec, recipe, device
-        self.x, self.y = to_device(chunk.x_kS, device), to_device(chunk.y_kS, device)
-        self.dtype = recipe.torch_dtype
-        self.mean, self.std = spec.get_constants(self.dtype, device)
-        sizes = zip(chunk.teachers, chunk.size_k.tolist(), strict=True)
-        batches = [draw_batches(seed, k, size, recipe.steps, recipe.batch_size) for k, size in sizes]
-        self.index = torch.stack(batches, dim=1)  # [steps, k, B]
-        self.generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
-
-    def _iterate_maps(self, affine: Affine) -> Iterator[Tensor]:
-        """Distortions of the next ``BLOCK_STEPS`` batches, [steps, B, k, 2, 3], block by block."""
-        batch = self.recipe.batch_size
-        for index in self.index.split(BLOCK_STEPS):
-            maps_by_teacher = [affine.draw(len(index) * batch, self.spec.input_shape, g) for g in self.generators]
-            yield torch.stack([maps.view(-1, batch, 2, 3) for maps in maps_by_teacher], dim=2)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        first = torch.arange(len(self.chunk), device=self.device) * self.x.shape[1]
-        x_R, y_R, affine = self.x.flatten(0, 1), self.y.flatten(), self.recipe.augment
-        map_stream = None if affine is None else prefetch(self._iterate_maps(affine))
-        for block in self.index.split(BLOCK_STEPS):
-            index = to_device(block, self.device).long()
-            maps = None if map_stream is None else to_device(next(map_stream), self.device)
-            for t, index_kB in enumerate(index):
-                row_kB = index_kB + first[:, None]
-                # Whole rows are copied; an index for each of the two dimensions would copy number by number.
-                x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
-                x = x.to(self.dtype).div_(255) if x.dtype == torch.uint8 else x.to(self.dtype)
-                if affine is not None and maps is not None:
-                    x = augmentation.warp(x.flatten(0, 1), maps[t].flatten(0, 1), affine.padding).view(x.shape)
-                yield x.sub_(self.mean).div_(self.std), y_R[row_kB]
+def iterate_batches(
+    chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B]."""
+    dtype, affine, batch_size = recipe.torch_dtype, recipe.augment, recipe.batch_size
+    mean, std = spec.get_constants(dtype, device)
+    x_R, y_R = (to_device(value, device).flatten(0, 1) for value in (chunk.x_kS, chunk.y_kS))
+    first_k = torch.arange(len(chunk), device=device) * chunk.x_kS.shape[1]
+    sizes = zip(chunk.teachers, chunk.size_k.tolist(), strict=True)
+    batches = [draw_batches(seed, k, size, recipe.steps, batch_size) for k, size in sizes]
+    blocks = torch.stack(batches, dim=1).split(BLOCK_STEPS)  # [steps, k, B] each
+    map_blocks: Iterator[Tensor] | None = None
+    if affine is not None:
+        generators = [make_torch_generator(seed, "teacher", k, "augment") for k in chunk.teachers]
+        num_draws = (len(block) * batch_size for block in blocks)
+        maps_by_teacher = ([affine.draw(n, spec.input_shape, g) for g in generators] for n in num_draws)
+        map_blocks = prefetch(torch.stack(maps, 1).unflatten(0, (-1, batch_size)) for maps in maps_by_teacher)
+    for block in blocks:
+        index = to_device(block, device).long()
+        maps = None if map_blocks is None else to_device(next(map_blocks), device)
+        for t, index_kB in enumerate(index):
+            row_kB = index_kB + first_k[:, None]
+            # Whole rows are copied; an index for each of the two dimensions would copy number by number.
+            x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
+            x = x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
+            if affine is not None and maps is not None:
+                x = augmentation.warp(x.flatten(0, 1), maps[t].flatten(0, 1), affine.padding).view(x.shape)
+            yield x.sub_(mean).div_(std), y_R[row_kB]
 
 
 def prefetch(items: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -224,22 +188,15 @@ def train_params(
 ) -> TrainedChunk:
     """PRIVATE. Take all steps on the parameters of a chunk, in place.
 
-    Args:
-        forward: Computes logits [k, B, C] of inputs [B, k, ...] by the parameters.
-        params: Parameters on the device; those of a teacher without records end as zero, so that it votes a constant.
-        chunk: PRIVATE. The records of the teachers.
-        spec: Facts of the records, by which they are normalized.
-        recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
-        device: Device of the training.
-        report_share: Called with the share of the steps that have been taken.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] by ``params``, which are on the device; those of a
+    teacher without records end as zero, so that it votes a constant. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
     optimizer = make_optimizer(leaves, recipe)
     num_points = min(CURVE_POINTS, recipe.steps)
     sums = torch.zeros(3, num_points, len(chunk), device=device)
     with float32_precision(tf32=recipe.dtype == "tf32"), flush_denormals():
-        for step, (x, y) in enumerate(Feed(chunk, spec, recipe, seed, device)):
+        for step, (x, y) in enumerate(iterate_batches(chunk, spec, recipe, seed, device)):
             logits = forward(x)
             losses = _compute_losses(logits, y, recipe.label_smoothing)
             losses.sum().backward()
@@ -273,8 +230,6 @@ def train_stacked(
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
-
-    def forward(x: Tensor) -> Tensor:
-        return stacked.forward(module, params, x.to(torch.bfloat16) if recipe.dtype == "bf16" else x)
-
+    dtype = torch.bfloat16 if recipe.dtype == "bf16" else recipe.torch_dtype
+    forward = lambda x: stacked.forward(module, params, x.to(dtype))  # noqa: E731
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)

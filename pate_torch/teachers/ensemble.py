@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -25,13 +26,13 @@ CPU_TEACHERS, CPU_POINTS = 8, 64
 as long)."""
 
 GPU_TEACHERS, MAX_GPU_POINTS = 16, 512
-"""Teachers, and at most so many points, evaluated together on a GPU: more points hardly fill it better."""
+"""Teachers and points evaluated together on a GPU, at most: more points hardly fill the GPU better."""
 
 GPU_PIXELS = 1 << 22
-"""Image pixels (numbers, for rows) that one launch on a GPU works on, over its teachers and their batches, at most.
+"""Image pixels (numbers of rows) of all batches of one launch on a GPU, at most.
 
-The network that keeps most for the backward pass, the convnet of the PATE papers, takes 4.5 KiB for each pixel: 18 GiB,
-which a card of 24 GiB has. ``teacher.chunk`` sets another size."""
+The convnet of the PATE papers, which keeps most for the backward pass, takes 4.5 KiB for each pixel: 18 GiB, which a
+card of 24 GiB has. ``teacher.chunk`` sets another size."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
 """Queries whose predictions are in memory at a time."""
@@ -59,7 +60,7 @@ class TeacherEnsemble:
         params: Stacked parameters, [K, ...] each.
         trained_K: Whether each teacher was trained, bool [K].
         spec: Facts of the points that the teachers label.
-        trunk: Encoder of the features that the networks take; None if the networks take the points themselves.
+        trunk: Encoder of the features that the networks take; None if the networks take the points.
     """
 
     network: dict[str, Any]
@@ -69,12 +70,9 @@ class TeacherEnsemble:
     trunk: Trunk | None = None
 
     def __post_init__(self) -> None:
-        teachers = len(self.trained_K)
-        if self.trained_K.dtype != torch.bool or teachers < 1:
-            raise ValueError("ensemble: trained_K must be a bool tensor with at least one teacher")
         shapes = {name: tuple(p.shape) for name, p in self.params.items()}
-        if shapes != {name: (teachers, *p.shape) for name, p in networks.rebuild(self.network).named_parameters()}:
-            raise ValueError(f"ensemble: parameters {shapes} do not fit {teachers} networks {self.network['name']!r}")
+        if shapes != {name: (len(self), *p.shape) for name, p in networks.rebuild(self.network).named_parameters()}:
+            raise ValueError(f"ensemble: parameters {shapes} do not fit {len(self)} networks {self.network['name']!r}")
 
     def __len__(self) -> int:
         return len(self.trained_K)
@@ -85,7 +83,7 @@ class TeacherEnsemble:
     def select(self, teachers: slice) -> TeacherEnsemble:
         """Some of the teachers (views, no copy)."""
         params = {name: p[teachers] for name, p in self.params.items()}
-        return TeacherEnsemble(self.network, params, self.trained_K[teachers], self.spec, self.trunk)
+        return dataclasses.replace(self, params=params, trained_K=self.trained_K[teachers])
 
     def forward_batches(
         self,
@@ -105,16 +103,14 @@ class TeacherEnsemble:
             on_logits: Called with the rows of some teachers, and (start, logits [k, B, C]) of successive points, on the
                 device.
             device: Device of the evaluation.
-            progress: Called with (done, total).
+            progress: Called with (done, total) teachers.
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
             x, spec = self.trunk.compute_features(x, device), self.trunk.spec
+        module, dtype = networks.rebuild(self.network).to(device), next(iter(self.params.values())).dtype
         on_cpu = device.type == "cpu"
-        module = networks.rebuild(self.network).to(device)
-        dtype = next(iter(self.params.values())).dtype
-        chunk_teachers = CPU_TEACHERS if on_cpu else GPU_TEACHERS
-        size = CPU_POINTS if on_cpu else compute_gpu_points(spec)
+        chunk_teachers, size = (CPU_TEACHERS, CPU_POINTS) if on_cpu else (GPU_TEACHERS, compute_gpu_points(spec))
 
         def iterate_logits(rows: slice) -> Iterator[tuple[int, Tensor]]:
             params = {name: to_device(p[rows], device) for name, p in self.params.items()}
@@ -172,7 +168,7 @@ class TeacherEnsemble:
         return Votes(self.tally(x, device, progress), len(self))
 
     def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Counts, int32 [Q, C], by stretches of queries: memory does not grow with K * Q."""
+        """PRIVATE. Counts, int32 [Q, C], in chunks of queries, so that memory does not grow with K * Q."""
         num_classes = self.network["num_classes"]
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
         for start in range(0, len(x), TALLY_CHUNK_QUERIES):
@@ -195,8 +191,7 @@ def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble
     """
     ranks = distributed.get_world()
     counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)
-    share = slice(ranks.rank, None, ranks.size)
-    if len(ensemble.trained_K[share]):
-        counts += tally(ensemble.select(share))
+    if ranks.rank < len(ensemble):
+        counts += tally(ensemble.select(slice(ranks.rank, None, ranks.size)))
     distributed.add_over_ranks(counts)
     return Votes(counts, len(ensemble))

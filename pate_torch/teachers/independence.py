@@ -1,12 +1,13 @@
 """Training one teacher again in a fresh process that holds only its own records: the result must be the same.
 
 Whatever a teacher took from other teachers (a global generator, a cache, a shared network, another slot of a stacked
-launch) is missing the second time. A fault is found with probability (affected teachers) / K, so reports say that 1 of
-K teachers was trained again.
+launch) is missing in the second training. A fault is found with probability (affected teachers) / K, so reports say
+that 1 of K teachers was trained again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import secrets
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import torch
@@ -24,18 +25,15 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.device import deterministic_mode, single_thread_mode
 from pate_torch.privacy.records import DataSpec
-from pate_torch.teachers.engine import Chunk, TrainingTask, train_stacked
+from pate_torch.teachers.engine import Chunk, TrainingTask, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import CPU_TEACHERS, TeacherEnsemble
 from pate_torch.teachers.recipe import TeacherRecipe
-
-T = TypeVar("T")
 
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def draw_candidate(candidates: Sequence[T]) -> T:
-    """One of the candidates, drawn by the system's entropy, so that nobody can know which teacher is trained again."""
-    return secrets.choice(candidates)
+draw_candidate = secrets.choice
+"""Draws from a sequence by the system's entropy, so that nobody can know which teacher is trained again."""
 
 
 def dependence_error(num_teachers: int) -> ValueError:
@@ -54,7 +52,7 @@ def pickle_work(work: Callable[..., Any]) -> bytes:
     try:
         return bytes(cloudpickle.dumps(work))
     except Exception as error:
-        message = f"cannot be sent to the fresh process that tries one teacher again ({type(error).__name__}: {error})"
+        message = f"cannot be sent to the fresh process that trains one teacher again ({type(error).__name__}: {error})"
         fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
         raise checks.error("teacher", "the one given", message, fix) from error
 
@@ -65,29 +63,22 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     Raises:
         ValueError: The work cannot be unpickled there, or fails.
     """
-    input_bytes = pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments))
-    program = "from pate_torch.teachers.independence import run_received_work; run_received_work()"
+    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
+    package = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     process = subprocess.run(
-        [sys.executable, "-c", program],
-        input=input_bytes,
+        [sys.executable, "-c", "from pate_torch.teachers import independence; independence.run_received_work()"],
+        input=pickle.dumps((sys.path, torch.get_num_threads())) + pickle.dumps((work_bytes, arguments)),
         capture_output=True,
-        env=_make_child_environment(),
+        env=environment,
         check=False,
     )
-    error, result = (
-        pickle.loads(process.stdout) if process.returncode == 0 else (f"exit code {process.returncode}", None)
-    )
+    failure = f"exit code {process.returncode}", None
+    error, result = pickle.loads(process.stdout) if process.returncode == 0 else failure
     if error:
         fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
         raise checks.error("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
     return result
-
-
-def _make_child_environment() -> dict[str, str]:
-    """The environment of a child process that finds this package, and is no rank of this run."""
-    environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
-    package = str(Path(__file__).resolve().parents[2])
-    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
 
 
 def run_received_work() -> None:
@@ -111,13 +102,7 @@ def run_received_work() -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """PRIVATE. One teacher of an ensemble that is to be trained again.
-
-    Attributes:
-        ensemble: All teachers.
-        teacher: Number of the teacher.
-        retraining: Work that trains this teacher without the records of the others.
-    """
+    """PRIVATE. One teacher of an ensemble, and the work that trains it again without the records of the others."""
 
     ensemble: TeacherEnsemble
     teacher: int
@@ -128,30 +113,22 @@ class Trial:
         """A trial of a random teacher of these launches; not of the first, before which no other had been trained."""
         candidates = [(launch, teacher) for launch in launches for teacher in launch]
         launch, teacher = draw_candidate(candidates[1:] or candidates)
-        row, own_chunk = teacher - launch.start, task.gather_chunk(range(teacher, teacher + 1))
-        chunk = Chunk(
-            launch.start,
-            own_chunk.x_kS.new_zeros(len(launch), *own_chunk.x_kS.shape[1:]),
-            own_chunk.y_kS.new_zeros(len(launch), own_chunk.y_kS.shape[1]),
-            own_chunk.size_k.new_ones(len(launch)),
-        )
-        chunk.x_kS[row], chunk.y_kS[row], chunk.size_k[row] = own_chunk.x_kS[0], own_chunk.y_kS[0], own_chunk.size_k[0]
+        row, own_chunk = teacher - launch.start, gather_chunk(task.private, task.shards, range(teacher, teacher + 1))
+        own_tensors = own_chunk.x_kS, own_chunk.y_kS, own_chunk.size_k
+        x_kS, y_kS, size_k = (value.new_zeros(len(launch), *value.shape[1:]) for value in own_tensors)
+        x_kS[row], y_kS[row], size_k[:], size_k[row] = own_chunk.x_kS[0], own_chunk.y_kS[0], 1, own_chunk.size_k[0]
+        chunk = Chunk(launch.start, x_kS, y_kS, size_k)
         return cls(ensemble, teacher, Retraining(chunk, row, task.spec, task.recipe, task.seed, task.device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
         """Raise ValueError unless the teacher's parameters and its probabilities on public points are the same bits."""
-        row = {name: p[self.teacher] for name, p in self.ensemble.params.items()}
-        first_teacher = self.teacher - self.teacher % CPU_TEACHERS
-        group = self.ensemble.select(slice(first_teacher, first_teacher + CPU_TEACHERS))
-        expected_bytes = _to_bytes(row, _compute_probabilities(group, self.teacher - first_teacher, public_x, device))
-        blank_params = {name: torch.zeros_like(p) for name, p in group.params.items()}
-        blank_ensemble = TeacherEnsemble(
-            group.network, blank_params, torch.zeros_like(group.trained_K), group.spec, group.trunk
-        )
-        fresh_bytes = call_in_fresh_process(
-            pickle.dumps(self.retraining), blank_ensemble, self.teacher - first_teacher, public_x
-        )
-        if expected_bytes != fresh_bytes:
+        place = self.teacher % CPU_TEACHERS
+        group = self.ensemble.select(slice(self.teacher - place, self.teacher - place + CPU_TEACHERS))
+        expected_bytes = _compute_bytes(group, place, public_x, device)
+        params = {name: torch.zeros_like(p) for name, p in group.params.items()}
+        blank_ensemble = dataclasses.replace(group, params=params, trained_K=torch.zeros_like(group.trained_K))
+        work = pickle.dumps(self.retraining)
+        if call_in_fresh_process(work, blank_ensemble, place, public_x) != expected_bytes:
             raise dependence_error(len(self.ensemble))
 
 
@@ -159,15 +136,7 @@ class Trial:
 class Retraining:
     """PRIVATE. A launch of the same shape as the teacher's, in which all other teachers have one blank record.
 
-    Backends give the same bits only for equal shapes.
-
-    Attributes:
-        chunk: Records of the launch.
-        row: Row of the teacher in the launch.
-        spec: Facts of the records.
-        recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
-        device: Device of the training.
+    Backends give the same bits only for equal shapes. ``row`` is the teacher's row in the launch.
     """
 
     chunk: Chunk
@@ -181,17 +150,15 @@ class Retraining:
         """PRIVATE. The teacher's parameters and probabilities, as bytes; the other teachers are blank."""
         with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
             result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
-        row = {name: p[self.row] for name, p in result.params.items()}
-        for name, value in row.items():
-            blank_ensemble.params[name][place] = value
+        for name, value in result.params.items():
+            blank_ensemble.params[name][place] = value[self.row]
         blank_ensemble.trained_K[place] = bool(self.chunk.size_k[self.row])
-        return _to_bytes(row, _compute_probabilities(blank_ensemble, place, public_x, self.device))
+        return _compute_bytes(blank_ensemble, place, public_x, self.device)
 
 
-def _compute_probabilities(ensemble: TeacherEnsemble, place: int, public_x: Tensor, device: torch.device) -> Tensor:
+def _compute_bytes(ensemble: TeacherEnsemble, place: int, public_x: Tensor, device: torch.device) -> bytes:
+    """PRIVATE. The parameters of one teacher and its probabilities on these points."""
     with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
-        return ensemble.predict_proba(public_x, device=device)[place]
-
-
-def _to_bytes(row: dict[str, Tensor], probability_PC: Tensor) -> bytes:
-    return b"".join(value.contiguous().numpy().tobytes() for value in (*row.values(), probability_PC))
+        probability_PC = ensemble.predict_proba(public_x, device=device)[place]
+    tensors = [*(p[place] for p in ensemble.params.values()), probability_PC]
+    return b"".join(value.contiguous().numpy().tobytes() for value in tensors)

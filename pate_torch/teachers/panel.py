@@ -24,11 +24,13 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import independence, voting
-from pate_torch.teachers.engine import Chunk, Feed, make_optimizer
+from pate_torch.teachers.engine import Chunk, iterate_batches, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 
 Member = Callable[[Tensor], Tensor]
 """PRIVATE. Raw points [Q, ...] -> classes, int64 [Q]."""
+Fit = Callable[[Tensor, Tensor, int], Member]
+"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher."""
 
 FALLBACK_CLASS = 0
 """Vote of a teacher that learnt nothing or cannot predict: every teacher has exactly one vote."""
@@ -82,10 +84,12 @@ class Panel:
         """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; an invalid class becomes class 0."""
         rows = []
         for number, member in enumerate(self.members):
-            label_Q = member(x)
-            rows.append(torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS))
+            rows.append(self._replace_invalid(member(x)))
             progress(number + 1, len(self))
         return torch.stack(rows)
+
+    def _replace_invalid(self, label_Q: Tensor) -> Tensor:
+        return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
         """PRIVATE. Every teacher's one vote on each point."""
@@ -94,33 +98,27 @@ class Panel:
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
         if self.retraining_check is not None:
-            pickled_fit, own_x, own_y, teacher = self.retraining_check
-            label_Q = independence.call_in_fresh_process(pickled_fit, own_x, own_y, teacher, x)
-            label_Q = torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
-            if not torch.equal(label_Q, prediction_KQ[teacher]):
+            work, own_x, own_y, teacher = self.retraining_check
+            label_Q = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
+            if not torch.equal(self._replace_invalid(label_Q), prediction_KQ[teacher]):
                 raise independence.dependence_error(len(self))
             self.retraining_check = None
 
 
-def make_constant(label: int) -> Member:
-    """A teacher that always predicts the same class."""
+def _make_constant(label: int) -> Member:
     return lambda x: torch.full((len(x),), label, dtype=torch.int64)
-
-
-Fit = Callable[[Tensor, Tensor, int], Member]
-"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher."""
 
 
 def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
     """PRIVATE. The teacher of these records; a constant if it cannot be fitted: an error would tell of a shard."""
     if len(y) == 0:
-        return make_constant(FALLBACK_CLASS)
+        return _make_constant(FALLBACK_CLASS)
     try:
         with seeded_generators(seed, "teacher", teacher, "fit"):
             member = fit(x, y, teacher)
     except Exception as error:
         errors.append(error)
-        return make_constant(FALLBACK_CLASS)
+        return _make_constant(FALLBACK_CLASS)
 
     def predict_seeded(points: Tensor) -> Tensor:
         with seeded_generators(seed, "teacher", teacher, "predict"):
@@ -137,10 +135,9 @@ def _fit_all(
     fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
 ) -> Panel:
     """PRIVATE. Fit every shard's teacher; ``teacher_type`` names the teachers in the error if none can be fitted."""
-    several = shards.num_teachers > 1
-    pickled_fit = (
-        independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if several else b""
-    )  # before anything is trained
+    has_several = shards.num_teachers > 1
+    # Before anything is trained, so that work which cannot be pickled is refused at once.
+    work = independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if has_several else b""
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
         own_rows = shards.get_indices(teacher)
@@ -149,10 +146,10 @@ def _fit_all(
     if errors and len(errors) == shards.num_teachers:
         raise ValueError(f"teacher: no {teacher_type} could be fitted: {type(errors[0]).__name__}") from errors[0]
     panel = Panel(tuple(members), spec, len(errors))
-    if several:
-        test_teacher = independence.draw_candidate(range(1, shards.num_teachers))
-        own_rows = shards.get_indices(test_teacher)
-        panel.retraining_check = pickled_fit, private.x[own_rows], private.y[own_rows], test_teacher
+    if has_several:
+        teacher = independence.draw_candidate(range(1, shards.num_teachers))
+        own_rows = shards.get_indices(teacher)
+        panel.retraining_check = work, private.x[own_rows], private.y[own_rows], teacher
     return panel
 
 
@@ -182,7 +179,7 @@ def fit_estimators(
 
 def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tensor, teacher: int) -> Member:
     if len(torch.unique(y)) < 2:
-        return make_constant(int(y[0]))
+        return _make_constant(int(y[0]))
     classifier = copy.deepcopy(clone(estimator))  # some estimators are their own clone
     states = {
         key: rng.derive_seed(seed, "teacher", teacher, key) % 2**32
@@ -194,14 +191,13 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
         classifier.set_params(**states).fit(spec.normalize(x).flatten(1).numpy(), y.numpy())
 
     def predict(points: Tensor) -> Tensor:
-        label = np.full(len(points), FALLBACK_CLASS, dtype=np.int64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                label[:] = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+                label_Q = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
+                return torch.from_numpy(label_Q).view(len(points))
             except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
-                label[:] = FALLBACK_CLASS
-        return torch.from_numpy(label)
+                return torch.full((len(points),), FALLBACK_CLASS)
 
     return predict
 
@@ -217,20 +213,10 @@ def fit_modules(
     device: torch.device | str = "cpu",
     progress: Progress = do_nothing,
 ) -> Panel:
-    """PRIVATE. Train a network that the user brings for every shard, as ``recipe`` says apart from its network.
+    """PRIVATE. Train a network that the user brings for every shard, by the recipe apart from its network.
 
-    The teacher of a shard without records votes class 0, and non-finite logits are votes for class 0.
-
-    Args:
-        factory: Makes a fresh network from normalized points [B, ...] to logits [B, C]; its random draws come from the
-            teacher's own stream.
-        private: The private records.
-        spec: How they are normalized.
-        shards: Which records each teacher learns from.
-        recipe: Recipe of the training.
-        seed: Seed of the teachers' streams.
-        device: Device of the training.
-        progress: Called with (done, total) teachers.
+    The teacher of a shard without records votes class 0, and non-finite logits are votes for class 0. ``factory`` makes
+    a fresh network from normalized points [B, ...] to logits [B, C]; its random draws come from the teacher's stream.
 
     Raises:
         ValueError: The network has another shape, or networks share parameters.
@@ -276,10 +262,19 @@ def fit_module(
 ) -> nn.Module:
     """The trained network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
     with deterministic_mode(device), seeded_generators(seed, "teacher", teacher, "module"):
-        module = copy.deepcopy(factory()).to(device, recipe.torch_dtype)
-        chunk = Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
-        _train_module(module, Feed(chunk, spec, recipe, seed, device), recipe)
-    return module
+        module = copy.deepcopy(factory()).to(device, recipe.torch_dtype).train()
+        params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
+        optimizer, chunk = make_optimizer(params, recipe), Chunk(teacher, x[None], y[None], torch.tensor([len(y)]))
+        for step, (x_B, y_B) in enumerate(iterate_batches(chunk, spec, recipe, seed, device)):
+            F.cross_entropy(module(x_B[:, 0]), y_B[0], label_smoothing=recipe.label_smoothing).backward()
+            for parameter in params:
+                if parameter.grad is None:  # the logits do not depend on this parameter
+                    parameter.grad = torch.zeros_like(parameter)
+            with torch.no_grad():
+                optimizer.step(recipe.compute_learning_rate(step))
+            for parameter in params:
+                parameter.grad = None
+    return module.eval()
 
 
 def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
@@ -289,43 +284,23 @@ def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) ->
     """
     with seeded_generators(0, "factory"), torch.no_grad():
         module, other_module = factory(), factory()
-        for network in (module, other_module):
-            if not isinstance(network, nn.Module):
-                raise checks.error(key, type(network).__name__, "must be made a torch.nn.Module by its factory")
-        fix = (
-            "Make every layer afresh inside the function, or put copy.deepcopy(...) around what it takes from outside."
-        )
+        name = type(module).__name__
+        if not isinstance(module, nn.Module) or not isinstance(other_module, nn.Module):
+            raise checks.error(key, name, "must be a function that makes a torch.nn.Module")
         if module is other_module or _collect_storages(module) & _collect_storages(other_module):
             problem = "makes networks that share parameters or buffers, and so one network would be trained by all"
-            raise checks.error(key, type(module).__name__, problem, fix)
+            fix = "Make every layer inside the function, or put copy.deepcopy(...) around a layer from outside."
+            raise checks.error(key, name, problem, fix)
         try:
             module = copy.deepcopy(module)
         except Exception as error:
-            raise checks.error(
-                key, type(module).__name__, f"makes a network that cannot be copied ({error})"
-            ) from error
+            raise checks.error(key, name, f"makes a network that cannot be copied ({error})") from error
         logits = module.eval()(torch.zeros(2, *spec.input_shape))
     if tuple(logits.shape) != (2, spec.num_classes):
         raise checks.error(key, tuple(logits.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
 
 
 def _collect_storages(module: nn.Module) -> set[int]:
-    """The places in memory of a network's parameters and buffers."""
+    """The addresses of a network's parameters and buffers."""
     tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
     return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}
-
-
-def _train_module(module: nn.Module, feed: Feed, recipe: TeacherRecipe) -> None:
-    params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
-    optimizer = make_optimizer(params, recipe)
-    module.train()
-    for step, (x, y) in enumerate(feed):
-        F.cross_entropy(module(x[:, 0]), y[0], label_smoothing=recipe.label_smoothing).backward()
-        for parameter in params:
-            if parameter.grad is None:  # the logits do not depend on this parameter
-                parameter.grad = torch.zeros_like(parameter)
-        with torch.no_grad():
-            optimizer.step(recipe.compute_learning_rate(step))
-        for parameter in params:
-            parameter.grad = None
-    module.eval()

@@ -1,4 +1,4 @@
-"""How every teacher is trained: public constants only, the same for all teachers, whatever is in their shards.
+"""How every teacher is trained: by public constants that are the same for all teachers, whatever their shards hold.
 
 Teachers may share a trunk: an encoder that is learnt from the public points, at no cost in privacy, and frozen. A
 teacher then learns a small head over its features, so that sixty records suffice and a thousand teachers train fast.
@@ -28,20 +28,14 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """A recipe for a trunk.
-
-    Attributes:
-        features: How the features are learnt.
-    """
+    """A recipe for a trunk: how its features are learnt."""
 
     features: ContrastiveFeatures
 
     def __post_init__(self) -> None:
         if not isinstance(self.features, ContrastiveFeatures):
             raise checks.error("start.features", self.features, "must be a recipe", "Use teacher=public_start.")
-        if self.features.encoders > 1:
-            fix = "A teacher starts from one encoder."
-            raise checks.error("start.features.encoders", self.features.encoders, "must be 1", fix)
+        checks.integer("start.features.encoders", self.features.encoders, low=1, high=1)
 
     def learn(
         self,
@@ -56,15 +50,15 @@ class PublicStart:
 
         Standardizing each feature would enlarge the unimportant ones.
         """
-        recipe = self.features
-        network = networks.describe(recipe.network, spec.input_shape, spec.num_classes, **recipe.network_options)
-        encoder = recipe.learn(pool_x, spec, seed=seed, device=device, progress=progress)
-        feature_PD = Trunk(network, encoder, spec, spec).compute_features(pool_x).double()
+        network, options = self.features.network, self.features.network_options
+        description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
+        encoder = self.features.learn(pool_x, spec, seed=seed, device=device, progress=progress).cpu().eval()
+        feature_PD = encode(encoder, pool_x, spec).double()
         mean_D = feature_PD.mean(0)
         scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
         width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
         output_spec = dataclasses.replace(spec, input_shape=(width,), mean=mean, std=std, schema=None, resize=None)
-        return Trunk(network, encoder, spec, output_spec)
+        return Trunk(description, encoder, spec, output_spec)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +82,7 @@ class Trunk:
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec) -> Trunk:
-        """The trunk of stored ``to_facts`` and ``get_state``.
-
-        Raises:
-            KeyError: An entry is missing.
-            RuntimeError: The facts and the state do not fit.
-        """
+        """The trunk of stored ``to_facts`` and ``get_state``; KeyError or RuntimeError if they do not fit."""
         encoder = networks.remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict(dict(state))
         return cls(facts["network"], encoder, input_spec, DataSpec.from_dict(facts["spec"]))
@@ -186,13 +175,8 @@ class TeacherRecipe:
             if value is not None:
                 checks.integer(name, value, low=1)
         object.__setattr__(self, "options", dict(checks.mapping("options", self.options or {})))
-        if isinstance(self.augment, Mapping):
-            checks.mapping("augment", self.augment, fields(Affine))
-            object.__setattr__(self, "augment", Affine(**self.augment))
         if self.augment is not None and not isinstance(self.augment, Affine):
-            raise checks.error(
-                "augment", self.augment, "must be null or the fields of pate_torch.features.augmentation.Affine"
-            )
+            object.__setattr__(self, "augment", Affine(**checks.mapping("augment", self.augment, fields(Affine))))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -206,7 +190,7 @@ class TeacherRecipe:
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when the data do not fit the recipe."""
+        """Raise ValueError if the data do not fit the recipe."""
         if self.start is not None:
             start = self.start.features
             networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)

@@ -1,10 +1,10 @@
-"""One forward pass for K networks of the same architecture: their parameters stacked, [K, ...] each.
+"""One forward pass for K networks of the same architecture, whose parameters are stacked, [K, ...] each.
 
-A convolution of K networks is one grouped convolution of images [B, K*Ch, H, W], a dense layer of K networks one
+A convolution of K networks is one grouped convolution of images [B, K*Ch, H, W], and a dense layer of K networks is one
 batched product of rows [K, B, D]. No operation mixes two networks, so teacher k's numbers do not depend on what teacher
 j was trained on. An input [B, 1, ...] is shared by all networks (prediction).
 
-Networks with a layer unknown here go through ``torch.vmap``, which is correct for all and about half as fast.
+A network with a layer that has no stacked form goes through ``torch.vmap``, which is about half as fast.
 """
 
 from __future__ import annotations
@@ -49,16 +49,11 @@ def check_teacher(module: nn.Module, name: str) -> None:
 
 def _extract_patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
     """Patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
-    (dh, dw), (kh, kw), (sh, sw) = layer.dilation, layer.kernel_size, layer.stride
-    view = F.pad(x, _get_padding(layer)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
+    assert not isinstance(layer.padding, str)
+    (dh, dw), (kh, kw), (sh, sw), (ph, pw) = layer.dilation, layer.kernel_size, layer.stride, layer.padding
+    view = F.pad(x, (pw, pw, ph, ph)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
     view = view[..., ::dh, ::dw].unflatten(1, (count, -1))  # [B, K, I, H', W', kh, kw]
     return view.permute(1, 2, 5, 6, 0, 3, 4).flatten(1, 3)
-
-
-def _get_padding(layer: nn.Conv2d) -> tuple[int, int, int, int]:
-    assert not isinstance(layer.padding, str)
-    (top, left) = layer.padding
-    return left, left, top, top
 
 
 class _ConvMatmul(torch.autograd.Function):
@@ -94,16 +89,16 @@ class _ConvMatmul(torch.autograd.Function):
         grad_bias = grad.sum(2) if ctx.has_bias else None
         grad_x = None
         if ctx.needs_input_grad[0]:
-            (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+            assert not isinstance(layer.padding, str)
+            (dh, dw), (kh, kw), (sh, sw), (ph, pw) = layer.dilation, layer.kernel_size, layer.stride, layer.padding
             parts = torch.bmm(weight.flatten(2).mT, grad).view(count, -1, kh, kw, len(x), height, width)
-            left, right, top, bottom = _get_padding(layer)
-            grad_padded = x.new_zeros(len(x), x.shape[1], x.shape[2] + top + bottom, x.shape[3] + left + right)
+            grad_padded = x.new_zeros(*x.shape[:2], x.shape[2] + 2 * ph, x.shape[3] + 2 * pw)
             for i in range(kh):
                 for j in range(kw):
                     rows = slice(i * dh, i * dh + (height - 1) * sh + 1, sh)
                     columns = slice(j * dw, j * dw + (width - 1) * sw + 1, sw)
                     grad_padded[:, :, rows, columns] += parts[:, :, i, j].permute(2, 0, 1, 3, 4).flatten(1, 2)
-            grad_x = grad_padded[:, :, top : grad_padded.shape[2] - bottom, left : grad_padded.shape[3] - right]
+            grad_x = grad_padded[:, :, ph : ph + x.shape[2], pw : pw + x.shape[3]]
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -118,9 +113,10 @@ class _Layers:
         self.params, self.num_separate = params, num_separate
         self.networks = len(next(iter(params.values())))
 
-    def get_parameter(self, name: str, reference: Tensor) -> Tensor | None:
-        value = self.params.get(name)
-        return None if value is None else value.to(reference.dtype)
+    def get_parameters(self, prefix: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of a layer, [K, ...] each, of the type of its input."""
+        bias = self.params.get(prefix + "bias")
+        return self.params[prefix + "weight"].to(x.dtype), None if bias is None else bias.to(x.dtype)
 
     def expand(self, x: Tensor) -> Tensor:
         """Give every network its own copy of a shared input."""
@@ -133,20 +129,21 @@ class _Layers:
         """One layer, and the ReLU after it if ``relu``."""
         match module:
             case nn.Sequential():
-                for name, layer, has_relu in plan_layers(module):
-                    x = self.apply(layer, f"{prefix}{name}.", x, has_relu)
-                return x
+                return self.apply_sequence(module, prefix, x)
             case networks.Residual():
                 x = self.expand(x)
                 branch = self.apply(module.branch, prefix + "branch.", x)
                 return self.apply(module.shortcut, prefix + "shortcut.", x) + branch
-            case nn.Linear():
-                x = self.expand(x)
-                return self.apply_dense(prefix, x, relu)
+            case nn.Linear():  # one batched product, transposed: the weight's gradient has the layout of the weight
+                x, (weight, bias) = self.expand(x), self.get_parameters(prefix, x)
+                out = torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
+                return (F.relu_(out) if relu else out).mT
             case nn.Conv2d():
                 return self.apply_conv(module, prefix, x, relu)
             case nn.GroupNorm():
-                return self.apply_group_norm(module, prefix, x)
+                x, (weight, bias) = self.expand(x), self.get_parameters(prefix, x)
+                assert bias is not None
+                return F.group_norm(x, self.networks * module.num_groups, weight.flatten(), bias.flatten(), module.eps)
             case nn.ReLU():
                 return F.relu(x)
             case nn.Flatten():
@@ -155,16 +152,20 @@ class _Layers:
                 return module(x)
         raise AssertionError(f"no stacked form for {type(module).__name__}")
 
-    def apply_dense(self, prefix: str, x: Tensor, relu: bool) -> Tensor:
-        """One batched product, transposed so that the weight's gradient comes in the layout of the weight."""
-        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
-        assert weight is not None
-        out = torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
-        return (F.relu_(out) if relu else out).mT
+    def apply_sequence(self, sequence: nn.Sequential, prefix: str, x: Tensor) -> Tensor:
+        """The layers in order; a ReLU is applied by the linear layer or the convolution before it."""
+        previous: nn.Module | None = None
+        children = list(sequence.named_children())
+        for (name, layer), (_, next_layer) in zip(children, [*children[1:], ("", None)], strict=True):
+            has_weight = isinstance(layer, nn.Linear | nn.Conv2d)
+            if not (isinstance(layer, nn.ReLU) and isinstance(previous, nn.Linear | nn.Conv2d)):
+                x = self.apply(layer, f"{prefix}{name}.", x, relu=has_weight and isinstance(next_layer, nn.ReLU))
+            previous = layer
+        return x
 
     def apply_conv(self, layer: nn.Conv2d, prefix: str, x: Tensor, relu: bool) -> Tensor:
-        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
-        assert weight is not None and not isinstance(layer.padding, str)
+        weight, bias = self.get_parameters(prefix, x)
+        assert not isinstance(layer.padding, str)
         if x.device.type in MATMUL_DEVICES and self.num_separate == self.networks:
             return _ConvMatmul.apply(x, weight, bias, layer, relu)
         geometry = layer.stride, layer.padding, layer.dilation, self.num_separate  # one group for a shared input
@@ -172,23 +173,6 @@ class _Layers:
         x = x.contiguous(memory_format=torch.channels_last)  # half the time of a strided backward pass on a CPU
         out = F.conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), *geometry)
         return F.relu_(out) if relu else out
-
-    def apply_group_norm(self, layer: nn.GroupNorm, prefix: str, x: Tensor) -> Tensor:
-        x = self.expand(x)
-        weight, bias = self.get_parameter(prefix + "weight", x), self.get_parameter(prefix + "bias", x)
-        assert weight is not None and bias is not None
-        return F.group_norm(x, self.networks * layer.num_groups, weight.flatten(), bias.flatten(), layer.eps)
-
-
-def plan_layers(sequence: nn.Sequential) -> list[tuple[str, nn.Module, bool]]:
-    """The names and layers in order, each with whether it also applies the ReLU that follows, which is left out."""
-    plan: list[tuple[str, nn.Module, bool]] = []
-    for name, layer in sequence.named_children():
-        if isinstance(layer, nn.ReLU) and plan and isinstance(plan[-1][1], nn.Linear | nn.Conv2d) and not plan[-1][2]:
-            plan[-1] = (*plan[-1][:2], True)
-        else:
-            plan.append((name, layer, False))
-    return plan
 
 
 _STACKABLE_LAYERS = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.GroupNorm, nn.ReLU, nn.Identity,

@@ -23,21 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pate_torch.core import checks
-from pate_torch.core.files import (
-    atomic_replacement,
-    compute_file_digest,
-    compute_tensor_digest,
-    create_private_folder,
-    get_tensor_bytes,
-    read_tensors,
-)
+from pate_torch.core import checks, files
+from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
 from pate_torch.privacy.records import DataSpec, PrivateRecords
@@ -46,9 +38,8 @@ from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import Trunk
 
 SCHEMA_VERSION = 1
-ID_PATTERN, UNFINISHED_PATTERN = re.compile(r"[0-9a-f]{16}"), re.compile(r"\.[0-9a-f]{16}")
-TRAINED_KEY, TRUNK_PREFIX = "__trained__", "__trunk__."
-ACCOUNTS, ALIASES, PARTIAL_PREFIX = "accounts", "aliases", ".partial-"
+ID_PATTERN = re.compile(r"[0-9a-f]{16}")
+TRAINED_KEY, TRUNK_PREFIX, PARTIAL_PREFIX = "__trained__", "__trunk__.", ".partial-"
 
 LOCATION_KEY = "PATE_HOME"
 """The setting that names the place of the store, for messages."""
@@ -81,8 +72,6 @@ class Identity:
     num_teachers: int
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[0-9a-f]{64}", self.fingerprint):
-            raise ValueError("fingerprint: must come from TeacherStore.compute_fingerprint")
         for name, value in (("partition", self.partition), ("configuration", self.configuration)):
             object.__setattr__(self, name, json.loads(json.dumps(dict(value), sort_keys=True)))  # a tuple is a list
 
@@ -92,14 +81,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnsemble:
-    """PRIVATE. An ensemble with what its manifest says.
-
-    Attributes:
-        id: Id of the ensemble in the store.
-        ensemble: The teachers.
-        identity: What they were trained on and how.
-        ledger_head: The newest ledger entry when the ensemble was last used; None if no ledger was.
-    """
+    """PRIVATE. An ensemble, and the newest ledger entry when it was last used; None if no ledger was used."""
 
     id: str
     ensemble: TeacherEnsemble
@@ -142,10 +124,9 @@ class RecordHashes:
     def merge(self, new_records: RecordHashes) -> RecordHashes:
         """These records, and those of ``new_records`` that are not among them."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
-        first_unit = 1 + self.unit_N.max(initial=-1)
+        new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
         return RecordHashes(
-            np.concatenate([self.hash_N, new_records.hash_N[new_N]]),
-            np.concatenate([self.unit_N, first_unit + new_records.unit_N[new_N]]),
+            np.concatenate([self.hash_N, new_records.hash_N[new_N]]), np.concatenate([self.unit_N, new_unit_N])
         )
 
 
@@ -202,7 +183,7 @@ class TeacherStore:
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
         """PRIVATE. Keyed BLAKE2b of votes that the user brought, under any name of the file; 64 hex digits."""
-        return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.to("cpu", torch.int64)))
+        return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
         """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
@@ -210,7 +191,7 @@ class TeacherStore:
         keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
         keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
         digests = bytearray()
-        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), private.y.numpy().tobytes()
+        size, points, labels = x.shape[1:].numel() * x.element_size(), get_tensor_bytes(x), get_tensor_bytes(private.y)
         for row in range(len(x)):
             state = keyed_state.copy()
             state.update(points[row * size : (row + 1) * size])
@@ -225,24 +206,21 @@ class TeacherStore:
     def lock_training(self, identity: Identity, on_wait: Callable[[str], object]) -> Iterator[Path]:
         """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
 
-        Args:
-            identity: Identity of the teachers.
-            on_wait: Called with the name of the process that trains these teachers, before this call waits for the end
-                of that process; the teachers may then be in the store.
+        Where another process trains these teachers, ``on_wait`` gets its name, and this call waits for its end; the
+        teachers may then be in the store.
         """
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with hold_lock(_get_lock_path(checkpoints), LOCATION_KEY, on_wait=on_wait):
+        with hold_lock(checkpoints.with_suffix(".lock"), LOCATION_KEY, on_wait=on_wait):
             yield checkpoints
 
     @contextlib.contextmanager
     def try_lock_training(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
         """PRIVATE. The folder of ``lock_training`` for ranks that assist, and whether this rank must remove it."""
         checkpoints = self._get_checkpoint_folder(asdict(identity))
-        with try_hold_lock(_get_lock_path(checkpoints), LOCATION_KEY) as is_locked:
+        with try_hold_lock(checkpoints.with_suffix(".lock"), LOCATION_KEY) as is_locked:
             yield checkpoints, is_locked
 
     def _get_checkpoint_folder(self, facts: Mapping[str, Any]) -> Path:
-        """PRIVATE. The folder of the finished groups of an interrupted training, by the facts of its identity."""
         text = json.dumps({field.name: facts[field.name] for field in fields(Identity)}, sort_keys=True)
         return create_private_folder(self.folder) / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -252,16 +230,15 @@ class TeacherStore:
             return
         with self.lock():
             for folder in [path for path in self.folder.iterdir() if path.is_dir()]:
-                if UNFINISHED_PATTERN.fullmatch(folder.name):
+                if folder.name[0] == "." and ID_PATTERN.fullmatch(folder.name[1:]):  # an ensemble that was being saved
                     shutil.rmtree(folder)
                 elif not folder.name.startswith(PARTIAL_PREFIX):
                     remove_partial_files(folder)
             for key in self.folder.glob("*.fingerprint_key.*"):
                 key.unlink()
         finished_folders = {self._get_checkpoint_folder(manifest) for _, manifest in self._iterate_manifests()}
-        for name in {path.name.removesuffix(".lock") for path in self.folder.glob(f"{PARTIAL_PREFIX}*")}:
-            folder = self.folder / name
-            with try_hold_lock(_get_lock_path(folder), LOCATION_KEY) as is_locked:
+        for folder in {path.with_suffix("") for path in self.folder.glob(f"{PARTIAL_PREFIX}*")}:
+            with try_hold_lock(folder.with_suffix(".lock"), LOCATION_KEY) as is_locked:
                 if not is_locked or not folder.exists():
                     continue
                 age_seconds = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
@@ -274,34 +251,34 @@ class TeacherStore:
 
     def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
         """PRIVATE. Store an ensemble, whole or not at all, under a new random id, which is returned."""
-        if len(ensemble) != identity.num_teachers:
-            raise ValueError(f"store: {len(ensemble)} teachers are not the whole ensemble of {identity.num_teachers}")
-        name = secrets.token_hex(8)
-        temporary, trunk = self.folder / f".{name}", ensemble.trunk
-        manifest = asdict(identity) | {
-            "schema_version": SCHEMA_VERSION,
-            "id": name,
-            "private": True,
-            "network": ensemble.network,
-            "spec": ensemble.spec.to_dict(),
-            "trunk": None if trunk is None else trunk.to_facts(),
-            "ledger_head": ledger_head,
-        }
+        id_ = secrets.token_hex(8)
+        temporary, trunk = self.folder / f".{id_}", ensemble.trunk
         tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
         tensors[TRAINED_KEY] = ensemble.trained_K
-        tensors |= {} if trunk is None else {TRUNK_PREFIX + name: value for name, value in trunk.get_state().items()}
+        if trunk is not None:
+            tensors |= {TRUNK_PREFIX + name: value for name, value in trunk.get_state().items()}
         with self.lock():
             try:
                 create_private_folder(create_private_folder(temporary) / "votes")
                 file = temporary / "ensemble.safetensors"
                 save_file(tensors, file)
                 file.chmod(0o600)
-                _write_json(temporary / "manifest.json", manifest | {"sha256": compute_file_digest(file)})
-                temporary.rename(self.folder / name)
+                manifest = asdict(identity) | {
+                    "schema_version": SCHEMA_VERSION,
+                    "id": id_,
+                    "private": True,
+                    "network": ensemble.network,
+                    "spec": ensemble.spec.to_dict(),
+                    "trunk": None if trunk is None else trunk.to_facts(),
+                    "ledger_head": ledger_head,
+                    "sha256": files.compute_file_digest(file),
+                }
+                _write_json(temporary / "manifest.json", manifest)
+                temporary.rename(self.folder / id_)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-        return name
+        return id_
 
     def load(self, name: str) -> StoredEnsemble:
         """PRIVATE. An ensemble by its id.
@@ -309,10 +286,9 @@ class TeacherStore:
         Raises:
             ValueError: The id is malformed or unknown, or files are damaged, foreign or altered.
         """
-        folder = self._get_folder(name)
-        manifest = self._read_manifest(folder)
-        file = folder / "ensemble.safetensors"
-        if not file.is_file() or compute_file_digest(file) != manifest["sha256"]:
+        manifest = self.load_manifest(name)
+        file = self.folder / manifest["id"] / "ensemble.safetensors"
+        if not file.is_file() or files.compute_file_digest(file) != manifest["sha256"]:
             raise ValueError(f"teachers {name}: {file} is missing or was changed after it was saved")
         tensors = read_tensors(file)
         try:
@@ -323,12 +299,29 @@ class TeacherStore:
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
     def load_manifest(self, name: str) -> dict[str, Any]:
-        """PRIVATE. The manifest of an ensemble.
+        """PRIVATE. The manifest of an ensemble, by its id or by an alias of it.
 
         Raises:
             ValueError: The id is malformed or unknown, or the manifest damaged.
         """
-        return self._read_manifest(self._get_folder(name))
+        if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
+            raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
+        folder = self.folder / name
+        with contextlib.suppress(OSError, ValueError):
+            folder = self.folder / (self._read_alias(name).get("ensemble") or name)
+        if not folder.is_dir():
+            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
+        path = folder / "manifest.json"
+        try:
+            manifest = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
+        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
+        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
+        if not keys <= manifest.keys() or manifest["id"] != folder.name:
+            raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
+        return manifest
 
     def has_ensemble(self, name: str) -> bool:
         """Whether there is an ensemble of this id that can be read."""
@@ -343,76 +336,47 @@ class TeacherStore:
         return next((name for name, manifest in self._iterate_manifests() if manifest == manifest | facts), None)
 
     def _iterate_manifests(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        if self.folder.is_dir():
-            for folder in sorted(path for path in self.folder.iterdir() if ID_PATTERN.fullmatch(path.name)):
-                with contextlib.suppress(ValueError):
-                    yield folder.name, self._read_manifest(folder)
-
-    def _get_folder(self, name: str) -> Path:
-        if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
-            raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
-        folder = self.folder / name
-        with contextlib.suppress(OSError, ValueError):
-            folder = self.folder / (self._read_alias(name).get("ensemble") or name)
-        if not folder.is_dir():
-            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
-        return folder
-
-    def _read_manifest(self, folder: Path) -> dict[str, Any]:
-        path = folder / "manifest.json"
-        try:
-            manifest = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"teachers {folder.name}: {path} is missing or damaged") from error
-        if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"teachers {folder.name}: {path} has another schema version than {SCHEMA_VERSION}")
-        keys = {field.name for field in fields(Identity)} | {"id", "network", "spec", "trunk", "sha256", "ledger_head"}
-        if not keys <= manifest.keys() or manifest["id"] != folder.name:
-            raise ValueError(f"teachers {folder.name}: {path} is not this ensemble's manifest")
-        return manifest
+        for name in sorted(path.name for path in self.folder.glob("*") if ID_PATTERN.fullmatch(path.name)):
+            with contextlib.suppress(ValueError):
+                yield name, self.load_manifest(name)
 
     def get_or_count_votes(
         self, name: str, pool_x: Tensor, compute: Callable[[], Votes], voting_mode: str = ""
     ) -> Votes:
         """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and stored.
 
-        Args:
-            name: The ensemble's id.
-            pool_x: The public points.
-            compute: Computes the votes.
-            voting_mode: Letters and digits that name a way to vote other than on each point by itself.
+        ``voting_mode`` has letters and digits that name a way to vote other than on each point by itself.
 
         Raises:
             ValueError: The cached or the computed votes are not this ensemble's on these points.
         """
-        folder = self._get_folder(name)
-        manifest = self._read_manifest(folder)
-        stem = "-".join(filter(None, (compute_tensor_digest(pool_x), voting_mode)))
-        path = create_private_folder(folder / "votes") / f"{stem}.safetensors"
+        manifest = self.load_manifest(name)
+        stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), voting_mode)))
+        path = create_private_folder(self.folder / manifest["id"] / "votes") / f"{stem}.safetensors"
+        num_teachers, shape = manifest["num_teachers"], (len(pool_x), manifest["network"]["num_classes"])
         if path.exists():
-            counts = read_tensors(path).get("counts_QC")
-            if counts is None or counts.shape != (len(pool_x), manifest["network"]["num_classes"]):
+            counts_QC = read_tensors(path).get("counts_QC")
+            if counts_QC is None or counts_QC.shape != shape:
                 raise ValueError(f"{path}: does not hold the votes on these points; delete it to count again")
-            return Votes(counts.to(torch.int64), manifest["num_teachers"])
+            return Votes(counts_QC.long(), num_teachers)
         votes = compute()
-        if votes.num_teachers != manifest["num_teachers"] or len(votes) != len(pool_x):
+        if votes.num_teachers != num_teachers or votes.counts_QC.shape != shape:
             raise ValueError(f"teachers {name}: the computed votes are not this ensemble's votes on these points")
         with self.lock(), atomic_replacement(path) as temporary:
-            save_file({"counts_QC": votes.counts_QC.cpu().to(torch.int32)}, temporary)
+            save_file({"counts_QC": votes.counts_QC.cpu().int()}, temporary)
         return votes
 
     # ---- aliases ----------------------------------------------------------------------------------------------------
 
     def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
-        """A fresh id for who answers one release, which is published in place of anything private.
+        """A fresh id that one release shows in place of anything private.
 
-        Args:
-            fingerprint: PRIVATE. Fingerprint of the records, or of the votes in their place.
-            ensemble: Id of the stored ensemble behind it; None if no ensemble is stored.
+        ``fingerprint`` (PRIVATE) is that of the records, or of the votes in their place; ``ensemble`` is the id of the
+        stored ensemble, None if no ensemble is stored.
         """
         alias = secrets.token_hex(8)
         with self.lock():
-            path = create_private_folder(self.folder / ALIASES) / f"{alias}.json"
+            path = create_private_folder(self.folder / "aliases") / f"{alias}.json"
             _write_json(path, {"ensemble": ensemble, "fingerprint": fingerprint})
         return alias
 
@@ -424,26 +388,23 @@ class TeacherStore:
 
     def _read_alias(self, name: str) -> dict[str, Any]:
         """The facts of ``create_alias``; empty if there is no such alias."""
-        path = self.folder / ALIASES / f"{name}.json"
+        path = self.folder / "aliases" / f"{name}.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
         """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
-        folder = self._get_folder(name)
         with self.lock():
-            _write_json(folder / "manifest.json", self._read_manifest(folder) | {"ledger_head": ledger_head})
+            manifest = self.load_manifest(name)
+            _write_json(self.folder / manifest["id"] / "manifest.json", manifest | {"ledger_head": ledger_head})
 
     def record_charge(self, account: str, records: RecordHashes | None, ledger_head: str) -> None:
-        """PRIVATE. Note that an account was charged for these records, and the newest entry of the ledger.
+        """PRIVATE. Note that an account was charged for these records (None if the votes came without records).
 
-        Args:
-            account: Name of the account.
-            records: The records of the charge; None if the votes came without records.
-            ledger_head: The newest entry, by whose absence a lost ledger is noticed.
+        A lost ledger is noticed by the absence of its newest entry, ``ledger_head``.
         """
-        path = create_private_folder(self.folder / ACCOUNTS) / f"{account}.json"
+        path = create_private_folder(self.folder / "accounts") / f"{account}.json"
         with self.lock():
             _write_json(path, {"dataset": account, "ledger_head": ledger_head})
             charged_records = self._load_charged_records(account)
@@ -456,7 +417,7 @@ class TeacherStore:
     def find_ledger_heads(self, account: str) -> dict[Path, str]:
         """Every ledger entry that something in the store noted for this account, by the file that names it."""
         head_by_file = {}
-        for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob(f"{ACCOUNTS}/*.json"))]:
+        for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob("accounts/*.json"))]:
             with contextlib.suppress(OSError, ValueError):
                 facts = json.loads(file.read_text())
                 if facts.get("dataset") == account and facts.get("ledger_head"):
@@ -465,7 +426,7 @@ class TeacherStore:
 
     def find_account_of_same_units(self, records: RecordHashes | None, accounts: Iterable[str]) -> str | None:
         """PRIVATE. The first account that shares a tenth of its units, or of these units, with these records."""
-        for account in accounts:
+        for account in accounts if records is not None else ():
             charged_records = self._load_charged_records(account)
             if charged_records is not None and records is not None:
                 shares = records.compute_known_share(charged_records), charged_records.compute_known_share(records)
@@ -474,7 +435,7 @@ class TeacherStore:
         return None
 
     def _load_charged_records(self, account: str) -> RecordHashes | None:
-        file = self.folder / ACCOUNTS / f"{account}.safetensors"
+        file = self.folder / "accounts" / f"{account}.safetensors"
         return RecordHashes(**load_arrays(file)) if file.exists() else None
 
 
@@ -487,11 +448,6 @@ def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -
     if len(trained_K) != manifest["num_teachers"]:
         raise ValueError("the number of teachers does not fit")
     return TeacherEnsemble(manifest["network"], tensors, trained_K, spec, trunk)
-
-
-def _get_lock_path(checkpoints: Path) -> Path:
-    """Beside the folder, which goes when its teachers are there."""
-    return checkpoints.with_name(f"{checkpoints.name}.lock")
 
 
 def _write_json(path: Path, facts: Mapping[str, Any]) -> None:

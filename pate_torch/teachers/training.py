@@ -18,7 +18,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ from pate_torch.core.files import atomic_replacement, create_private_folder, get
 from pate_torch.core.progress import Log, Progress, Stages, do_nothing
 from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import distributed, stacked
-from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainingTask, train_stacked
+from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainingTask, gather_chunk, train_stacked
 from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble, count_pixels
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe, Trunk
@@ -73,12 +72,12 @@ def train(
 
     Args:
         private: The private records.
-        spec: Facts of the records, by which they are normalized.
+        spec: Facts of the records, by which the records are normalized.
         shards: Which records each teacher learns from.
         recipe: Recipe of the teachers.
-        seed: Seed of their streams.
+        seed: Seed of the teachers' streams.
         device: Device of the training.
-        trunk: The trunk of the recipe's ``start``; the teachers are then heads over its features.
+        trunk: The trunk of the recipe's ``start``, over whose features the teachers are heads; None if it has none.
         checkpoint_dir: A private folder for finished groups, from which an interrupted run continues (on a CPU to the
             same bits); None if there are no checkpoints.
         progress: Called with (done, total) teachers; an unfinished launch counts by the share of its steps.
@@ -102,9 +101,8 @@ def train(
     curve_KP = {name: torch.zeros(num_teachers, min(CURVE_POINTS, recipe.steps)) for name in CURVES}
     launch_size = compute_launch_size(recipe, networks.count_parameters(module), task.spec, num_teachers, task.device)
     launches = _train_own_groups(task, param_K | curve_KP, launch_size, checkpoint_dir, progress)
-    distributed.broadcast_rows(param_K | curve_KP, _get_owners(num_teachers))
-    _warn_if_diverged(curve_KP["curve.loss"], recipe)
-    _log_curves(curve_KP, recipe.steps, log, on_losses)
+    distributed.broadcast_rows(param_K | curve_KP, get_owners(num_teachers, distributed.get_world().size))
+    _report_curves(curve_KP, recipe, log, on_losses)
     network = networks.describe(recipe.network, task.spec.input_shape, spec.num_classes, **recipe.options)
     ensemble = TeacherEnsemble(network, param_K, task.shards.mask_KS.any(1), spec, trunk)
     if num_teachers > 1 and distributed.is_main():
@@ -139,15 +137,14 @@ def _make_task(
     device: torch.device,
     trunk: Trunk | None,
 ) -> TrainingTask:
-    """The records that the teachers are trained on are the private records, or the trunk's features of them."""
-    if recipe.start is None:
-        return TrainingTask(private, spec, shards, recipe, seed, device)
-    if trunk is None:
-        problem, fix = "has no public points to learn from here", "Set teacher.start=null."
-        raise checks.error("teacher.start", recipe.start.features.name, problem, fix)
-    head_recipe = dataclasses.replace(recipe, start=None, augment=None)
-    encoded_records = trunk.encode_shards(private, shards, device)
-    return TrainingTask(encoded_records, trunk.spec, shards, head_recipe, seed, device)
+    """The task of the private records, or of the trunk's features of them."""
+    if recipe.start is not None:
+        if trunk is None:
+            problem, fix = "has no public points to learn from here", "Set teacher.start=null."
+            raise checks.error("teacher.start", recipe.start.features.name, problem, fix)
+        private, spec = trunk.encode_shards(private, shards, device), trunk.spec
+        recipe = dataclasses.replace(recipe, start=None, augment=None)
+    return TrainingTask(private, spec, shards, recipe, seed, device)
 
 
 # ---- groups and launches --------------------------------------------------------------------------------------------
@@ -158,17 +155,12 @@ def split_groups(num_teachers: int) -> list[range]:
     return [range(first, min(first + GROUP_TEACHERS, num_teachers)) for first in range(0, num_teachers, GROUP_TEACHERS)]
 
 
-def assign_owners(num_groups: int, ranks: int) -> list[int]:
-    """The rank of each group: neighbors go to one rank, and no rank has more than one group more than another."""
-    num_slots = max(num_groups, ranks)  # where ranks are more, the first ones have one each
-    return [group * ranks // num_slots for group in range(num_groups)]
-
-
-def _get_owners(num_teachers: int) -> list[int]:
-    """The rank of each teacher."""
-    groups = split_groups(num_teachers)
-    owners = assign_owners(len(groups), distributed.get_world().size)
-    return [rank for group, rank in zip(groups, owners, strict=True) for _ in group]
+def get_owners(num_teachers: int, ranks: int) -> list[int]:
+    """The rank of each teacher: neighbors go to one rank, and no rank has more than one group more than another."""
+    num_slots = max(
+        math.ceil(num_teachers / GROUP_TEACHERS), ranks
+    )  # where ranks are more, the first ones have one each
+    return [teacher // GROUP_TEACHERS * ranks // num_slots for teacher in range(num_teachers)]
 
 
 def compute_launch_size(
@@ -188,13 +180,13 @@ def plan_launches(pending: Sequence[range], size: int) -> list[range]:
     """The launches of the groups that are to be trained: parts of a group, or neighboring groups."""
     if size < GROUP_TEACHERS:
         return [range(k, min(k + size, group.stop)) for group in pending for k in range(group.start, group.stop, size)]
-    runs = groupby(enumerate(pending), key=lambda item: item[1].start // GROUP_TEACHERS - item[0])
-    neighbor_runs, groups_per_launch = [[group for _, group in run] for _, run in runs], size // GROUP_TEACHERS
-    return [
-        range(run[first].start, run[min(first + groups_per_launch, len(run)) - 1].stop)
-        for run in neighbor_runs
-        for first in range(0, len(run), groups_per_launch)
-    ]
+    launches: list[range] = []
+    for group in pending:
+        if launches and launches[-1].stop == group.start and len(launches[-1]) + GROUP_TEACHERS <= size:
+            launches[-1] = range(launches[-1].start, group.stop)
+        else:
+            launches.append(group)
+    return launches
 
 
 def _train_own_groups(
@@ -209,8 +201,9 @@ def _train_own_groups(
     Returns:
         The launches (of all own groups, if all of them have checkpoints).
     """
-    rank, owners, total = distributed.get_world().rank, _get_owners(task.shards.num_teachers), task.shards.num_teachers
-    own_groups = [group for group in split_groups(total) if owners[group.start] == rank]
+    ranks, num_teachers = distributed.get_world(), task.shards.num_teachers
+    owners = get_owners(num_teachers, ranks.size)
+    own_groups = [group for group in split_groups(num_teachers) if owners[group.start] == ranks.rank]
     checkpoints = None if checkpoint_dir is None else Checkpoints(checkpoint_dir, task, rows_K)
     pending = [group for group in own_groups if checkpoints is None or not checkpoints.load(group)]
     num_own, share_by_launch = sum(map(len, own_groups)), dict[range, float]()
@@ -241,14 +234,12 @@ def _train_launches(
     report_share: Callable[[range, float], object],
 ) -> Iterator[tuple[range, dict[str, Tensor]]]:
     """Train launches in worker processes, or in this process by one thread where there are several teachers."""
-    backend = choose_backend(task.recipe, launches, task.device)
-    if backend == "processes":
-        if task.device.type != "cpu":
-            raise checks.error("backend", backend, f"needs device=cpu, not {task.device}", "Use backend=vectorized.")
-        yield from train_in_processes(task, launches, get_num_workers(task.recipe), rows_K, report_share)
+    if num_workers := count_workers(task.recipe, len(launches), task.device):
+        yield from train_in_processes(task, launches, num_workers, rows_K, report_share)
         return
     for teachers in launches:
-        chunk, report = task.gather_chunk(teachers), functools.partial(report_share, teachers)
+        chunk = gather_chunk(task.private, task.shards, teachers)
+        report = functools.partial(report_share, teachers)
         # Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other
         # bits.
         with single_thread_mode(task.device.type == "cpu" and task.shards.num_teachers > 1):
@@ -261,55 +252,45 @@ def _train_launches(
         yield teachers, result.params | result.curves
 
 
-def choose_backend(recipe: TeacherRecipe, launches: list[range], device: torch.device) -> str:
-    """The backend of these launches: processes where several of them pay, if the recipe leaves it open."""
-    if recipe.backend != "auto":
-        return recipe.backend
-    is_parallel = device.type == "cpu" and os.name == "posix" and get_num_workers(recipe) > 1 and len(launches) > 1
-    min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
-    return "processes" if is_parallel and recipe.steps * len(launches) > min_steps else "vectorized"
-
-
-def get_num_workers(recipe: TeacherRecipe) -> int:
-    """Number of worker processes of this rank: the recipe's, else its share of the cores this process may use."""
-    if recipe.workers is not None:
-        return recipe.workers
+def count_workers(recipe: TeacherRecipe, num_launches: int, device: torch.device) -> int:
+    """Number of worker processes: 0 where the recipe has none, or leaves it open and this process is faster alone."""
+    if recipe.backend == "processes" and device.type != "cpu":
+        raise checks.error("backend", recipe.backend, f"needs device=cpu, not {device}", "Use backend=vectorized.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // distributed.get_world().local_size)
+    workers = recipe.workers or max(1, cores // distributed.get_world().local_size)
+    min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
+    is_parallel = device.type == "cpu" and os.name == "posix" and workers > 1 and num_launches > 1
+    is_faster = is_parallel and recipe.steps * num_launches > min_steps
+    return workers if recipe.backend == "processes" or (recipe.backend == "auto" and is_faster) else 0
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-def _warn_if_diverged(loss_KP: Tensor, recipe: TeacherRecipe) -> None:
-    """Warn the owner if no teacher has learned anything.
+def _report_curves(curve_KP: dict[str, Tensor], recipe: TeacherRecipe, log: Log, on_losses: LossesCallback) -> None:
+    """Log the learning curves, and warn the owner if no teacher has learned anything.
 
     It is no error: in a small ensemble a single unit can make the last teacher diverge, and whether a run goes on must
     not depend on one unit. A teacher that diverged has one vote, like any other.
     """
+    loss_KP = curve_KP["curve.loss"]
     if not bool(loss_KP[:, -1].isfinite().any()):
         message = f"teacher.learning_rate={recipe.learning_rate:g}: all teachers diverged, so their labels are useless."
         warnings.warn(f"{message} Lower teacher.learning_rate. (This message is private, for the owner.)", stacklevel=3)
-
-
-def _log_curves(curve_KP: dict[str, Tensor], steps: int, log: Log, on_losses: LossesCallback) -> None:
-    num_points = curve_KP["curve.loss"].shape[1]
+    num_points = loss_KP.shape[1]
     for point in range(num_points):
-        step = (point + 1) * steps // num_points
+        step = (point + 1) * recipe.steps // num_points
         for name, curve in curve_KP.items():
             value_K = curve[:, point]
             for statistic, value in (("mean", value_K.mean()), ("min", value_K.min()), ("max", value_K.max())):
                 log(f"teachers/{name.removeprefix('curve.')}_{statistic}", float(value), step)
-        on_losses(step, curve_KP["curve.loss"][:, point])
+        on_losses(step, loss_KP[:, point])
 
 
 class Checkpoints:
     """PRIVATE. A folder of finished groups, each file named by a hash of the records, the recipe and the seed.
 
-    Args:
-        folder: PRIVATE. The folder for the files.
-        task: What the teachers are trained on.
-        rows_K: PRIVATE. Parameters and learning curves of every teacher, [K, ...] each.
+    ``rows_K`` are the parameters and learning curves of every teacher, [K, ...] each.
     """
 
     def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
@@ -317,15 +298,12 @@ class Checkpoints:
         self.key_text = json.dumps([task.recipe.to_configuration(), task.seed], sort_keys=True)
 
     def _get_path(self, group: range) -> Path:
-        chunk = self.task.gather_chunk(group)
+        chunk = gather_chunk(self.task.private, self.task.shards, group)
         state = hashlib.sha256(self.key_text.encode())
         state.update(f"{chunk.first} {tuple(chunk.x_kS.shape)} {chunk.x_kS.dtype}".encode())
         for tensor in (chunk.x_kS, chunk.y_kS, chunk.size_k):
             state.update(get_tensor_bytes(tensor))
         return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
-
-    def _get_rows(self, group: range) -> dict[str, Tensor]:
-        return {name: value[group.start : group.stop] for name, value in self.rows_K.items()}
 
     def load(self, group: range) -> bool:
         """Fill the rows of a group from its file; False where there is no such file, or a damaged one."""
@@ -333,7 +311,7 @@ class Checkpoints:
             tensors = read_tensors(self._get_path(group))
         except ValueError:
             return False
-        rows = self._get_rows(group)
+        rows = {name: value[group.start : group.stop] for name, value in self.rows_K.items()}
         if {name: value.shape for name, value in tensors.items()} != {name: row.shape for name, row in rows.items()}:
             return False
         for name, row in rows.items():
@@ -342,5 +320,6 @@ class Checkpoints:
 
     def save(self, group: range) -> None:
         """Write the rows of a group beside and rename the file: a run killed here leaves no half a group."""
+        rows = {name: value[group.start : group.stop].contiguous() for name, value in self.rows_K.items()}
         with atomic_replacement(self._get_path(group)) as temporary:
-            save_file({name: row.contiguous() for name, row in self._get_rows(group).items()}, temporary)
+            save_file(rows, temporary)

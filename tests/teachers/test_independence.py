@@ -24,7 +24,7 @@ def trial_of(teacher, monkeypatch, rows=ROWS, **changes):
 
 
 @pytest.mark.parametrize(
-    "network,teacher", [*(("lean_cnn", k) for k in range(1, len(ROWS))), ("logistic", 4), ("mlp", 4)]
+    "network,teacher", [*(("lean_cnn", k) for k in (1, 2, 3, 5, 7, 8)), ("logistic", 4), ("mlp", 4)]
 )
 def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
     """Of shards of unequal sizes, of empty ones, and at every place of a launch."""
@@ -32,8 +32,12 @@ def test_an_honest_teacher_comes_out_bit_for_bit(network, teacher, monkeypatch):
 
 
 @pytest.mark.fresh_process
-def test_an_honest_teacher_comes_out_bit_for_bit_in_a_fresh_process(monkeypatch):
+def test_a_fresh_process_has_the_records_of_the_teacher_and_nothing_that_is_planted_here(monkeypatch):
     trial_of(4, monkeypatch, backend="processes", workers=2).run(records(20, seed=1).x, CPU)
+    plain = engine._compute_losses
+    monkeypatch.setattr(engine, "_compute_losses", lambda *given: 2 * plain(*given))
+    with pytest.raises(ValueError, match="came out different"):
+        trial_of(2, monkeypatch, chunk=1).run(records(20, seed=1).x, CPU)
 
 
 @pytest.mark.parametrize("teacher", [1, 4])
@@ -59,16 +63,6 @@ def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch)
         return logits + 1e-3 * logits.mean(0)
 
     monkeypatch.setattr(stacked, "forward", mixed)
-    with pytest.raises(ValueError, match="came out different"):
-        trial.run(records(20, seed=1).x, CPU)
-
-
-@pytest.mark.fresh_process
-def test_the_fresh_process_does_not_have_what_this_one_has(monkeypatch):
-    """What is planted in this process alone is not there."""
-    plain = engine._compute_losses
-    monkeypatch.setattr(engine, "_compute_losses", lambda *given: 2 * plain(*given))
-    trial = trial_of(2, monkeypatch, chunk=1)
     with pytest.raises(ValueError, match="came out different"):
         trial.run(records(20, seed=1).x, CPU)
 

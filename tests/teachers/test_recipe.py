@@ -14,36 +14,40 @@ from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.queries.random import Random
 from pate_torch.students.training import Supervised
-from pate_torch.teachers.recipe import PublicStart
+from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 from pate_torch.teachers.store import Identity, TeacherStore
 from pate_torch.teachers.training import train
 from tests.run_configs import changed, run_config
-from tests.teachers.public_start_world import AUGMENT, RECIPE, SOURCE, START, glyphs, public_trunk
+from tests.teachers.public_start_world import RECIPE, SOURCE, START, glyphs, public_trunk
 from tests.teachers.teacher_world import differing
 
-DATA, TRUNK = glyphs(), public_trunk()
+
+@pytest.fixture(scope="module", autouse=True)
+def learn_once():
+    """Load the glyphs and learn the trunk in the process that runs these tests, not in each one that collects them."""
+    global DATA, TRUNK
+    DATA, TRUNK = glyphs(), public_trunk()
 
 
 def teach(private, partition):
-    shards = partition.make_shards(private, 8, seed=0)
-    return train(private, DATA.spec, shards, RECIPE, seed=0, trunk=TRUNK), shards
+    return train(private, DATA.spec, partition.make_shards(private, 8, seed=0), RECIPE, seed=0, trunk=TRUNK)
 
 
-@pytest.mark.parametrize("partition", [ReplaceOne(), AddRemove()])
-def test_one_record_reaches_one_teacher(partition):
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
+def test_one_record_reaches_one_teacher(adjacency):
     """Also one that is removed, which shifts the positions of all that follow."""
-    before, shards = teach(DATA.private, partition)
-    if partition == ReplaceOne():
-        x = DATA.private.x.clone()
+    private = DATA.private
+    if adjacency == "replace_one":
+        partition, x = ReplaceOne(), private.x.clone()
         x[7] = 255 - x[7]
-        neighbor = dataclasses.replace(DATA.private, x=x)
+        neighbor = dataclasses.replace(private, x=x)
     else:
-        rows = np.arange(len(DATA.private)) != 7
-        private = DATA.private
+        partition, rows = AddRemove(), np.arange(len(private)) != 7
         neighbor = PrivateRecords.from_rows(private.x[rows], private.y[rows], private.unit_id[rows], private.unit)
-    after, _ = teach(neighbor, partition)
-    owners = {k for k in range(8) if 7 in shards.get_indices(k).tolist()}
-    assert len(owners) == 1 and differing(before.params, after.params) == owners
+    shards = partition.make_shards(private, 8, seed=0)
+    (owner,) = (k for k in range(8) if 7 in shards.get_indices(k).tolist())
+    before, after = teach(private, partition), teach(neighbor, partition)
+    assert differing(before.params, after.params) == {owner}
 
 
 def test_records_are_encoded_by_the_trunk_shard_by_shard():
@@ -59,8 +63,7 @@ def test_records_are_encoded_by_the_trunk_shard_by_shard():
 def test_the_trunk_is_the_representation_of_the_pool():
     twin = START.features.compute_features(DATA.pool.x, DATA.spec, seed=0)
     torch.testing.assert_close(TRUNK.compute_features(DATA.pool.x), twin, rtol=0, atol=0)
-    with Stages(quiet=True) as stages:
-        learnt = RECIPE.learn_trunk(DATA.pool, DATA.spec, 0, torch.device("cpu"), stages)
+    learnt = RECIPE.learn_trunk(DATA.pool, DATA.spec, 0, torch.device("cpu"), Stages(quiet=True))
     assert torch.equal(learnt.compute_features(DATA.pool.x), twin) and learnt.spec == TRUNK.spec
     assert TRUNK.spec.input_shape == (24,)
     standard = TRUNK.spec.normalize(twin, torch.float64)
@@ -75,13 +78,9 @@ def test_features_help_where_shards_are_small_and_the_store_has_the_trunk(tmp_pa
     votes = ensemble.count_votes(DATA.evaluation.x)
     assert (votes.compute_plurality() == DATA.evaluation.y).double().mean() > 0.8
     identity = Identity(
-        dataset="glyphs",
-        fingerprint=store.compute_fingerprint(DATA.private),
-        partition={},
-        configuration=RECIPE.to_configuration(),
-        seed=0,
-        num_teachers=30,
-    )
+        dataset="glyphs", fingerprint=store.compute_fingerprint(DATA.private), partition={},
+        configuration=RECIPE.to_configuration(), seed=0, num_teachers=30,
+    )  # fmt: skip
     stored = store.load(store.save(ensemble, identity)).ensemble
     assert torch.equal(stored.predict(DATA.evaluation.x), ensemble.predict(DATA.evaluation.x))
     assert stored.spec == DATA.spec and stored.trunk is not None and stored.trunk.spec == TRUNK.spec
@@ -89,37 +88,24 @@ def test_features_help_where_shards_are_small_and_the_store_has_the_trunk(tmp_pa
 
 
 def test_other_public_points_or_another_start_are_other_teachers(tmp_path):
-    student = Supervised(network="small_cnn", steps=30, augment=AUGMENT)
     config = run_config(
-        dataset=SOURCE,
-        partition=AddRemove(),
-        teacher=RECIPE,
-        mechanism=GNMax(sigma=1.0),
-        query=Random(),
-        student=student,
-        guide_student=student,
-        root=tmp_path,
-        folder=tmp_path / "run",
-        num_teachers=12,
-        num_queries=80,
-        delta=1e-4,
-        seed=0,
-        quiet=True,
-    )
+        dataset=SOURCE, partition=AddRemove(), teacher=RECIPE, mechanism=GNMax(sigma=1.0), query=Random(),
+        student=None, guide_student=Supervised(network="logistic", augment=None), num_teachers=12, num_queries=80,
+        root=tmp_path, folder=tmp_path / "run", delta=1e-4, seed=0, quiet=True,
+    )  # fmt: skip
 
-    def identify(data, **changes):
-        this_config = changed(config, **changes)
+    def identify(data, teacher=RECIPE):
+        this_config, stages = changed(config, teacher=teacher), Stages(quiet=True)
         facts = DatasetFacts.from_dataset(data, this_config.partition)
-        with Stages(quiet=True) as stages:
-            return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer()))
+        return this_config.method.make_identity(make_inputs(this_config, data, facts, stages, StageTimer()))
 
     here = identify(DATA)
     assert here == identify(DATA)
     pool = dataclasses.replace(DATA.pool, x=DATA.pool.x.flip(0))
     assert identify(dataclasses.replace(DATA, pool=pool)) != here
     longer = PublicStart(features=dataclasses.replace(START.features, steps=41))
-    assert identify(DATA, teacher=dataclasses.replace(RECIPE, start=longer)) != here
-    assert "pool" not in identify(DATA, teacher=dataclasses.replace(RECIPE, start=None)).configuration
+    assert identify(DATA, dataclasses.replace(RECIPE, start=longer)) != here
+    assert "pool" not in identify(DATA, dataclasses.replace(RECIPE, start=None)).configuration
 
 
 def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused():
@@ -131,8 +117,19 @@ def test_a_start_without_public_points_and_a_head_that_needs_images_are_refused(
 
 
 def test_a_head_over_the_trunk_comes_out_the_same_alone():
-    trials = []
-    shards = ReplaceOne().make_shards(DATA.private, 8, seed=0)
+    trials, shards = [], ReplaceOne().make_shards(DATA.private, 8, seed=0)
     train(DATA.private, DATA.spec, shards, RECIPE, seed=0, trunk=TRUNK, on_trial=trials.append)
     trials[0].run(DATA.pool.x, torch.device("cpu"))
     assert trials[0].ensemble.trunk is not None
+
+
+@pytest.mark.parametrize(
+    "key,value",
+    [
+        ("steps", 0), ("batch_size", 2.5), ("learning_rate", -1), ("schedule", "linear"), ("backend", "threads"),
+        ("dtype", "half"), ("augment", {"rotate": 400}), ("augment", 3), ("label_smoothing", 0.9), ("chunk", 0),
+    ],
+)  # fmt: skip
+def test_wrong_choices_are_refused_by_name(key, value):
+    with pytest.raises(ValueError, match=key):
+        TeacherRecipe(**{key: value})

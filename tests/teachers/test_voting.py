@@ -1,15 +1,17 @@
 """Counting votes: against a loop, in every chunking, one vote each."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from pate_torch import networks
-from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.sensitive import Votes
 from pate_torch.teachers import voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.voting import count_votes, get_label_dtype
+from tests.teachers.teacher_world import spec
 
 
 def by_loop(predictions, classes):
@@ -30,19 +32,18 @@ def test_counts_as_a_loop_does(teachers, queries, classes, dtype):
 
 
 @pytest.mark.parametrize("width", [1, 8, 13, 1000])
-@pytest.mark.parametrize("few", [2, 64])
-def test_chunking_changes_nothing(monkeypatch, width, few):
+@pytest.mark.parametrize("max_compared", [2, 64])
+def test_chunking_changes_nothing(monkeypatch, width, max_compared):
     predictions = torch.randint(5, (13, 101), generator=torch.Generator().manual_seed(1))
-    whole = by_loop(predictions, 5).int()
-    monkeypatch.setattr(voting, "MAX_COMPARED_CLASSES", few)
+    monkeypatch.setattr(voting, "MAX_COMPARED_CLASSES", max_compared)
     monkeypatch.setattr(voting, "BLOCK_QUERIES", width)
-    assert torch.equal(count_votes(predictions, 5).counts_QC, whole)
+    assert torch.equal(count_votes(predictions, 5).counts_QC, by_loop(predictions, 5).int())
 
 
-def test_unanimous_teachers_overflow_no_byte():
-    for teachers in (255, 256, 511, 1000):
-        counts = count_votes(torch.full((teachers, 9), 2, dtype=torch.uint8), 4).counts_QC
-        assert torch.equal(counts, torch.tensor([0, 0, teachers, 0], dtype=torch.int32).expand(9, 4))
+@pytest.mark.parametrize("teachers", [255, 256, 511, 1000])
+def test_unanimous_teachers_overflow_no_byte(teachers):
+    counts = count_votes(torch.full((teachers, 9), 2, dtype=torch.uint8), 4).counts_QC
+    assert torch.equal(counts, torch.tensor([0, 0, teachers, 0], dtype=torch.int32).expand(9, 4))
 
 
 def test_one_moved_vote_moves_two_counts_by_one():
@@ -70,11 +71,8 @@ def test_refuses(predictions, message):
         count_votes(predictions, 4)
 
 
-EDGES = [255, 256, 257, 2**15 - 1, 2**15, 2**15 + 1]
-"""Where the type of a prediction becomes too narrow for the number of classes, or for the last class."""
-
-
-@pytest.mark.parametrize("classes", EDGES)
+# Where the type of a prediction becomes too narrow for the number of classes, or for the last class.
+@pytest.mark.parametrize("classes", [255, 256, 257, 2**15 - 1, 2**15, 2**15 + 1])
 def test_the_last_class_is_counted_and_the_next_refused_where_types_widen(classes):
     last = torch.tensor([[classes - 1, 0], [classes - 1, classes - 2]])
     for dtype in {get_label_dtype(classes), torch.int32, torch.int64}:
@@ -85,14 +83,11 @@ def test_the_last_class_is_counted_and_the_next_refused_where_types_widen(classe
         if classes <= torch.iinfo(dtype).max:
             with pytest.raises(ValueError, match=f"0..{classes - 1}"):
                 count_votes((last + 1).to(dtype), classes)
-    spec = DataSpec(
-        name="two", num_classes=classes, input_shape=(2,), class_names=tuple(map(str, range(classes))),
-        mean=(0.0,), std=(1.0,),
-    )  # fmt: skip
-    network = networks.describe("logistic", spec.input_shape, classes)
+    points = dataclasses.replace(spec(classes), input_shape=(2,))
+    network = networks.describe("logistic", (2,), classes)
     params = {name: torch.zeros(3, *p.shape) for name, p in networks.rebuild(network).named_parameters()}
     next(p for p in params.values() if p.dim() == 2)[:, -1] = 1.0
-    ensemble = TeacherEnsemble(network, params, torch.ones(3, dtype=torch.bool), spec)
+    ensemble = TeacherEnsemble(network, params, torch.ones(3, dtype=torch.bool), points)
     assert ensemble.count_votes(torch.ones(4, 2)).counts_QC[:, -1].tolist() == [3] * 4
 
 
