@@ -185,7 +185,8 @@ def test_paths_are_found_below_the_data_root(files, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("role", "fractions"), [("public", (0.998, 0.001, 0.001)), ("test", (0.7, 0.299, 0.001)), ("private", (1e-9, 0.5, 0.499999999))]
+    ("role", "fractions"),
+    [("public", (0.998, 0.001, 0.001)), ("test", (0.7, 0.299, 0.001)), ("private", (1e-9, 0.5, 0.499999999))],
 )
 def test_a_split_without_records_of_a_role_is_refused(role, fractions, files):
     with pytest.raises(ValueError, match=rf"dataset\.name='csv': has no {role} records.*dataset\.fractions"):
