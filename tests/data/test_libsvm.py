@@ -100,6 +100,6 @@ def test_a_huge_feature_number_is_refused_in_public_rows_and_left_out_of_private
     rows = Path(write_svm(tmp_path, *sparse())).read_text()
     plain, absurd = tmp_path / "t.svm", tmp_path / "absurd.svm"
     absurd.write_text(rows + "1 2147483647:1\n")
-    with pytest.raises(ValueError, match="num_features=None.*2147483647"):
+    with pytest.raises(ValueError, match=r"num_features=None.*2147483647"):
         Libsvm(path=str(plain), public_path=str(absurd)).load()
     assert Libsvm(path=str(absurd), public_path=str(plain)).load().spec.input_shape[0] < 100
