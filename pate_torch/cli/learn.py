@@ -27,7 +27,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.hypotheses.algorithms import ALGORITHMS, HYPOTHESIS_CLASSES, LearnOptions
+from pate_torch.hypotheses.algorithms import ALGORITHMS, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.pipeline import run
 
@@ -75,27 +75,13 @@ def _make_parser() -> argparse.ArgumentParser:
         description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}the number of records that each of them needs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = LearnOptions()
-
-    def add_option(name: str, kind: type, description: str) -> None:
-        default = getattr(defaults, name)
-        text = description if default is None else f"{description} (default: {default})"
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
     parser.add_argument("settings", nargs="*", metavar="TABLE | key=value")
-    parser.add_argument(
-        "--hypotheses", default="stumps", choices=HYPOTHESIS_CLASSES, help="hypothesis class (default: stumps)"
-    )
-    add_option("epsilon", float, "epsilon of the whole release")
-    add_option("alpha", float, "excess error that is promised")
-    add_option("beta", float, "probability that the error is larger")
-    add_option("points", int, "public points that are used or labeled (default: depends on the algorithm)")
-    constants_help = "private-prediction: constants of the paper, or smaller ones that are proven (default: paper)"
-    parser.add_argument("--constants", default="paper", choices=("paper", "sharp"), help=constants_help)
-    add_option("cuts", int, "exponential: thresholds of each feature")
-    add_option("radius", float, "convex: radius of the ball of parameters")
-    add_option("ridge", float, "convex: weight of the penalty on the parameters")
+    for option in dataclasses.fields(LearnOptions):
+        kind = int if option.default is None else type(option.default)
+        text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
+        choices = option.metadata["choices"]
+        parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
     below_help = "continue if no accuracy is promised"
     parser.add_argument("--below-guarantee", action="store_true", help=below_help)
     dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"

@@ -92,7 +92,7 @@ def assemble_dataset(
     size_origin: str = FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """Build a Dataset from its parts.
+    """Build a Dataset from its parts. The origins are provenances (``PROVENANCES``).
 
     Args:
         private: Private records.
@@ -101,9 +101,9 @@ def assemble_dataset(
         class_names: Name of each class.
         standardize: Argument of ``compute_normalization``.
         constants: Declared normalization constants. None to compute them from the public points.
-        classes_origin: Provenance (``PROVENANCES``) of the classes.
-        categories_origin: Provenance of a table's categories. None if there are none.
-        size_origin: Provenance of the number of records.
+        classes_origin: Origin of the classes.
+        categories_origin: Origin of a table's categories. None if there are none.
+        size_origin: Origin of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
     mean, std = compute_normalization(pool.x, standardize) if constants is None else constants

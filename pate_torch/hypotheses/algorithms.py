@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -38,35 +38,28 @@ HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 # ---- Problems --------------------------------------------------------------------------------------------------------
 
 
+def _option(default: Any, description: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": description, "choices": choices})
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """The options of all algorithms. Each algorithm uses some of them.
+    """The options of all algorithms, as on the command line. Each algorithm uses some of them."""
 
-    Attributes:
-        hypotheses: Name of the hypothesis class.
-        epsilon: Epsilon of the whole release.
-        alpha: Excess error that the theorem promises.
-        beta: Probability that the excess error is larger.
-        points: Number of public points that are used or labeled. None for the default of the algorithm.
-        constants: "paper" or "sharp" (``prediction.compute_stability``).
-        cuts: Number of thresholds for each feature of a finite class.
-        radius: Radius of the ball of parameters.
-        ridge: Weight of the penalty on the parameters.
-    """
-
-    hypotheses: str = "stumps"
-    epsilon: float = 1.0
-    alpha: float = 0.1
-    beta: float = 0.1
-    points: int | None = None
-    constants: str = "paper"
-    cuts: int = 20
-    radius: float = 3.0
-    ridge: float = 0.05
+    hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
+    epsilon: float = _option(1.0, "epsilon of the whole release")
+    alpha: float = _option(0.1, "excess error that the theorem promises")
+    beta: float = _option(0.1, "probability that the excess error is larger")
+    points: int | None = _option(None, "number of public points that are used or labeled; depends on the algorithm")
+    constants: str = _option("paper", "private-prediction: those of the paper, or smaller ones", ("paper", "sharp"))
+    cuts: int = _option(20, "exponential: number of thresholds for each feature")
+    radius: float = _option(3.0, "convex: radius of the ball of parameters")
+    ridge: float = _option(0.05, "convex: weight of the penalty on the parameters")
 
     def __post_init__(self) -> None:
-        checks.one_of("hypotheses", self.hypotheses, HYPOTHESIS_CLASSES)
-        checks.one_of("constants", self.constants, ("paper", "sharp"))
+        for option in fields(self):
+            if option.metadata["choices"]:
+                checks.one_of(option.name, getattr(self, option.name), option.metadata["choices"])
         for key in ("epsilon", "radius", "ridge"):
             checks.positive(key, getattr(self, key))
         for key in ("alpha", "beta"):

@@ -44,7 +44,7 @@ class ChosenHypothesis:
     """A privately chosen hypothesis.
 
     Attributes:
-        hypothesis: The hypothesis. For logistic regression, its parameters, float64 [D].
+        hypothesis: Hypothesis of the class, or the parameters of a logistic regression, float64 [D].
         index: Index of the hypothesis in the list of candidates, or -1 if there is no list.
         events: Privacy events of the choice.
     """
@@ -115,15 +115,8 @@ def compute_sspp_private_size(
     """Compute the smallest n for excess error alpha with probability 1 - beta.
 
     The cover by the public points adds alpha/4 to the error, the exponential mechanism alpha/4
-    (2 (ln M + ln(3/beta))/(epsilon n) with M <= sum_{i<=d} C(m, i)), and uniform convergence 2 alpha/4.
-
-    Args:
-        vc_dimension: VC dimension d.
-        epsilon: Price of the choice (bounded range).
-        alpha: Excess error.
-        beta: Failure probability.
-        num_public: Number m of public points, which counts if it exceeds ``compute_sspp_public_size``, because more
-            points make a larger cover.
+    (2 (ln M + ln(3/beta))/(epsilon n) with M <= sum_{i<=d} C(m, i)), and uniform convergence 2 alpha/4. The number m of
+    public points is ``num_public`` if it exceeds ``compute_sspp_public_size``, because more points make a larger cover.
 
     Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
     """
@@ -145,17 +138,9 @@ def run_sspp(
 ) -> ChosenHypothesis:
     """Choose among one hypothesis for each dichotomy of the *public* points by the errors on the sample.
 
-    If the class has a single dichotomy of the public points, its hypothesis is free of charge. The function warns below
-    ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess error alpha with probability 1 - beta.
-
-    Args:
-        hypotheses: Hypothesis class.
-        sample: PRIVATE. Records.
-        public_x: Unlabeled points, float64 [m, D], independent of the sample.
-        epsilon: Price of the choice (bounded range).
-        budget: Account that pays, and source of the noise.
-        alpha: Excess error of the warning.
-        beta: Failure probability of the warning.
+    The points [m, D] must be independent of the sample. If the class has a single dichotomy of them, its hypothesis is
+    free of charge. The function warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess
+    error alpha with probability 1 - beta.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
@@ -207,15 +192,8 @@ def run_logistic_exponential(
 ) -> ChosenHypothesis:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 
-    Records with a norm above 1 are scaled to norm 1. The function warns below ``compute_convex_size``.
-
-    Args:
-        sample: PRIVATE. Records with features [n, D], which include the intercept.
-        radius: Radius R of the ball of parameters. Over the ball, the loss of a record has a range of R.
-        ridge: Weight of the penalty, public.
-        epsilon: Price of the draw (bounded range).
-        budget: Account that pays, and source of the noise.
-        alpha: Excess mean loss of the warning.
+    The ball has the radius R, so the loss of a record has a range of R over it. The features include the intercept.
+    Records with a norm above 1 are scaled to norm 1. The function warns below ``compute_convex_size`` for ``alpha``.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. The draw is exact (in real numbers).
         Let P be a lower bound on the Hessian of J over the ball, g the gradient at some t0 in the ball, s = t - t0,

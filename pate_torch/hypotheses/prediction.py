@@ -48,11 +48,6 @@ def compute_stability(gamma: float, share: float, constants: str = "paper") -> f
     probability ``share``. Otherwise the candidates stay, and the exponential mechanism, of bounded range gamma, changes
     the log-odds of any event by at most gamma, hence its probability by at most sigma(gamma/2) - sigma(-gamma/2).
     (gamma-DP alone gives tanh(gamma/2).) For share = gamma, the stability is below 1.25 gamma.
-
-    Args:
-        gamma: Parameter of the predictor.
-        share: Fraction n'/n of the records in the subset, at most gamma.
-        constants: "paper" or "sharp".
     """
     checks.one_of("constants", constants, ("paper", "sharp"))
     return 3 * gamma if constants == "paper" else share + (1 - share) * math.tanh(gamma / 4)
@@ -112,8 +107,7 @@ def run_private_prediction(
         epsilon: Epsilon of one prediction.
         alpha: Excess error, and probability of a flip.
         budget: Account that pays, and source of the noise.
-        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and
-            ``compute_net_size(alpha, alpha, d)``.
+        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net's size.
         constants: "paper" or "sharp".
 
     Guarantee: pure epsilon-DP for each prediction; len(x_Q) predictions are charged. Replace-one. The stable predictor

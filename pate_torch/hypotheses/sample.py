@@ -108,11 +108,8 @@ def warn_below_guarantee(
 ) -> None:
     """Warn of every condition of a theorem that does not hold.
 
-    Args:
-        algorithm: Name of the algorithm.
-        n: Number of records.
-        sample_conditions: Pairs of a promise and the smallest n for it.
-        other_conditions: Triples of another quantity, its value, and the smallest value that the theorem needs.
+    ``sample_conditions`` are pairs of a promise and the smallest n for it. ``other_conditions`` are triples of another
+    quantity, its value, and the smallest value that the theorem needs.
     """
     unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
     unmet_conditions += [
