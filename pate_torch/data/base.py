@@ -131,8 +131,14 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
             A feature that is constant in the pool gets standard deviation 1, because a small one would magnify private
             records that differ from the pool.
     """
-    if public_x.dim() == 4:
-        return _compute_channel_statistics(public_x)
+    if public_x.dim() == 4:  # counts are exact, so the result does not depend on the order of the images
+        channels = public_x.transpose(0, 1).flatten(1)
+        counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
+        level = torch.arange(256, dtype=torch.float64) / 255
+        weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        mean = weight @ level
+        std = (weight @ level.square() - mean.square()).clamp(min=0).sqrt()
+        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has no deviation
     if public_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     x_PD = public_x.double()
@@ -140,18 +146,6 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
     std = x_PD.std(0, correction=0)
     mean = torch.where(is_standardized, x_PD.mean(0), 0.0)
     return tuple(mean.tolist()), tuple(torch.where(is_standardized & (std > 1e-8), std, 1.0).tolist())
-
-
-def _compute_channel_statistics(x: Tensor) -> Constants:
-    # Counts are exact, so that the result does not depend on the order of the images.
-    channels = x.transpose(0, 1).flatten(1)
-    counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
-    level = torch.arange(256, dtype=torch.float64) / 255
-    weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    mean = weight @ level
-    variance = weight @ level.square() - mean.square()
-    std = variance.clamp(min=0).sqrt().clamp(min=1 / 255)  # a constant channel must not divide by zero
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def compute_common_scale(public_x: Tensor) -> Constants:
