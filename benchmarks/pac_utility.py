@@ -21,7 +21,7 @@ from benchmarks.replications.query_algorithms import run_high_confidence
 from benchmarks.theory.agnostic import AgPrivClPlan, compute_two_thirds_teachers, run_ag_priv_cl, run_sub_samp
 from benchmarks.theory.classes import Listed
 from pate_torch.core.rng import make_numpy_generator
-from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps, Thresholds, count_errors, fit_erm
+from pate_torch.hypotheses.classes import HypothesisClass, Stump, Stumps, Thresholds, fit_erm
 from pate_torch.hypotheses.exponential import run_exponential_mechanism, run_sspp
 from pate_torch.hypotheses.prediction import compute_flipping_gamma
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_net_size, draw_without_replacement
@@ -93,7 +93,7 @@ def _stable_disagreement(problem: StudentProblem, sample: Sample, gamma: float, 
     for _ in range(5):
         index = draw_without_replacement(sample.n, size, NOISE)
         candidates = problem.hypotheses.enumerate_representatives(sample.x[index])
-        wrong = count_errors(problem.hypotheses, candidates, sample.x, sample.y)
+        wrong = problem.hypotheses.count_errors(candidates, sample.x, sample.y)
         found.append(
             np.exp(compute_log_probabilities(-wrong, gamma / 2)) @ [problem.disagreement(h) for h in candidates]
         )

@@ -1,7 +1,7 @@
-"""A table of patients: a classifier that may be published, and a check of what it claims.
+"""A table of patients: a classifier that may be published, and a check of its claims.
 
-The table is scikit-learn's breast cancer data (569 patients, 30 measurements of a biopsy each): public, and here for
-yours. Every other patient is taken to be private here, the rest to be volunteers whose records are public.
+The table is scikit-learn's breast cancer data, which is public (569 patients with 30 measurements of a biopsy). In this
+example, every other patient is private, and the others are volunteers whose records are public.
 """
 
 from pathlib import Path
@@ -17,16 +17,16 @@ diagnosis = ill.map({0: "malignant", 1: "benign"})
 private, public, test = slice(0, None, 2), slice(1, None, 4), slice(3, None, 4)
 
 clf = PATEClassifier(
-    epsilon=2.0,  # what the released model costs in all
-    account="biopsies",  # everything released from these patients is charged to this name
-    num_records_about=300,  # public knowledge; it decides delta, too
+    epsilon=2.0,  # price of the released model
+    account="biopsies",  # every release from these patients is charged to this account
+    num_records_about=300,  # approximate and public; it also decides delta
     classes=["benign", "malignant"],  # declared, not read off the private labels
-    allow_refit=True,  # run this file twice, and the second release is charged, too
+    allow_refit=True,  # a second run of this file is a second release, which is charged
 )
 clf.fit(table[private], diagnosis[private], public=table[public])
 
-right, always = clf.score(table[test], diagnosis[test]), (diagnosis[test] == "benign").mean()
-print(f"right on {right:.1%} of the test patients ({always:.1%} by always saying benign)")
+accuracy, baseline = clf.score(table[test], diagnosis[test]), (diagnosis[test] == "benign").mean()
+print(f"accuracy on test patients: {accuracy:.1%} (always benign: {baseline:.1%})")
 print(clf.privacy_["headline"])
 print(pd.DataFrame(clf.predict_proba(table[test][:3]), columns=clf.classes_).round(2))
 

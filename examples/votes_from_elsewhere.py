@@ -1,7 +1,7 @@
-"""Votes from elsewhere: sixty practices train what they like; only their votes come here, and only noisy labels leave.
+"""Votes from elsewhere: sixty medical practices train their own models, and only noisy labels are released.
 
-Each practice fits any scikit-learn model to its own patients and says what it would answer for 300 public points. The
-file of those answers is all that this package sees. Whoever runs it sees raw votes, and must be trusted with them.
+Each practice trains a scikit-learn model on its patients and predicts 300 public points. This package reads only the
+file of these predictions. The person who runs it sees the raw votes, and must be trusted with them.
 """
 
 import os
@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from pate_torch.cli.label import main as label
 
-x, y = load_digits(return_X_y=True)  # in the place of the practices' records
+x, y = load_digits(return_X_y=True)  # instead of records of the practices
 public, private = np.arange(300), np.arange(300, len(x))
 models = (
     lambda: make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)),
@@ -28,7 +28,7 @@ models = (
 
 votes_KP = []  # [practices, public points]
 for practice in range(60):
-    own = private[private % 60 == practice]  # every patient is with one practice: the guarantee rests on it
+    own = private[private % 60 == practice]  # the guarantee assumes that every patient belongs to one practice
     model = models[practice % 3]().fit(x[own], y[own])
     votes_KP.append(model.predict(x[public]))
 
@@ -50,6 +50,6 @@ with tempfile.TemporaryDirectory() as folder:
 query_Q, label_Q = np.loadtxt(release / "labels.csv", delimiter=",", skiprows=1, usecols=(0, 1), dtype=int, unpack=True)
 student = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200)).fit(x[query_Q], label_Q)
 rest = np.setdiff1d(public, query_Q)
-right, learnt = (label_Q == y[query_Q]).mean(), student.score(x[rest], y[rest])
-print(f"{right:.0%} of the labels are right, and a model of them on {learnt:.0%} of {len(rest)} other public points")
+label_accuracy, accuracy = (label_Q == y[query_Q]).mean(), student.score(x[rest], y[rest])
+print(f"accuracy of the labels: {label_accuracy:.0%}; of a model on {len(rest)} other public points: {accuracy:.0%}")
 print("may be published:", release)

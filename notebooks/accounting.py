@@ -13,13 +13,14 @@
 # %% [markdown]
 # # What does a release cost?
 #
-# $K$ teachers vote on each question, and the label released is the class with the most votes after Gaussian noise of
-# $\sigma$ votes on every count. One person's record reaches one teacher, so it moves one vote in each question. How
-# much does the release say about that person? Three answers follow, from the one that anybody may read to the
-# one that is for the data's owner alone, and then a test that trusts none of them.
+# $K$ teachers vote on each question. The released label is the class with the most votes after Gaussian noise of
+# $\sigma$ votes has been added to every count. A record of one person reaches one teacher, so it changes one vote in
+# each question. How much does the release reveal about that person? This notebook compares three prices, from one
+# that everybody may see to one that only the owner of the data may see. At the end, an audit tests the claims without
+# relying on any of them.
 #
-# The data are *glyphs*, printed characters drawn from a seed: nobody's, so this notebook may show what a real one
-# must keep to itself.
+# The data are *glyphs*, printed characters that are drawn from a seed. They belong to nobody, so this notebook may
+# show figures that must stay private for real data.
 
 # %%
 import dataclasses
@@ -31,7 +32,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
+sys.path.insert(0, str(Path.cwd().parent))  # for benchmarks/, which is not part of the package
 
 from benchmarks.fonts.glyphs import Glyphs
 from pate_torch.accounting import accountant as accounting
@@ -59,7 +60,7 @@ DELTA, TEACHERS, QUESTIONS = 1e-5, 100, 200
 # %% [markdown]
 # ## The votes
 #
-# A hundred small networks, some 250 records each.
+# A hundred small networks are trained on about 250 records each.
 
 # %%
 data = Glyphs(private=25_000, public=QUESTIONS, test=1, size=16).load()
@@ -70,24 +71,26 @@ counts_QC, truth_Q = votes.counts_QC.numpy(), data.evaluation.pool_y.numpy()
 
 single = counts_QC[np.arange(QUESTIONS), truth_Q].mean() / TEACHERS
 together = (votes.compute_plurality().numpy() == truth_Q).mean()
-print(f"one teacher is right {single:.0%} of the time, the plurality {together:.0%}")
+print(f"accuracy of one teacher: {single:.0%}, of the plurality: {together:.0%}")
 
 fig, axes = plt.subplots(figsize=(6.4, 2.8), layout="constrained")
 axes.hist(votes.compute_gaps().numpy(), bins=np.arange(0, TEACHERS + 5, 5), color=INK["theorem"])
-axes.set(xlabel="gap between winner and runner-up (votes)", ylabel="questions", title="Most questions are not close")
+axes.set(
+    xlabel="gap between winner and runner-up (votes)", ylabel="questions", title="Most questions have a clear winner"
+)
 plt.show()
 
 # %% [markdown]
 # ## Three prices
 #
-# - **Data-independent.** True for every data set: a moved vote changes the counts by $\sqrt 2$, so $Q$ questions are
-#   one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
-# - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a moved vote hardly matters. It bounds one direction
-#   only, $D_\alpha(M(D)\,\|\,M(D'))$, for the votes at hand.
-# - **Private epsilon**. The theorem's price with noise, scaled to how fast it can change
-#   from one data set to the next, and with what publishing it costs.
+# - **Data-independent.** This price holds for every data set. A changed vote changes the counts by $\sqrt 2$, so $Q$
+#   questions are one Gaussian mechanism with $\mu = \sqrt{2Q}/\sigma$, whose $\varepsilon$ is known exactly.
+# - **Theorem** (PATE 2018, Theorem 6). If the plurality is clear, a changed vote hardly matters. The theorem bounds
+#   one direction only, $D_\alpha(M(D)\,\|\,M(D'))$, for the given votes.
+# - **Private epsilon**. The price by the theorem with added noise. The noise is scaled to the largest change of the
+#   price between neighbors, and the cost of its publication is included.
 #
-# The noise is that of 20, 40 and 100 votes among 250 teachers, scaled to 100.
+# The noise scales are those of 20, 40 and 100 votes among 250 teachers, scaled to 100 teachers.
 
 # %%
 SIGMAS = (8, 16, 40)
@@ -100,11 +103,11 @@ def theorem_epsilon(mechanism, counts_QC=counts_QC):
 
 
 def draw_private_epsilon(mechanism, draws=41):
-    """Median of what would be published. The plan is chosen on imagined votes, never on those it prices."""
+    """Median of the published price. The plan is chosen on example votes, never on the votes that it prices."""
     imagined = private_price.make_example_votes(TEACHERS, data.spec.num_classes, [0.5, 0.6, 0.7, 0.8, 0.9])
     model = mechanism.make_outcome_model()
     plan = private_price.choose_plan(model, imagined, num_queries=QUESTIONS, delta=DELTA)
-    draws_Z = generator.standard_normal(draws)  # of a seed: nothing here is private
+    draws_Z = generator.standard_normal(draws)  # seeded, because nothing here is private
     published = [
         private_price.publish_price(plan, model, counts_QC, z, adaptive=False).compute_epsilon(DELTA) for z in draws_Z
     ]
@@ -136,13 +139,14 @@ axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The theorem can even cost *more* than the price that needs no data: it goes by Rényi divergences, whose conversion to
-# $\varepsilon$ is never exact, while the Gaussian price is. Publishing a data-dependent price pays only where there is
-# little noise: elsewhere the noise that hides the price's dependence on the votes costs more than the price saves.
+# The theorem can even give a *higher* price than the data-independent one: it is based on Rényi divergences, whose
+# conversion to $\varepsilon$ is never exact, while the Gaussian price is exact. The publication of a data-dependent
+# price is worthwhile only if the mechanism has little noise. Otherwise the noise that hides the dependence on the
+# votes costs more than the price saves.
 #
 # ## One question
 #
-# Where do the savings come from? From questions with a wide gap. Each dot is one question's price at Rényi order 10.
+# The savings come from questions with a wide gap. Each dot is the price of one question at Rényi order 10.
 
 # %%
 sigma, order = 8, 10.0
@@ -162,13 +166,14 @@ plt.show()
 #
 # | figure | who may see it |
 # |---|---|
-# | data-independent $\varepsilon$ | **anybody**: no vote enters it |
-# | private $\varepsilon$ | **anybody**: a noisy release, its own cost included (95 % confidence, forward only) |
-# | theorem | **the data's owner alone** |
-# | gaps, votes, the ensemble's accuracy | **the data's owner alone** |
+# | data-independent $\varepsilon$ | **everybody**: it does not depend on the votes |
+# | private $\varepsilon$ | **everybody**: a noisy release that includes its cost (95 % confidence, forward only) |
+# | theorem | **the owner of the data only** |
+# | gaps, votes, accuracy of the ensemble | **the owner of the data only** |
 #
-# The theorem's price is a function of private votes. Let one person leave, so that one teacher votes at
-# random: the figure moves in its digits, and whoever knows everybody else's records reads off which data set it was.
+# The price by the theorem is a function of private votes. If one person leaves, so that one teacher votes at random,
+# the price changes in its last digits. Somebody who knows all other records can therefore tell from the price which
+# of the two data sets was used.
 
 # %%
 neighbor_QC = counts_QC.copy()
@@ -178,21 +183,21 @@ for row in neighbor_QC:
 mechanism = GNMax(sigma=16)
 for name, counts in (("with the person", counts_QC), ("without", neighbor_QC)):
     print(f"{name:>16}: epsilon by the theorem {theorem_epsilon(mechanism, counts):.6f}")
-print(f"{'either way':>16}: data-independent {table.loc[16, 'data-independent']:.6f}")
+print(f"{'in both cases':>16}: data-independent {table.loc[16, 'data-independent']:.6f}")
 
 # %% [markdown]
-# ## Trust nothing: the audit
+# ## The audit
 #
-# All of the above prices the mechanism on paper. The audit runs the one that is executed, many times on neighboring
-# votes, and asks what its answers *prove*: a lower bound on $\varepsilon$, with 95 % confidence. Proven below claimed
-# is what one sees of a sound mechanism; proven above claimed refutes it. Beside each sound mechanism stands a twin
-# with a slip: a quarter of the noise, at the same claim.
+# All prices above are computed from a description of the mechanism. The audit executes the mechanism many times on
+# neighboring votes, and computes a lower bound on $\varepsilon$ from the answers, with 95 % confidence. For a sound
+# mechanism, the proven lower bound is below the claim; a lower bound above the claim refutes the mechanism. Each
+# sound mechanism is compared with a faulty variant, which draws a quarter of the noise and makes the same claim.
 
 
 # %%
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Slipped(GNMax):
-    """NOT what it claims to be."""
+class FaultyGNMax(GNMax):
+    """A FAULTY mechanism: it draws less noise than it claims."""
 
     def draw(self, votes, noise, context):
         answers = GNMax(sigma=self.sigma / 4).draw(votes, noise, context)
@@ -201,7 +206,7 @@ class Slipped(GNMax):
 
 found = {}
 for sigma in (2, 4, 8):
-    for kind in (GNMax, Slipped):
+    for kind in (GNMax, FaultyGNMax):
         mechanism = kind(sigma=sigma)
         result = audit(mechanism, mechanism.worst_case_neighbors(2), runs=50_000, delta=DELTA)
         found[sigma, kind.__name__] = (result.claimed, result.proven, "sound" if result.is_sound else "REFUTED")
@@ -211,18 +216,22 @@ audited.convert_dtypes().round(2)
 # %%
 fig, axes = plt.subplots(figsize=(6.4, 3), layout="constrained")
 for place, sigma in enumerate((2, 4, 8)):
-    claimed = audited.loc[(sigma, "Gaussian"), "claimed"]
+    claimed = audited.loc[(sigma, "GNMax"), "claimed"]
     axes.plot([place - 0.35, place + 0.35], [claimed, claimed], color="black", label="claimed" if not place else None)
-    for side, kind, ink in ((-0.17, "Gaussian", "#1f4e79"), (0.17, "Slipped", "#c55a11")):
+    for side, kind, ink in ((-0.17, "GNMax", "#1f4e79"), (0.17, "FaultyGNMax", "#c55a11")):
         proven = audited.loc[(sigma, kind), "proven"]
-        name = {"Gaussian": "proven of the mechanism", "Slipped": "proven of its slipped twin"}[kind]
+        name = {"GNMax": "proven for the mechanism", "FaultyGNMax": "proven for the faulty variant"}[kind]
         axes.bar(place + side, proven, width=0.3, color=ink, label=name if not place else None)
 axes.set_xticks(range(3), [f"{sigma} votes" for sigma in (2, 4, 8)])
-axes.set(xlabel=r"noise $\sigma$ claimed", ylabel=r"$\varepsilon$", title="Two questions, 50,000 runs a side")
+axes.set(
+    xlabel=r"noise $\sigma$ claimed",
+    ylabel=r"$\varepsilon$",
+    title="Two questions, 50,000 runs on each of two neighbors",
+)
 axes.grid(axis="x", visible=False)
 axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# `pate audit mechanism=gaussian` runs this for every mechanism, and `pate plan` says
-# beforehand what a choice of $K$, $\sigma$ and questions will cost.
+# `pate audit mechanism=gaussian` runs this audit for any mechanism, and `pate plan` computes in advance what a choice
+# of $K$, $\sigma$ and the number of questions will cost.

@@ -13,10 +13,10 @@
 # %% [markdown]
 # # Which questions are worth their price?
 #
-# Each answer costs privacy, so the points that are asked matter more than in ordinary active learning; and answers are
-# noisy, most of all where teachers disagree. A strategy sees public points and answers that were paid for, never a
-# vote. Here each chooses among 600 distorted printed characters. They are drawn from a seed and nobody's, so this
-# notebook may also show what is private in a real run.
+# Each answer costs privacy, so the choice of questions matters more than in ordinary active learning. Answers are
+# also noisy, most of all where teachers disagree. A query strategy may use public points and paid answers, but no
+# vote. Here each strategy chooses among 600 distorted printed characters. They are drawn from a seed and belong to
+# nobody, so this notebook may also show figures that are private in a real run.
 
 # %%
 import sys
@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path.cwd().parent))  # benchmarks/ lies beside this folder, and is no part of the package
+sys.path.insert(0, str(Path.cwd().parent))  # for benchmarks/, which is not part of the package
 
 
 from benchmarks.fonts.glyphs import Glyphs
@@ -60,8 +60,8 @@ mechanism = GNMax(sigma=SIGMA)
 # %% [markdown]
 # ## Eighty teachers
 #
-# Fifty characters each. The account's cap is absurd on purpose: a real project would make one of the 120 releases
-# below.
+# Each teacher is trained on fifty characters. The cap of the account is unrealistically large, because this notebook
+# makes 120 releases; a real project would make one of them.
 
 # %%
 glyphs = Glyphs(private=4000, public=600, test=500, size=14, shift=0.5, rotate=8, shear=5, noise=0.05).load()
@@ -74,30 +74,30 @@ ledger = Ledger(Path(tempfile.mkdtemp()) / "ledger.sqlite")
 terms = {"budget_epsilon": 1000.0, "delta": DELTA, "adjacency": "add_remove", "unit": "record"}
 ledger.open_account("glyphs", **terms, planned_events=mechanism.privacy_events(60))
 print(
-    f"one teacher is right on {float((votes.counts_QC[torch.arange(600), truth] / TEACHERS).mean()):.0%} of the pool,"
+    f"accuracy of one teacher on the pool: {float((votes.counts_QC[torch.arange(600), truth] / TEACHERS).mean()):.0%},"
 )
-print(f"their plurality on {float((votes.compute_plurality() == truth).float().mean()):.0%}")
+print(f"accuracy of the plurality: {float((votes.compute_plurality() == truth).float().mean()):.0%}")
 
 # %% [markdown]
 # ## A quick student
 #
-# So that everything can be repeated, the student here is quick: labels spread along the neighbor graph of the public
-# points, and a small network learns from them. It also guides `margin`, which asks in rounds.
+# The student is quick, so that everything can be repeated: labels spread along the neighbor graph of the public
+# points, and a small network is trained on them. The same student guides `margin`, which asks in rounds.
 #
-# `PreparedLabeling` is what a run makes of teachers, mechanism and strategy: it answers questions in rounds through
-# noise that a reservation in the ledger has paid for.
+# A run combines teachers, mechanism and strategy in a `PreparedLabeling`. It answers questions in rounds with noise
+# that a reservation in the ledger has paid for.
 
 # %%
 student = LabelSpreading(network="mlp", steps=60)
 
 
 def fit(release: Release) -> Student:
-    """A student of these answers."""
+    """Train a student on these answers."""
     return student.fit(make_student_task(glyphs.spec, pool, release), seed=0, device=torch.device("cpu"))
 
 
 def ask(name: str, num_queries: int, seed: int) -> Release:
-    """One release: charged, then drawn."""
+    """Make one release, which is charged before it is drawn."""
     strategy, _ = STRATEGIES[name]
     labeling = PreparedLabeling(
         mechanism=mechanism,
@@ -116,11 +116,11 @@ def ask(name: str, num_queries: int, seed: int) -> Release:
 
 
 # %% [markdown]
-# ## What is asked
+# ## The questions
 #
-# The first sixteen of thirty questions, in order, with the label that was released; orange labels are wrong.
-# `prototypes` asks a typical point of each cluster of the pool. `coreset` covers the pool, and so finds what is unlike
-# all else. `margin` begins at random, then goes where the student wavers.
+# The figure shows the first sixteen of thirty questions in order, with the released labels; orange labels are wrong.
+# `prototypes` asks a typical point of each cluster of the pool. `coreset` covers the pool, so it also asks unusual
+# points. `margin` starts with random points, and then asks points near the decision boundary of the student.
 
 # %%
 SIZES = (15, 30, 60)
@@ -140,15 +140,15 @@ plt.show()
 # %% [markdown]
 # ## Accuracy against epsilon
 #
-# The price is that of the number of questions, whichever they are. Means over ten releases with fresh noise, and two
-# standard errors.
+# The price depends on the number of questions, and not on the choice of the questions. The figure shows means over
+# ten releases with independent noise, and two standard errors.
 
 # %%
 prices = [compute_guarantee(mechanism.privacy_events(size), DELTA).epsilon for size in SIZES]
 
 
 def shares(name: str, size: int) -> tuple[list[float], list[float]]:
-    """(student right on test points, labels right), for each repeat."""
+    """Accuracy of the student on test points, and of the labels, for each repetition."""
     done = releases[name, size]
     test = glyphs.evaluation
     learnt = [float((fit(release).predict(test.x) == test.y).double().mean()) for release in done]
@@ -166,7 +166,7 @@ for shift, (name, (_, ink)) in enumerate(STRATEGIES.items()):
         axis.errorbar(
             np.array(prices) + 0.012 * (shift - 2.5), mean, error, color=ink, marker="o", capsize=2, label=name
         )
-for axis, title in zip(panels, ("the student, on test points", "the labels it learnt from"), strict=True):
+for axis, title in zip(panels, ("accuracy of the student on test points", "accuracy of its labels"), strict=True):
     names = [f"{price:.2f}\n{size} questions" for price, size in zip(prices, SIZES, strict=True)]
     axis.set(xlabel=f"epsilon at delta = {DELTA:g}", title=title)
     axis.set_xticks(prices, labels=names)
@@ -181,18 +181,18 @@ for name, means in table.items():
 # %% [markdown]
 # ## The price of noise
 #
-# How many of thirty labels are right, were they bought at another price? Calculated from the teachers' votes, for the
-# owner's eyes only: in a real run this is **private**, and a sigma chosen by it would be a release that nobody charged.
-# On the right, why the strategies differ: the lead of the winning class on the points they asked. Where it is below two
-# sigma, the noise decides.
+# How many of thirty labels would be right at another price? The left figure is computed from the teachers' votes, for
+# the owner only. In a real run it is **private**, and a sigma that is chosen by it would be a release that was not
+# charged. The right figure explains the differences: it shows the lead of the winning class on the points that each
+# strategy asked. If the lead is below two sigma, the noise decides.
 #
-# Typical points are clear to the teachers: with much noise their labels are right most often, and of fifteen questions
-# theirs teach the most. Doubtful points cost twice: their labels are wrong more often, and each says little about other
-# points. `margin` is hardly better than random questions with fifteen and thirty, and as good as any with sixty.
-# Covering the pool is best with thirty: this student carries each label far along the neighbor graph, so that it gains
-# from labels in every corner of the pool. Which questions are worth their price depends on the student, too: with one
-# that carries labels less far
-# (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset` was the worst.
+# Teachers agree on typical points, so their labels are right most often under strong noise, and with fifteen
+# questions they teach the most. Ambiguous points cost twice: their labels are wrong more often, and each says little
+# about other points. `margin` is hardly better than random questions with fifteen and thirty questions, and as good
+# as any strategy with sixty. Coverage of the pool is best with thirty questions, because this student propagates each
+# label far along the neighbor graph, and labels in every part of the pool help it. The best strategy depends on the
+# student, too: with a student that propagates labels less far (scikit-learn's `LabelSpreading(alpha=0.5)`), `coreset`
+# was the worst.
 
 # %%
 sigmas = (4, 6, 8, 12, 16, 24, 32)
@@ -212,7 +212,7 @@ for name, (_, ink) in STRATEGIES.items():
         label=name,
     )
     right.plot(np.linspace(0, 1, len(asked)), np.sort(votes.compute_gaps()[asked].numpy())[::-1], color=ink)
-left.set(xlabel=f"epsilon of 30 questions at delta = {DELTA:g}", xscale="log", title="labels expected to be right")
+left.set(xlabel=f"epsilon of 30 questions at delta = {DELTA:g}", xscale="log", title="expected accuracy of the labels")
 left.set_xticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
 left.minorticks_off()
 left.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -223,4 +223,4 @@ right.set(xlabel="share of the questions", title="votes between winner and runne
 for axis in (left, right):
     axis.grid(alpha=0.25)
 plt.show()
-print(f"charged by this notebook, all releases together: epsilon = {ledger.get_guarantee('glyphs').epsilon:.1f}")
+print(f"charged by all releases of this notebook together: epsilon = {ledger.get_guarantee('glyphs').epsilon:.1f}")

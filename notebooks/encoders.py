@@ -11,12 +11,12 @@
 # ---
 
 # %% [markdown]
-# # Bring a frozen encoder
+# # Use a frozen encoder
 #
-# A thousand private records, 400 public points without labels, 397 test points: scikit-learn's handwritten digits. A
-# public network put in front of them costs no privacy and says what the records need not. They are nobody's
-# secret, so this notebook may fit them again and again, each time with a throw-away account, and show figures on
-# test points. Real records have one account, whose releases compose.
+# This notebook has a thousand private records, 400 public points without labels and 397 test points: the handwritten
+# digits of scikit-learn. A public network that computes features of them costs no privacy, and the records no longer
+# have to determine these features. The digits are public, so this notebook may train on them several times, each time
+# with a temporary account, and show accuracies on test points. Real records have one account, whose releases compose.
 
 # %%
 import subprocess
@@ -61,14 +61,14 @@ splits = [np.random.default_rng(seed).permutation(len(others)) for seed in range
 # %% [markdown]
 # ## Raw points
 #
-# `PATEClassifier` goes by public facts alone: about a thousand records, ten classes, epsilon. For rows it takes
-# per-record gradients of a linear model over random Fourier features. Means over three splits into private and test,
-# with standard errors.
+# `PATEClassifier` chooses its method by public facts only: about a thousand records, ten classes, and epsilon. For
+# rows it uses per-record gradients of a linear model of random Fourier features. The results are means over three
+# splits into private and test records, with standard errors.
 
 
 # %%
 def by_rule(rows, public_rows, split, epsilon, encoder=None):
-    """What PATEClassifier does by itself."""
+    """Fit PATEClassifier with its default method."""
     clf = PATEClassifier(
         epsilon,
         account="digits",
@@ -105,16 +105,17 @@ print(f"no privacy   {raw_plain[0]:.1%} ± {raw_plain[1]:.1%}")
 # %% [markdown]
 # ## An encoder
 #
-# Here it is learnt from the public points, without labels (two distorted copies of a point must find each other), then
-# frozen and written down. Yours may be any torch module with its weights, an ONNX file, or a table of token vectors
-# for texts.
+# Here the encoder is trained on the public points without labels (contrastive learning: two distorted copies of a
+# point must be recognized as a pair). Then it is frozen and saved. Your encoder may be a torch module with its
+# weights, an ONNX file, or a table of token vectors for texts.
 #
-# Each point is encoded by itself: with others beside it, the same bits. A network that is given all points in one batch
-# does not promise that, and a last bit that follows from another record is influence that no price covers.
+# The features of each point are computed independently: they have the same bits whether the point is encoded alone or
+# with others. A network that receives all points in one batch does not guarantee this, and if the last bit of a
+# feature depends on another record, no price covers this influence.
 
 # %%
 folder = Path(tempfile.mkdtemp())
-changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # that leave a digit what it is
+changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # a distorted digit stays the same digit
 network = ContrastiveFeatures(steps=200, batch_size=128, augment=changes).learn(public, spec, seed=0)
 save_file(network.state_dict(), folder / "encoder.safetensors")
 encoder = Encoder(
@@ -123,28 +124,28 @@ encoder = Encoder(
     weights=str(folder / "encoder.safetensors"),
     license="Apache-2.0",
     trained_on="400 public digits, without labels",
-    disjoint=True,  # no private record was among them
+    disjoint=True,  # the training data include no private record
 )
 z_public, z = encoder.encode(public, spec).numpy(), encoder.encode(others, spec).numpy()
 alone = torch.cat([encoder.encode(others[place : place + 1], spec) for place in range(100)]).numpy()
 with torch.no_grad():
     in_one_batch = network(spec.normalize(others)).numpy()
 print(f"{z.shape[1]} features")
-print("points whose features are other bits alone than in company:", (alone != z[:100]).any(1).sum(), "of 100")
-print("and where the network takes all in one batch:", (in_one_batch[:100] != z[:100]).any(1).sum(), "of 100")
+print("points whose features change in the company of others:", (alone != z[:100]).any(1).sum(), "of 100")
+print("the same if the network takes all points in one batch:", (in_one_batch[:100] != z[:100]).any(1).sum(), "of 100")
 
 # %% [markdown]
-# ## The same features for all
+# ## The same features for all methods
 #
-# The same frozen features, public points and splits in every row: `PATEClassifier` by its rule, per-record gradients
-# again, now of the features as they are; the quickstart's 75 teachers and twenty questions; and no
-# privacy. A teacher has 13 records, and what 75 of them say drowns in the noise of a small epsilon. Both say beforehand
-# where that is so.
+# All rows use the same frozen features, public points and splits. `PATEClassifier` again chooses per-record
+# gradients, now of the features themselves. The quickstart's method has 75 teachers and twenty questions. The last
+# row has no privacy. A teacher has 13 records, and at a small epsilon the noise is larger than the agreement of 75
+# such teachers. Both methods warn of this before the release.
 
 
 # %%
 class Teachers:
-    """75 teachers, twenty questions; labels spread among the public points."""
+    """75 teachers, twenty questions, and labels that spread among the public points."""
 
     def __init__(self, split, epsilon, questions=20):
         sigma = calibrate_sigma(lambda s: GNMax(sigma=s).privacy_events(questions), epsilon=epsilon, delta=DELTA)
@@ -157,7 +158,7 @@ class Teachers:
             home=tempfile.mkdtemp(),
             teacher=TeacherRecipe(network="logistic", steps=200),
             encoder=card,
-            allow_uninformative_labels=True,  # else the smallest epsilon is refused
+            allow_uninformative_labels=True,  # without it, the smallest epsilon is refused
         )
         pate.fit_teachers(z[split[:PRIVATE]], label[split[:PRIVATE]], public_x=z_public)
         pate.label(z_public, questions, strategy=Prototypes(), method="teachers_transductive")
@@ -168,7 +169,7 @@ class Teachers:
 
 
 card = encoder.make_card(spec)
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", LowSignalWarning)
     teachers = [accuracy([Teachers(split, e) for split in splits], z) for e in EPSILONS]
 models = {e: [by_rule(z, z_public, split, e, card) for split in splits] for e in EPSILONS}
@@ -183,8 +184,8 @@ for name, (found, ink) in (rows | {"by rule: gradients, raw points": (raw, "#888
     mean, error = np.array(found).T
     axis.errorbar(EPSILONS, mean, error, color=ink, marker="o", capsize=3, label=name)
 axis.axhline(0.1, color="black", linewidth=0.8, linestyle=":")
-axis.text(0.5, 0.1, "a guess", ha="left", va="bottom")
-axis.set(xscale="log", xlabel=f"epsilon ({TERMS})", ylabel="right on test points", ylim=(0, 1.02))
+axis.text(0.5, 0.1, "chance", ha="left", va="bottom")
+axis.set(xscale="log", xlabel=f"epsilon ({TERMS})", ylabel="accuracy on test points", ylim=(0, 1.02))
 axis.set_xticks(EPSILONS, labels=[f"{e:g}" for e in EPSILONS])
 axis.minorticks_off()
 axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
@@ -195,20 +196,24 @@ print(pd.DataFrame(table, index=pd.Index(EPSILONS, name="epsilon")).T.to_string(
 print(f"no privacy, encoder: {plain[0]:.1%} ± {plain[1]:.1%}\n")
 first = EPSILONS[0]
 print(
-    f"beforehand, of epsilon {first:g}\n- rule: {models[first][0].method_.expectation}\n- teachers: {said[0].message}"
+    f"warnings before the release at epsilon {first:g}",
+    f"- rule: {models[first][0].method_.expectation}",
+    f"- teachers: {caught[0].message}",
+    sep="\n",
 )
 
 # %% [markdown]
-# ## As many directions as the noise bears
+# ## As many dimensions as the noise allows
 #
-# Noise is alike in all directions of the features; what records say lies mostly where the public points spread. So the
-# rule lets (records / sigma) / 8 directions count, effectively, by a ridge on the public points' covariance, which is
-# free. More epsilon, more directions. And the encoder has put the points into few of them.
+# The noise is equal in all dimensions of the features, but the signal lies mostly in the dimensions in which the
+# public points vary. The rule therefore sets the effective number of dimensions to (records / sigma) / 8, by a ridge
+# on the covariance of the public points, which is free. A larger epsilon allows more dimensions. The encoder
+# concentrates the variance in few of them.
 
 
 # %%
 def variances(clf, rows):
-    """Of the public points, along each direction of what the model is linear in."""
+    """Variance of the public points in each dimension of the features of the linear model."""
     x, seen = torch.from_numpy(rows).float(), clf.student_.spec
     recipe = clf.method_.features
     lens = nn.Flatten() if recipe is None else recipe.learn(x, seen, seed=0)
@@ -220,24 +225,24 @@ raw_spread = variances(raw_models[1.0][0], public_pixels)
 fig, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
 for name, value, ink in (("encoder", spread, "#1f4e79"), ("raw points: Fourier features", raw_spread, "#888888")):
     left.semilogx(np.arange(1, len(value) + 1), value.cumsum(0) / value.sum(), color=ink, label=name)
-left.set(title="share of the variance in the first directions", ylim=(0, 1.02))
+left.set(title="share of the variance in the first dimensions", ylim=(0, 1.02))
 for epsilon, ink in zip(EPSILONS, ("#b9d3ea", "#6fa3d0", "#3a76ab", "#1f4e79"), strict=True):
     method = models[epsilon][0].method_
     floor = solve_ridge(spread, method.effective_dim) * spread.mean()
-    name = f"epsilon {epsilon:g}: sigma {method.mechanism.sigma:.3g}, {method.effective_dim:.1f} directions"
+    name = f"epsilon {epsilon:g}: sigma {method.mechanism.sigma:.3g}, {method.effective_dim:.1f} dimensions"
     right.semilogx(np.arange(1, len(spread) + 1), spread / (spread + floor), color=ink, label=name)
-right.set(title="how far each counts, with the encoder", ylim=(0, 1.02))
+right.set(title="weight of each dimension, with the encoder", ylim=(0, 1.02))
 for axis in (left, right):
-    axis.set(xlabel="direction of the public points")
+    axis.set(xlabel="dimension (principal component of the public points)")
     axis.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 plt.show()
 
 # %% [markdown]
 # ## What is published
 #
-# The statement names the encoder, by hash. Who predicts elsewhere needs the release folder, the encoder's weights and,
-# since this one is a torch module, its code. An ONNX file or a table of token vectors needs no code, and may lie in the
-# release.
+# The statement identifies the encoder by its hash. To predict elsewhere, you need the release folder, the weights of
+# the encoder and, for a torch module, its code. An ONNX file or a table of token vectors needs no code, and may be
+# part of the release.
 
 # %%
 clf = models[1.0][0]
@@ -262,8 +267,8 @@ print(*student.predict(np.load("images.npy")).tolist())
 """
 answer = subprocess.run([sys.executable, "-c", elsewhere], cwd=folder, capture_output=True, text=True, check=True)
 same = np.array(answer.stdout.split(), dtype=int) == clf.predict(z[splits[0][PRIVATE:]])
-print(f"\nanother process, from images: the same class for {same.sum()} of {len(same)}")
+print(f"\na new process, from images: the same class for {same.sum()} of {len(same)}")
 
 # %% [markdown]
-# More: [encoders](../docs/encoders.md), for texts, ONNX files, vectors you have already, and what the guarantee rests
-# on; [which method where](../docs/choosing.md).
+# See [encoders](../docs/encoders.md) for texts, ONNX files, precomputed vectors and the assumptions of the guarantee,
+# and [the choice of a method](../docs/choosing.md).

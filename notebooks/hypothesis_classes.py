@@ -13,15 +13,15 @@
 # %% [markdown]
 # # Small hypothesis classes, exact private algorithms
 #
-# A class is "what a learner may answer". On finitely many points it can only answer in finitely many ways, its
-# *dichotomies*, and a private algorithm may simply list them and choose. Each algorithm below takes a private sample
-# of public size $n$ (neighbors differ in one replaced record), charges a budget before it draws, and returns its
-# answer with the events it incurred.
+# A hypothesis class is the set of answers that a learner may give. On finitely many points it can give only finitely
+# many different answers, which are called its *dichotomies*, so a private algorithm can list them all and choose one.
+# Each algorithm below takes a private sample of public size $n$ (neighbors differ in one replaced record), charges a
+# budget before it draws, and returns its answer together with the events that it incurred.
 #
-# The data here are synthetic, so a `DryRunNoise` stands in for the budget: it charges nobody, and its seed makes this
-# notebook repeatable. With real data give `Budget.from_account(ledger, "account")` in its place, or nothing is charged
-# and nothing is private. `benchmarks.theory` lies in a checkout alone: start the notebook with its root in
-# `PYTHONPATH`.
+# The data here are synthetic, so a `DryRunNoise` replaces the budget: it charges no account, and its seed makes this
+# notebook repeatable. With real data, use `Budget.from_account(ledger, "account")` instead. Otherwise nothing is
+# charged and nothing is private. `benchmarks.theory` is not part of the installed package: start the notebook with
+# the root of a checkout in `PYTHONPATH`.
 
 # %%
 import warnings
@@ -43,13 +43,14 @@ from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import DataSpec
 from pate_torch.teachers.recipe import TeacherRecipe
 
-warnings.simplefilter("ignore", BelowGuaranteeWarning)  # shown once, on purpose, further down
+warnings.simplefilter("ignore", BelowGuaranteeWarning)  # one of them is shown below
 generator, budget = np.random.default_rng(0), DryRunNoise(insecure_seed=0)
 
 # %% [markdown]
 # ## Dichotomies
 #
-# Exactly, none twice; Sauer and Shelah's lemma bounds their number by $\sum_{i \le d}\binom{n}{i}$.
+# Each dichotomy is enumerated exactly once. The lemma of Sauer and Shelah bounds their number by
+# $\sum_{i \le d}\binom{n}{i}$.
 
 # %%
 fig, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
@@ -64,7 +65,7 @@ for name, hypotheses, features in [
     (line,) = axes[0].semilogy(sizes, counts, label=name)
     bound = [np.exp(compute_log_sauer_shelah(int(n), hypotheses.vc_dimension)) for n in sizes]
     axes[0].semilogy(sizes, bound, ":", color=line.get_color())
-axes[0].set(xlabel="points", ylabel="dichotomies", title="counted, and the bound (dotted)")
+axes[0].set(xlabel="points", ylabel="dichotomies", title="number, and its bound (dotted)")
 axes[0].legend(frameon=False, fontsize=8)
 few = generator.random((7, 2))
 found = HalfPlanes().enumerate_representatives(few)
@@ -81,10 +82,11 @@ plt.show()
 # %% [markdown]
 # ## The exponential mechanism, and SSPP
 #
-# $P(h) \propto e^{-\varepsilon\,\mathrm{err}(h)/2}$ over *public* candidates: $\varepsilon$-DP, as one record moves
-# every error count by at most one; it is even of *bounded range* $\varepsilon$, so many such choices compose as
-# $\rho = \varepsilon^2/8$ each. With the dichotomies of public points as candidates this is SSPP: a private learner
-# whose hypothesis may be published and used for ever.
+# The exponential mechanism chooses among *public* candidates with $P(h) \propto e^{-\varepsilon\,\mathrm{err}(h)/2}$.
+# It is $\varepsilon$-DP, because one record changes every error count by at most one. It also has a *bounded range*
+# of $\varepsilon$, so each choice composes at $\rho = \varepsilon^2/8$. With the dichotomies of public points as
+# candidates, this mechanism is SSPP: a private learner whose hypothesis may be published and used without further
+# cost.
 
 # %%
 n = 400
@@ -109,7 +111,7 @@ chosen = run_sspp(Thresholds(), sample, public, epsilon=1.0, budget=budget)
 print(f"chosen threshold {chosen.hypothesis:.3f}, price {chosen.events}")
 
 # %% [markdown]
-# Below the size its theorem needs, an algorithm says so; privacy does not depend on it.
+# An algorithm warns if the sample is smaller than its theorem needs. Privacy does not depend on the size.
 
 # %%
 with warnings.catch_warnings(record=True) as caught:
@@ -120,8 +122,8 @@ print(caught[0].message)
 # %% [markdown]
 # ## Private model selection
 #
-# The candidates may be anything, for instance trained students: only their error counts on a private validation split
-# are looked at.
+# The candidates may be of any kind, for instance trained students. The mechanism uses only their error counts on a
+# private validation set.
 
 # %%
 errors = np.array([212, 187, 240, 190])
@@ -132,9 +134,10 @@ print("errors", errors, "-> picked", picks, "times out of 500 at epsilon = 0.5")
 # %% [markdown]
 # ## One prediction at a time
 #
-# The stable predictor draws a random subset, takes *its* dichotomies, and chooses among them by their errors on the
-# whole sample. A replaced record moves the probability of any answer by at most $3\gamma$ (here by 1.25 $\gamma$, with
-# sharper constants). Flipping the answer with probability $\alpha$ turns that into $\varepsilon$-DP per prediction.
+# The stable predictor draws a random subset, enumerates the dichotomies of that subset, and chooses among them by
+# their errors on the whole sample. One replaced record changes the probability of any answer by at most $3\gamma$
+# (here by 1.25 $\gamma$, with sharper constants). A flip of the answer with probability $\alpha$ turns this stability
+# into $\varepsilon$-DP for each prediction.
 
 # %%
 grid = np.linspace(0, 1, 101)[:, None]
@@ -153,7 +156,7 @@ for gamma in (0.02, 0.1, 0.3):
     subsets = [generator.choice(n, size, replace=False) for _ in range(200)]
     law = np.mean([stable_law(i, gamma) for i in subsets], axis=0)
     moved = compute_stability(gamma, size / n, "sharp")
-    axis.plot(grid[:, 0], law, label=rf"$\gamma$ = {gamma}: moved by {moved:.3f} at most")
+    axis.plot(grid[:, 0], law, label=rf"$\gamma$ = {gamma}: changes by {moved:.3f} at most")
 axis.axvline(0.6, color="black", linewidth=0.7, linestyle=":")
 axis.set(xlabel="x", ylabel="P(answer = 1)", title="the stable predictor")
 axis.legend(frameon=False)
@@ -166,16 +169,17 @@ gammas = [compute_flipping_gamma(1.0, 0.1, constants) for constants in ("paper",
 print(f"labels of {points}: {done.label_Q.astype(int)}; price {done.events}")
 print(f"gamma: {gammas[0]:.4f} (paper's constants), {gammas[1]:.4f} (sharp)")
 print(
-    f"Theorem 2's predictor has the better rate, but at epsilon = 1, alpha = 0.1 it starts to promise anything at "
-    f"n = {compute_private_predictor_size(1, epsilon=1.0, alpha=0.1, constants='sharp'):,} with the sharp constants"
+    "The predictor of Theorem 2 has a better rate, but at epsilon = 1, alpha = 0.1 its theorem needs "
+    f"n >= {compute_private_predictor_size(1, epsilon=1.0, alpha=0.1, constants='sharp'):,} with the sharp constants"
 )
 
 # %% [markdown]
-# ## Answering many queries: AgPrivCl, and where plain voting fails
+# ## Many queries: AgPrivCl, and a failure of plain voting
 #
-# Three hypotheses, four points, every label 1; each hypothesis is wrong on half of the points, and the majority of
-# hypotheses learnt on small shards is wrong on three quarters (Liu et al. 2021, Example 1). AgPrivCl first relabels a
-# sub-sample by *one* good hypothesis, so that all teachers learn that one; then it pays only for unstable queries.
+# This example has three hypotheses and four points, and every label is 1. Each hypothesis is wrong on half of the
+# points, and the majority of hypotheses that are trained on small shards is wrong on three quarters (Liu et al. 2021,
+# Example 1). AgPrivCl first relabels a sub-sample by *one* good hypothesis, so that all teachers learn that
+# hypothesis. After that it pays for unstable queries only.
 
 # %%
 three = Listed([lambda x, j=j: np.isin(x[:, 0], (0, j)) for j in (1, 2, 3)])
@@ -189,15 +193,16 @@ better = run_ag_priv_cl(three, big, corners, **asked, budget=budget, constants="
 for name, answers in (("sub-sample and aggregate", plain), ("AgPrivCl", better)):
     labels = answers.label_Q.numpy()
     print(f"{name:25s} labels {labels}  error {np.mean(labels != 1):.2f}")
-print(f"{plan.num_teachers:,} teachers share {plan.subset_size:,} records; proved: epsilon {plan.total_price[0]:.3f}")
+print(f"{plan.num_teachers:,} teachers share {plan.subset_size:,} records; proven: epsilon {plan.total_price[0]:.3f}")
 
 # %% [markdown]
 # ## How stable is a learner?
 #
-# On-average stability (Bassily, Thakkar and Thakurta 2018, Definition 5.7): how far a prediction moves when one record
-# is replaced. Teachers vote alike where it is small, and it falls with the size of a shard: measured on synthetic or
-# public records it helps to choose the number of teachers before any budget is spent. All retrainings are trained as
-# one stack of teachers; both data sets of a pair draw the same batches and start from the same weights.
+# On-average stability (Bassily, Thakkar and Thakurta 2018, Definition 5.7) measures how much a prediction changes
+# when one record is replaced. Where it is small, teachers agree. It decreases with the size of a shard, so a
+# measurement on synthetic or public records helps to choose the number of teachers before any budget is spent. All
+# retrainings run as one stack of teachers. Both data sets of a pair use the same batches and the same initial
+# weights.
 
 # %%
 spec = DataSpec(name="line", num_classes=2, input_shape=(1,), class_names=("low", "high"), mean=(0.6,), std=(0.3,))
@@ -216,7 +221,7 @@ for name, recipe in learners.items():
     rms = [np.sqrt((f.alpha_Q**2).mean()) for f in found]
     axes[0].loglog(sizes, rms, marker=".", label=name)
     axes[1].plot(where[:, 0], found[2].alpha_Q, label=name)
-axes[0].set(xlabel="records", ylabel="root mean square change of a vote", title="one record replaced, all points")
-axes[1].set(xlabel="x", ylabel="the same at x", title="40 records: undecided about the threshold")
+axes[0].set(xlabel="records", ylabel="root mean square change of a vote", title="one replaced record, all points")
+axes[1].set(xlabel="x", ylabel="the same at x", title="40 records: least stable at the threshold")
 axes[0].legend(frameon=False)
 plt.show()

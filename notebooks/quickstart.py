@@ -13,9 +13,9 @@
 # %% [markdown]
 # # A first private student
 #
-# 1,100 handwritten digits are private. Seventy-five small teachers learn from them, some 15 records each; they answer
-# twenty public questions, with noise; a student learns from the answers and may be published. All of it takes less than
-# a minute.
+# In this notebook, 1,100 handwritten digits are private. Seventy-five small teachers are trained on about 15 records
+# each. They answer twenty public questions, and noise is added to their votes. A student is trained on the answers
+# and may be published. The notebook takes less than a minute.
 
 # %%
 import tempfile
@@ -32,15 +32,15 @@ from pate_torch.release.statement import format_headline, format_plain_words
 from pate_torch.teachers.recipe import TeacherRecipe
 
 digits = Digits().load()
-small_changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # that leave a digit what it is
+small_changes = {"rotate": 10, "scale": 0.1, "shift": 0.7, "shear": 5}  # a distorted digit stays the same digit
 print(len(digits.private), "private records,", len(digits.pool), "public points without labels")
 
 # %% [markdown]
 # ## Teachers
 #
-# `delta` and `budget_epsilon` are the terms of this data set's account, fixed when it opens. Teachers, ledger and
-# releases lie under `home`: here a throw-away folder. Real records need one that lasts, since **the ledger must
-# outlive every run**.
+# `delta` and `budget_epsilon` are the terms of the account of this data set. They are fixed when the account opens.
+# Teachers, ledger and releases are stored in `home`, which is a temporary folder here. Real records need a permanent
+# folder, because **the ledger must outlive every run**.
 
 # %%
 pate = PATE(
@@ -58,9 +58,9 @@ pate.fit_teachers(digits.private.x, digits.private.y, public_x=digits.pool.x)
 # %% [markdown]
 # ## Twenty questions
 #
-# One typical point of each cluster of the public points is asked. A teacher of fifteen records errs often; it errs less
-# when it answers for all public points together, for who is whose neighbor is public. The price of the whole plan is
-# reserved in the ledger before the first noise is drawn.
+# The strategy `Prototypes` asks one typical point of each cluster of the public points. A teacher that was trained on
+# fifteen records errs often. It errs less when it labels all public points together, because it can use their
+# neighbor graph, which is public. The price of the whole plan is reserved in the ledger before any noise is drawn.
 
 # %%
 release = pate.label(digits.pool.x, num_queries=20, strategy=Prototypes(), method="teachers_transductive")
@@ -71,23 +71,24 @@ for axis, query, label, right in zip(axes.flat, release.query_Q, release.label_Q
     axis.imshow(digits.pool.x[query, 0], cmap="gray_r")
     axis.set_title(int(label), color="black" if label == right else "#c55a11", fontsize=12)
     axis.set(xticks=[], yticks=[])
-fig.suptitle("what was asked, and the label that was released (orange: wrong)")
+fig.suptitle("the questions and the released labels (orange: wrong)")
 plt.show()
 
 # %% [markdown]
 # ## The student
 #
-# It sees the twenty labels and 450 public points without labels. Nothing private: train as many as you like.
+# The student is trained on the twenty labels and on 450 public points without labels. It uses nothing private, so you
+# can train as many students as you like.
 
 # %%
 student = pate.fit_student("fixmatch", steps=200, augment=small_changes)
 report = pate.report(digits.evaluation.x, digits.evaluation.y, pool_y=digits.evaluation.pool_y)
 measured = report.evaluation
-print(f"the student is right on {measured.student_accuracy:.1%} of {measured.student_size} test points,")
-print(f"the labels it learnt from on {measured.label_accuracy:.0%}")
+print(f"accuracy of the student on {measured.student_size} test points: {measured.student_accuracy:.1%}")
+print(f"accuracy of the labels it was trained on: {measured.label_accuracy:.0%}")
 
 # %% [markdown]
-# ## What it cost
+# ## The price
 
 # %%
 print(format_headline(report))
@@ -99,17 +100,19 @@ questions = np.arange(1, len(report.claim.epsilon_curve) + 1)
 left.plot(questions, report.claim.epsilon_curve, color="#1f4e79")
 left.axhline(report.claim.budget_epsilon, color="black", linewidth=0.8, linestyle=":")
 left.text(1, report.claim.budget_epsilon, " the account's cap", va="bottom")
-left.set(xlabel="questions", ylabel="epsilon at delta = 1e-4", title="the price")
+left.set(xlabel="questions", ylabel="epsilon at delta = 1e-4", title="price")
 left.set(xlim=(0, 20.5), ylim=(0, 2.8), xticks=range(0, 21, 5))
 counts = np.array(report.evaluation.confusion)
 right.imshow(counts / counts.sum(1, keepdims=True), cmap="Blues", vmin=0, vmax=1)
-right.set(xlabel="the student says", ylabel="it is", title="the student, by class", xticks=range(10), yticks=range(10))
+right.set(
+    xlabel="predicted class", ylabel="true class", title="confusion of the student", xticks=range(10), yticks=range(10)
+)
 plt.show()
 
 # %% [markdown]
-# ## The budget holds
+# ## The budget is enforced
 #
-# Another twenty questions would pass the cap. They are refused before anything is drawn.
+# Another twenty questions would exceed the cap. They are refused before any noise is drawn.
 
 # %%
 try:
@@ -118,10 +121,10 @@ except BudgetExceeded as refused:
     print(refused)
 
 # %% [markdown]
-# ## Publish it
+# ## Publication
 #
-# Everything in the release folder may be published: the report (`report.html`), the labels, the statement for machines
-# and the student, which loads without the package's private side.
+# Everything in the release folder may be published: the report (`report.html`), the labels, the machine-readable
+# statement and the student, which can be loaded without the private files.
 
 # %%
 print(*sorted(file.name for file in pate.folder.iterdir()), sep="\n")

@@ -1,7 +1,7 @@
 """Run every notebook, and write it with its outputs: python notebooks/render.py [name ...]
 
-A notebook is made of its source, the .py file beside it, in an empty folder with a home of its own. What changes from
-run to run without meaning anything (progress, places on this machine) is left out.
+A notebook is made from its source, the .py file beside it, and runs in an empty folder. Progress and paths of this
+machine, which change from run to run, are left out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FOLDER = Path(__file__).parent
 NAMES = sorted(file.stem for file in FOLDER.glob("*.ipynb"))
 
 
-def rendered(source: Path) -> nbformat.NotebookNode:
-    """The notebook of a source, run."""
+def run_notebook(source: Path) -> nbformat.NotebookNode:
+    """Make a notebook from its source, and run it."""
     notebook = jupytext.read(source)
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as home:
@@ -43,37 +43,35 @@ def rendered(source: Path) -> nbformat.NotebookNode:
             cell.pop("id", None)
             cell.metadata.pop("execution", None)
             if cell.cell_type == "code":
-                cell.outputs = [kept for output in cell.outputs if (kept := _kept(output, home)) is not None]
+                cell.outputs = [output for output in cell.outputs if _clean_output(output, home)]
     notebook.metadata = {"kernelspec": notebook.metadata.get("kernelspec", {}), "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number}"
     return notebook
 
 
-def _kept(output: nbformat.NotebookNode, home: str) -> nbformat.NotebookNode | None:
-    """An output without progress and places; None: there is nothing else in it."""
+def _clean_output(output: nbformat.NotebookNode, home: str) -> bool:
+    """Remove progress and paths from an output, and say whether anything is left."""
     if output.output_type == "stream":
-        if output.name == "stderr":
-            return None
         output.text = re.sub(r"\S*" + re.escape(home), "", output.text)
-        return output if output.text.strip() else None
+        return output.name != "stderr" and bool(output.text.strip())
     picture = output.get("data", {}).get("image/png")
     if picture:
-        output.data["image/png"] = _small(picture)
-    return output
+        output.data["image/png"] = _reduce_colors(picture)
+    return True
 
 
-def _small(picture: str) -> str:
-    """The same picture in 64 colors."""
-    small = io.BytesIO()
+def _reduce_colors(picture: str) -> str:
+    """Reduce a picture to 64 colors."""
+    file = io.BytesIO()
     image = Image.open(io.BytesIO(base64.b64decode(picture))).convert("RGB")
-    image.quantize(64, dither=Image.Dither.NONE).save(small, "png", optimize=True)
-    return base64.b64encode(small.getvalue()).decode()
+    image.quantize(64, dither=Image.Dither.NONE).save(file, "png", optimize=True)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def main() -> None:
     for name in sys.argv[1:] or NAMES:
-        notebook = rendered(FOLDER / f"{name}.py")
+        notebook = run_notebook(FOLDER / f"{name}.py")
         nbformat.validate(notebook)
         nbformat.write(notebook, FOLDER / f"{name}.ipynb")
         size = (FOLDER / f"{name}.ipynb").stat().st_size

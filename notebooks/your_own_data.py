@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Your own data
 #
-# A clinic holds a table: several visits for each patient, and whether the patient was ill. It wants to publish a
-# classifier. The table here is made up; put your own in its place.
+# A clinic has a table with several visits of each patient, and a diagnosis for each visit. The clinic wants to
+# publish a classifier. The table in this notebook is synthetic. Replace it by your own.
 
 # %%
 import tempfile
@@ -33,7 +33,7 @@ from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.release.statement import format_headline
 
-folder = Path(tempfile.mkdtemp())  # real records need a folder that lasts: the ledger is in it
+folder = Path(tempfile.mkdtemp())  # real records need a permanent folder for the ledger
 generator = np.random.default_rng(0)
 
 
@@ -56,11 +56,11 @@ pd.read_csv(folder / "patients.csv").head()
 # %% [markdown]
 # ## What is protected?
 #
-# The most important line is `group="patient"`. Without it the unit is a *visit*: a patient who came eight times could
-# move eight votes, and would be protected eight times less than the report says of one visit. With it all visits of one
-# patient lie in one teacher's share.
+# The most important line is `group="patient"`. Without it, the privacy unit is a *visit*: a patient with eight visits
+# could change eight votes, and the reported epsilon would hold for one visit only. With it, all visits of a patient
+# belong to the same teacher.
 #
-# Classes are declared, so that none has to be looked for in private records.
+# The classes are declared, so they are not read off private records.
 
 # %%
 source = Csv(
@@ -77,10 +77,10 @@ private, public, test = clinic.private, clinic.pool, clinic.evaluation
 print("unit:", private.unit, "| features:", clinic.spec.input_shape[0], "| public points:", len(public))
 
 # %% [markdown]
-# ## Any teacher will do
+# ## Teachers of any kind
 #
-# PATE does not care what teachers are. Here each is a logistic regression of scikit-learn, fitted to the visits of
-# some thirty patients.
+# PATE works with any kind of teacher. Here each teacher is a logistic regression of scikit-learn, trained on the
+# visits of about thirty patients.
 
 # %%
 pate = PATE(
@@ -101,14 +101,14 @@ pate.label(public.x, num_queries=40)
 student = pate.fit_student("vat", steps=300)
 report = pate.report(test.x, test.y)
 print(format_headline(report))
-print(f"the student is right on {report.evaluation.student_accuracy:.1%} of the test visits")
+print(f"accuracy of the student on the test visits: {report.evaluation.student_accuracy:.1%}")
 
 # %% [markdown]
 # ## More noise or fewer questions?
 #
-# Both are public choices, to be made before votes are looked at. The curve needs no data: the price of every
-# (questions, noise) follows from the mechanism. A frugal one, `ConfidentGNMax`, answers only where a noisy check
-# finds the teachers agreeing, and pays little for the others.
+# Both are public choices, which must be made before anybody looks at the votes. The curves need no data, because the
+# price of a number of questions and a noise scale follows from the mechanism alone. `ConfidentGNMax` answers only
+# questions on which a noisy check finds that the teachers agree, and pays little for the others.
 
 # %%
 questions = np.arange(5, 205, 5)
@@ -131,23 +131,24 @@ plt.show()
 # %% [markdown]
 # ## One question at a time
 #
-# Instead of a student, the teachers themselves can answer, behind the mechanism and for as long as the budget lasts. A
-# block of questions is reserved; a question asked before is answered from the journal, free of charge. The cap counts
-# what was asked of the block; what may be claimed counts all of it, as it was reserved.
+# The teachers can also answer questions directly, through the mechanism, until the budget is spent. A block of
+# questions is reserved. A repeated question is answered from the journal and is free. The cap counts the questions of
+# the block that were asked; the published claim counts the whole block, because all of it was reserved.
 
 # %%
 with pate.labeler(num_queries=10) as labeler:
     before = labeler.epsilon
     first = [labeler.answer(point).item() for point in public.x[:3]]
     again = labeler.answer(public.x[:3]).tolist()
-    print("answers:", first, "| asked again:", again, "| equal and free")
+    print("answers:", first, "| repeated:", again, "| equal and free")
 cap_epsilon = pate.account.ex_post_guarantee.epsilon
-print(f"claimed: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {cap_epsilon:.3f}")
+print(f"claimed epsilon: {before:.3f} before, {pate.epsilon:.3f} after; the cap counts {cap_epsilon:.3f}")
 
 # %% [markdown]
-# ## Use the student elsewhere
+# ## The student elsewhere
 #
-# Its file holds tensors and a description, no code. It takes rows as they are in the table.
+# The file of the student holds tensors and a description, and no code. The student takes rows with the columns of the
+# table.
 
 # %%
 published = load_student(pate.folder)

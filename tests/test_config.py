@@ -13,8 +13,7 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.cli import hydra_config
 from pate_torch.config import PrivacyConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.data.benchmark import Digits
-from pate_torch.data.image_benchmarks import Mnist, Svhn
+from pate_torch.data.benchmark import Digits, Mnist, Svhn
 from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.features.contrastive import ContrastiveFeatures

@@ -27,14 +27,14 @@ from benchmarks.theory.agnostic import (
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import BoundedRangeEvent, DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
-from pate_torch.hypotheses.algorithms import Problem, fit_answers
-from pate_torch.hypotheses.classes import HypothesisClass, count_errors
+from pate_torch.hypotheses.algorithms import Problem
+from pate_torch.hypotheses.classes import HypothesisClass, fit_erm
 from pate_torch.hypotheses.exponential import ChosenHypothesis
 from pate_torch.hypotheses.sample import Bools, Floats, Sample, charge_events, draw_without_replacement
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.budget import NoiseProvider
-from pate_torch.privacy.records import Answers, MechanismContext
+from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 
 # ---- WLF16 Theorem 18 ------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def run_high_confidence(
     with charge_events(budget, events, "high-confidence boosting") as spending:
 
         def draw_fewest_errors(options: Sequence[Any], fold: Sample) -> int:
-            return draw_gumbel_max(-count_errors(hypotheses, options, fold.x, fold.y), epsilon / 2, spending.noise)
+            return draw_gumbel_max(-hypotheses.count_errors(options, fold.x, fold.y), epsilon / 2, spending.noise)
 
         winners = [draw_fewest_errors(candidates, fold) for fold in training_folds]
         best_index = winners[draw_fewest_errors([candidates[i] for i in winners], last_fold)]
@@ -185,7 +185,7 @@ def run_unv_priv_cl(
     events = (*plan.events, BoundedRangeEvent(eta=rest_epsilon))
     with charge_events(budget, events, "UnvPrivCl") as spending:
         answers = draw_ag_priv_cl(hypotheses, sample, x_Q, plan, spending.noise)
-        errors = count_errors(hypotheses, candidates, sample.x, sample.y)
+        errors = hypotheses.count_errors(candidates, sample.x, sample.y)
         index = draw_gumbel_max(-errors, rest_epsilon / 2, spending.noise)
     return answers, ChosenHypothesis(candidates[index], index, events)
 
@@ -207,6 +207,15 @@ def run_df18_vote(
 
 
 # ---- From a problem to a hypothesis ----------------------------------------------------------------------------------
+
+
+def fit_answers(p: Problem, x_Q: Floats, label_Q: Any) -> Any:
+    """The class's empirical risk minimizer on the answers; a ValueError if no query was answered."""
+    label_Q = np.asarray(label_Q).astype(np.int64)
+    is_answered_Q = label_Q != NO_ANSWER
+    if not is_answered_Q.any():
+        raise ValueError(f"points: none of the {len(x_Q)} queries was answered. Take fewer points or more records.")
+    return fit_erm(p.hypotheses, x_Q[is_answered_Q], label_Q[is_answered_Q] == 1)
 
 
 def _learn_boosted(p: Problem, budget: NoiseProvider, delta: float) -> Any:

@@ -17,7 +17,7 @@ from scipy import stats
 
 from pate_torch.accounting.events import DeltaEvent, PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
-from pate_torch.hypotheses.classes import HypothesisClass, count_errors, fit_erm
+from pate_torch.hypotheses.classes import HypothesisClass, fit_erm
 from pate_torch.hypotheses.sample import (
     Floats,
     Ints,
@@ -132,7 +132,7 @@ def relabel(hypotheses: HypothesisClass, sample: Sample, *, noise: NoiseSource) 
     Source: NB20 Algorithm 2 (Beimel, Nissim & Stemmer's LabelBoost).
     """
     candidates = hypotheses.enumerate_representatives(sample.x)
-    errors = count_errors(hypotheses, candidates, sample.x, sample.y)
+    errors = hypotheses.count_errors(candidates, sample.x, sample.y)
     return Sample(sample.x, hypotheses.predict(candidates[draw_gumbel_max(-errors, 0.5, noise)], sample.x))
 
 

@@ -1,13 +1,13 @@
-r"""Learn by an algorithm of the papers on a hypothesis class, and release the hypothesis.
+r"""Learn a hypothesis by an algorithm of the papers, and release the hypothesis.
 
     pate learn sspp people.csv dataset.label=income dataset.name=people dataset.publish_split=true \
         --epsilon .5 --below-guarantee
-    pate learn bounds --dimension 10          # what each algorithm asks for; reads no record
+    pate learn bounds --dimension 10          # the number of records that each algorithm needs; reads no record
 
-Settings (key=value) are those of train.py: the data set, the account, the run's folder. Neighbors differ in one record
-that is replaced, and the number of records is public (partition=replace_one). Several classes are learned one against
-the rest, each charged, at an equal share of epsilon. ``pate predict`` applies the released hypothesis. Exit codes: 0 if
-the command succeeds; 2 if it refuses what the user asks for, with nothing charged.
+Settings (key=value) for the data set, the account and the run's folder are those of train.py. Neighbors differ in one
+replaced record, and the number of records is public (partition=replace_one). Of several classes, each is learned
+against the rest at an equal share of epsilon. ``pate predict`` applies the released hypothesis. The exit code is 0 if
+the command succeeds, and 2 if it refuses the request, in which case nothing is charged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pate_torch.cli import hydra_config
 from pate_torch.cli.train import format_error
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
-from pate_torch.hypotheses.algorithms import ALGORITHMS, HYPOTHESIS_CLASSES, LearnOptions
+from pate_torch.hypotheses.algorithms import ALGORITHMS, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.pipeline import run
 
@@ -39,7 +39,7 @@ def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
 
     Args:
         name: Name of the algorithm.
-        settings: Path of a table (or none), and key=value settings.
+        settings: At most one path of a table, and key=value settings.
 
     Raises:
         ValueError: There are two tables or no data set, or the partition is not replace_one.
@@ -48,20 +48,19 @@ def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
     keys = [word.partition("=")[0] for word in settings]
     overrides = [word for word in settings if "=" in word]
     if len(tables) > 1:
-        raise checks.error("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
+        fix = "Set dataset.public_path to the file of public records."
+        raise checks.error("table", tables[1], "is a second table, and only one is allowed", fix)
     if tables:
         overrides = ["dataset=csv", f"dataset.path={tables[0]}", *overrides]
         if "dataset.public_path" not in keys and "dataset.roles" not in keys:
             overrides.append("dataset.roles=position")
     elif "dataset" not in keys:
-        fix = "pate learn ALGORITHM table.csv dataset.label=..., or dataset=<name>."
-        raise checks.error("table", None, "must be given: records to learn from", fix)
+        fix = "Use pate learn ALGORITHM table.csv dataset.label=<column>, or set dataset=<name>."
+        raise checks.error("table", None, "must be the path of a table", fix)
     if "partition" in keys and REPLACE_ONE_SETTING not in overrides:
-        reason = "these algorithms are private for a record that is replaced, with a public number of records"
-        (setting,) = (word for word in overrides if word.startswith("partition="))
-        raise checks.error(
-            "partition", setting.partition("=")[2], reason, f"Leave it out, or say {REPLACE_ONE_SETTING}."
-        )
+        (partition,) = (word.partition("=")[2] for word in overrides if word.startswith("partition="))
+        message = "must be replace_one, because these algorithms protect a replaced record"
+        raise checks.error("partition", partition, message, f"Leave it out, or set {REPLACE_ONE_SETTING}.")
     cfg = hydra_compose(
         "config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE_SETTING, *overrides]
     )
@@ -73,40 +72,27 @@ def _make_parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {name:<20}{algorithm.description}" for name, algorithm in ALGORITHMS.items())
     parser = argparse.ArgumentParser(
         prog="pate learn",
-        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs",
+        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}the number of records that each of them needs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    defaults = LearnOptions()
-
-    def add_option(name: str, kind: type, description: str) -> None:
-        default = getattr(defaults, name)
-        text = description if default is None else f"{description} (default: {default})"
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
     parser.add_argument("settings", nargs="*", metavar="TABLE | key=value")
-    parser.add_argument(
-        "--hypotheses", default="stumps", choices=HYPOTHESIS_CLASSES, help="hypothesis class (default: stumps)"
-    )
-    add_option("epsilon", float, "epsilon of the whole release")
-    add_option("alpha", float, "excess error that is promised")
-    add_option("beta", float, "probability that the error is larger")
-    add_option("points", int, "public points that are used, or asked about (default: by algorithm)")
-    parser.add_argument(
-        "--constants", default="paper", choices=("paper", "sharp"), help="private-prediction: as printed, or as proved"
-    )
-    add_option("cuts", int, "exponential: cuts of each feature")
-    add_option("radius", float, "convex: radius of the ball of parameters")
-    add_option("ridge", float, "convex: weight of the penalty on the parameters")
-    parser.add_argument("--below-guarantee", action="store_true", help="go on where no accuracy is promised")
-    parser.add_argument("--dimension", type=int, default=1, help="bounds: VC dimension, or parameters (default: 1)")
+    for option in dataclasses.fields(LearnOptions):
+        kind = int if option.default is None else type(option.default)
+        text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
+        choices = option.metadata["choices"]
+        parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
+    below_help = "continue if no accuracy is promised"
+    parser.add_argument("--below-guarantee", action="store_true", help=below_help)
+    dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"
+    parser.add_argument("--dimension", type=int, default=1, help=dimension_help)
     return parser
 
 
 def _print_bounds(options: LearnOptions, dimension: int) -> None:
     checks.integer("dimension", dimension, low=1)
     print(
-        "Private records that each algorithm asks for "
+        "Private records that each algorithm needs "
         f"(epsilon {options.epsilon:g}, replace_one, unit record; dimension {dimension})\n"
     )
     for name, algorithm in ALGORITHMS.items():
@@ -127,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with hydra_config.open_configuration():
             config = compose_config(parsed.algorithm, parsed.settings)
         if config.method.noise != "torch":
-            problem = "must be torch: these algorithms draw continuous noise"
+            problem = "must be torch, because these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Leave out noise.")
         method = HypothesisMethod(
             algorithm_name=parsed.algorithm,

@@ -1,4 +1,4 @@
-"""Sources of data sets: the public facts of a source, the place of its files, and the Dataset that it loads."""
+"""The base class of data set sources, the location of their files, and the assembly of a Dataset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DATA_ROOT_VARIABLE = "PATE_DATA"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """Releasable. The facts that a source declares before it reads anything. None stands for an undeclared fact.
+    """Releasable. The facts that a source declares before it reads anything. A fact that it does not declare is None.
 
     Attributes:
         name: Declared name of the data set.
@@ -48,8 +48,8 @@ class SourceFacts:
         num_private: Approximate number of private records, as published or declared.
         num_public: Number P of public points.
         is_benchmark: Whether all records are public data.
-        paths: Candidate locations of the owner's main file. Empty if the data are not files of an owner.
-        root: Data root, if the source names one.
+        paths: Candidate locations of the owner's main file. Empty if the data are not in files.
+        root: Data root.
     """
 
     name: str
@@ -76,11 +76,7 @@ class DatasetSource(ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Load the private records, the public points and the test records.
-
-        Raises:
-            ValueError: The data cannot be found or read. The message names the file and the key.
-        """
+        """Load the data set. Raise ValueError, with the file and the key, if it cannot be found or read."""
 
 
 def assemble_dataset(
@@ -96,25 +92,23 @@ def assemble_dataset(
     size_origin: str = FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """Build a Dataset from its parts. The normalization constants are statistics of the public points.
+    """Build a Dataset from its parts. The origins are provenances (``PROVENANCES``).
 
     Args:
         private: Private records.
         pool: Public points.
         evaluation: Test records.
         class_names: Name of each class.
-        standardize: Features of rows that are centered and scaled by the pool's statistics. Images always are.
-        constants: Declared normalization constants, or None to compute them from the pool.
-        classes_origin: Provenance (``PROVENANCES``) of the classes.
-        categories_origin: Provenance of a table's categories.
-        size_origin: Provenance of the number of records.
+        standardize: Argument of ``compute_normalization``.
+        constants: Declared normalization constants. None to compute them from the public points.
+        classes_origin: Origin of the classes.
+        categories_origin: Origin of a table's categories. None if there are none.
+        size_origin: Origin of the number of records.
         spec_facts: Further fields of ``DataSpec``.
     """
     mean, std = compute_normalization(pool.x, standardize) if constants is None else constants
-    input_shape = tuple(pool.x.shape[1:])
-    spec = DataSpec(
-        num_classes=len(class_names), input_shape=input_shape, class_names=class_names, mean=mean, std=std, **spec_facts
-    )
+    spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}
+    spec = DataSpec(class_names=class_names, mean=mean, std=std, **spec_facts)
     origins = {
         CLASSES: classes_origin,
         NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
@@ -122,8 +116,8 @@ def assemble_dataset(
         CATEGORIES: categories_origin,
     }
     provenance = {name: origin for name, origin in origins.items() if origin is not None}
-    num_dropped = private.num_unusable_by_reason
-    return Dataset(spec, private, pool, evaluation, num_dropped_by_reason=num_dropped, provenance=provenance)
+    num_dropped_by_reason = private.num_unusable_by_reason
+    return Dataset(spec, private, pool, evaluation, num_dropped_by_reason=num_dropped_by_reason, provenance=provenance)
 
 
 def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] = True) -> Constants:
@@ -133,11 +127,18 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
     Args:
         public_x: uint8 images [P, Ch, H, W], uint8 texts [P, L] or float rows [P, D].
-        standardize: Features of rows that are centered and scaled. A feature that is constant in the pool has
-            deviation 1, because a small one would blow up private records that differ from the pool.
+        standardize: Features of rows that are centered and scaled, or True for all. Images always are, texts never.
+            A feature that is constant in the pool gets standard deviation 1, because a small one would magnify private
+            records that differ from the pool.
     """
-    if public_x.dim() == 4:
-        return _compute_channel_statistics(public_x)
+    if public_x.dim() == 4:  # counts are exact, so the result does not depend on the order of the images
+        channels = public_x.transpose(0, 1).flatten(1)
+        counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
+        level = torch.arange(256, dtype=torch.float64) / 255
+        weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        mean = weight @ level
+        std = (weight @ level.square() - mean.square()).clamp(min=0).sqrt()
+        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has no deviation
     if public_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     x_PD = public_x.double()
@@ -147,27 +148,15 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
     return tuple(mean.tolist()), tuple(torch.where(is_standardized & (std > 1e-8), std, 1.0).tolist())
 
 
-def _compute_channel_statistics(x: Tensor) -> Constants:
-    """Compute the mean and deviation of each channel of uint8 images, as fractions of 255, from exact counts."""
-    channels = x.transpose(0, 1).flatten(1)
-    counts = torch.stack([torch.bincount(channel.long(), minlength=256) for channel in channels]).double()
-    level = torch.arange(256, dtype=torch.float64) / 255
-    weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
-    mean = weight @ level
-    variance = weight @ level.square() - mean.square()
-    std = variance.clamp(min=0).sqrt().clamp(min=1 / 255)  # a constant channel must not divide by zero
-    return tuple(mean.tolist()), tuple(std.tolist())
-
-
 def compute_common_scale(public_x: Tensor) -> Constants:
-    """Compute the mean of each feature of public rows [P, D], and one deviation for all, which preserves angles."""
+    """Compute the mean of each feature of public rows [P, D], and one common scale, which preserves angles."""
     x_PD = public_x.double()
     std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
     return tuple(x_PD.mean(0).tolist()), (std,) * x_PD.shape[1]
 
 
 def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -> str:
-    """Return the provenance of a table's categories, of which those of ``owner_columns`` were declared."""
+    """Return the provenance of a table's categories, given the columns whose categories the owner declared."""
     is_declared = {column.name in owner_columns for column in schema.columns if column.categories is not None}
     if is_declared == {True}:
         return FROM_OWNER
@@ -175,7 +164,7 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
 
 
 def get_data_root(root: PathLike | None) -> Path:
-    """Return the folder of all data sets: ``root``, else the environment variable PATE_DATA, else ``data``."""
+    """Return the folder of all data sets: ``root``, the environment variable PATE_DATA, or ``data``."""
     root = root or os.environ.get(DATA_ROOT_VARIABLE) or "data"
     if not isinstance(root, str | os.PathLike):
         raise checks.error("data_root", root, "must be the path of a folder")
@@ -183,20 +172,14 @@ def get_data_root(root: PathLike | None) -> Path:
 
 
 def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path:
-    """Find a user's file or folder in the working directory or else below the data root.
-
-    Args:
-        key: Name of the setting, for messages.
-        path: Path as the user wrote it.
-        root: Data root.
+    """Find a user's file or folder in the working directory, or else below the data root.
 
     Raises:
-        ValueError: The path is not set or does not exist.
+        ValueError: The path is not set or does not exist. The message names the setting ``key``.
     """
     if not path or not isinstance(path, str | os.PathLike):
         raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")
-    user_path = Path(path).expanduser()
-    candidates = dict.fromkeys((user_path, get_data_root(root) / user_path))  # one, if the path is absolute
+    candidates = list_candidate_paths(path, root)
     for candidate in candidates:
         if candidate.exists():
             return candidate
@@ -204,9 +187,15 @@ def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path
     raise checks.error(key, str(path), "must exist", f"Looked for {tried_paths}; set {key} or data_root.")
 
 
+def list_candidate_paths(path: PathLike, root: PathLike | None) -> list[Path]:
+    """List the places where a user's path may lie: the working directory and the data root."""
+    user_path = Path(path).expanduser()
+    return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # one place if the path is absolute
+
+
 def check_name(name: Any) -> str:
-    """Check the declared name of a data set, which is the ledger's account and part of a folder's name."""
+    """Check the declared name of a data set, which names its account in the ledger and its folders."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        message = "must be letters, digits, '.', '_' and '-', starting with one of the first two"
+        message = "must start with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
         raise checks.error("dataset.name", name, message)
     return name

@@ -1,8 +1,14 @@
-"""Public benchmarks: the base class of those with parts of fixed sizes, and the digits that scikit-learn ships."""
+"""Public benchmarks: the digits that scikit-learn ships, and MNIST, Fashion-MNIST, SVHN and CIFAR-10.
+
+The training images of the four benchmarks that torchvision reads are private. The first test images, in file order, are
+the public pool, and the next ones the test set, as in PATE (Papernot et al. 2017, arXiv 1610.05755, section 4).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +17,14 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset, check_name
+from pate_torch.data.base import (
+    DATA_ROOT_VARIABLE,
+    DatasetSource,
+    SourceFacts,
+    assemble_dataset,
+    check_name,
+    get_data_root,
+)
 from pate_torch.privacy.records import FROM_DATASET_CODE, Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.unit_ids import UnitIds, make_position_ids
 
@@ -28,7 +41,7 @@ class Benchmark(DatasetSource):
 
     Attributes:
         name: Declared name.
-        private: Number of private records, or None to take the whole private part.
+        private: Number of private records. None to take the whole private part.
         public: Number of public points.
         test: Number of test records.
     """
@@ -38,18 +51,13 @@ class Benchmark(DatasetSource):
     public: int = 9000
     test: int = 1000
 
-    classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def __post_init__(self) -> None:
         check_name(self.name)
         for key in ("private", "public", "test"):
             if getattr(self, key) is not None or key != "private":
                 checks.integer(f"dataset.{key}", getattr(self, key), low=1)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Name of each class."""
-        return self.classes
 
     @property
     def num_private(self) -> int | None:
@@ -113,3 +121,142 @@ class Digits(Benchmark):
         private = np.sort(private)  # file order, so that unit ids can be the positions in the original file
         unit_id = make_position_ids(private)
         return self.assemble((x[private], y[private]), (x[public], y[public]), (x[test], y[test]), unit_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageBenchmark(Benchmark):
+    """Files of a public image benchmark, as torchvision reads them.
+
+    Attributes:
+        path: Folder that holds the files. None to take ``root``.
+        root: Data root.
+        download: Whether to fetch missing files.
+    """
+
+    path: str | None = None
+    root: str | None = None
+    download: bool = False
+
+    reader: ClassVar[str]
+    """Name of the class in ``torchvision.datasets`` that reads the files."""
+    train_size: ClassVar[int]
+    """Number of images of the training file, as published."""
+    folder: ClassVar[str] = ""
+    """Folder of the files below the data root."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.boolean("dataset.download", self.download)
+
+    @property
+    def private_sizes(self) -> Mapping[str, int]:
+        """Number of images of each file whose images are private, as published."""
+        return {"train": self.train_size}
+
+    @property
+    def num_private(self) -> int:
+        return self.private or sum(self.private_sizes.values())
+
+    def declared_facts(self) -> SourceFacts:
+        return replace(super().declared_facts(), root=self.root)
+
+    def load(self) -> Dataset:
+        parts = [self._load_split(split) for split in self.private_sizes]
+        x, y = (torch.cat(tensors)[: self.private] for tensors in zip(*parts, strict=True))
+        test_x, test_y = self._load_split("test")
+        end = self.public + self.test
+        if end > len(test_y):
+            message = f"must be at most {len(test_y)}, the number of test images"
+            fix = "Lower dataset.public or dataset.test."
+            raise checks.error("dataset.public + dataset.test", end, message, fix)
+        public, test = slice(self.public), slice(self.public, end)
+        return self.assemble((x, y), (test_x[public], test_y[public]), (test_x[test], test_y[test]))
+
+    def _read_split(self, root: Path, split: str) -> LabeledImages:
+        """Read the images and labels of one file, after fetching it if ``download`` is set."""
+        from torchvision import datasets  # here, because it takes a second to load
+
+        data = getattr(datasets, self.reader)(str(root), train=split == "train", download=self.download)
+        x = torch.as_tensor(data.data)
+        return x[:, None] if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous(), torch.as_tensor(data.targets).long()
+
+    def _load_split(self, split: str) -> LabeledImages:
+        """Read one file. Raise ValueError if it is missing or damaged, or could not be fetched."""
+        root = get_data_root(self.path or self.root)
+        try:
+            x, y = self._read_split(root, split)
+            if len(x) != len(y) or len(y) == 0:
+                raise ValueError(f"{len(x)} images, {len(y)} labels")
+            if int(y.min()) < 0 or int(y.max()) >= len(self.class_names):
+                raise ValueError(f"labels outside 0..{len(self.class_names) - 1}")
+        except Exception as error:  # each parser raises other errors for damaged files (zlib, pickle, MATLAB, ...)
+            raise self._make_read_error(error, (root / self.folder).absolute()) from error
+        return x, y
+
+    def _make_read_error(self, error: Exception, folder: Path) -> ValueError:
+        if self.download and isinstance(error, RuntimeError | OSError):
+            message = f"{self.name} could not be fetched into {folder} ({error})"
+            return checks.error("dataset.download", True, message, "Check the network, or put the files there by hand.")
+        fix = (
+            f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds its files, or "
+            "remove damaged files and set dataset.download=true."
+        )
+        return checks.error("dataset.name", self.name, f"could not be read from {folder} ({error!r})", fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mnist(ImageBenchmark):
+    """28x28 gray digits (LeCun, Cortes, Burges)."""
+
+    name: str = "mnist"
+
+    reader, folder, train_size = "MNIST", "MNIST/raw", 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionMnist(ImageBenchmark):
+    """28x28 gray clothes (Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747)."""
+
+    name: str = "fashion_mnist"
+
+    reader, folder, train_size = "FashionMNIST", "FashionMNIST/raw", 60_000
+    class_names = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Svhn(ImageBenchmark):
+    """32x32 color digits of house numbers (Netzer et al. 2011).
+
+    Attributes:
+        extra: Whether the 531,131 easier images of ``extra_32x32.mat`` follow the 73,257 of the training file, as in
+            PATE (604,388).
+    """
+
+    name: str = "svhn"
+    extra: bool = False
+    public: int = 10_000
+    test: int = 16_032
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.boolean("dataset.extra", self.extra)
+
+    @property
+    def private_sizes(self) -> Mapping[str, int]:
+        return {"train": 73_257} | ({"extra": 531_131} if self.extra else {})
+
+    def _read_split(self, root: Path, split: str) -> LabeledImages:
+        from torchvision import datasets
+
+        data = datasets.SVHN(str(root), split, download=self.download)
+        return torch.from_numpy(data.data).contiguous(), torch.from_numpy(data.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(ImageBenchmark):
+    """32x32 color photographs (Krizhevsky 2009). The pickled files are opened only if their checksums are right."""
+
+    name: str = "cifar10"
+
+    reader, folder, train_size = "CIFAR10", "cifar-10-batches-py", 50_000
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -1,4 +1,4 @@
-"""A data set as a frozen encoder sees it: features of private records, public points and test records."""
+"""A data set of features that a frozen encoder computes from the points of another data set."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ENCODER_FOLDER = "encoder"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EncodedDataset(DatasetSource):
-    """Features of the points of another data set, each of its own point alone. Units and roles are the other's.
+    """A data set whose points are replaced by their features, each a function of one point. Units and roles stay.
 
-    Features are centered by the mean of the public points' features and divided by one deviation, which preserves the
-    angles between them.
+    Features are centered by the mean of the public points' features and divided by one common scale, which preserves
+    angles.
 
     Attributes:
         source: Source of the data set.
@@ -51,18 +51,11 @@ class EncodedDataset(DatasetSource):
         return self.source.declared_facts()
 
     def load(self, stages: Stages | None = None) -> Dataset:
-        """Load the data set and encode it, or read its encoded points from the cache.
-
-        Args:
-            stages: Shows the progress, if given.
-
-        Raises:
-            ValueError: The encoder does not take these points.
-        """
+        """Load the data set and encode it. Raise ValueError if the encoder does not take its points."""
         return self.encode(self.source.load(), Stages(quiet=True) if stages is None else stages)
 
     def encode(self, data: Dataset, stages: Stages) -> Dataset:
-        """Encode ``data``, which the source loaded."""
+        """Replace the points of ``data``, which the source loaded, by their features."""
         sides = {"public": data.pool.x, "private": data.private.x, "test": data.evaluation.x}
         feature_by_side = encode_sides(
             self.encoder, data.spec, sides, name=data.spec.name, root=self.root, device=self.device, stages=stages
@@ -80,7 +73,7 @@ class EncodedDataset(DatasetSource):
         )
 
     def publish(self, folder: Path) -> None:
-        """Copy the encoder's files into a folder of the release, if the owner wants to publish them."""
+        """Copy the encoder's files into a folder of the release, if the owner agreed to publish them."""
         for name, file in self.encoder.get_published_files().items():
             folder.mkdir(exist_ok=True)
             shutil.copyfile(file, folder / name)
@@ -96,7 +89,7 @@ def encode_sides(
     device: torch.device,
     stages: Stages,
 ) -> dict[str, Tensor]:
-    """Encode public points and private records. Every use of an encoder on private records goes through here.
+    """Encode public points, private records and test records. Every use of an encoder on private records goes here.
 
     Guarantee: the features of a private record are finite and a function of that record alone, as far as a check on a
     sample of public points shows. Features that are not finite become zeros.
@@ -104,11 +97,11 @@ def encode_sides(
     Args:
         encoder: The encoder.
         points: Description of the points.
-        sides: Points by side: "public", "private" (PRIVATE) and perhaps "test".
+        sides: Points by side: "public", "private" (PRIVATE) and optionally "test".
         name: Name of the data set or account in the cache.
         root: Folder of the cache of encoded points.
         device: Device of a torch module.
-        stages: Shows the progress, and the warning about what the encoder was trained on.
+        stages: Receiver of the progress and of the warning about the encoder's training data.
 
     Raises:
         ValueError: The encoder does not take the points, mixes them, or returns non-finite features of public points.
@@ -119,8 +112,8 @@ def encode_sides(
         if card.trained_on is None:
             training_data = "Nobody declares what it was trained on (features.trained_on)"
         stages.print_message(
-            f"Encoder {card.name}: {training_data}. No epsilon covers what it learned there from a private record. If "
-            "you know that it saw none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
+            f"Encoder {card.name}: {training_data}. No epsilon covers what an encoder learned from private records. If "
+            "it was trained on none, set features.disjoint=true (in Python, Encoder(disjoint=True))."
         )
     side_names = {"public": "the public points", "private": "the private records", "test": "the test records"}
     check_independence = functools.cache(lambda: encoder.check_batch_independence(x_P, points, device))

@@ -1,8 +1,8 @@
 """Data sets in an owner's files: the role and the privacy unit of each record, the classes, and the Dataset.
 
-Guarantee: nothing is learned from private records. The role of a record follows from its unit's id or position alone,
-classes and statistics are declared or come from public records, and a private record that does not fit is dropped by
-itself.
+Guarantee: nothing is learned from private records. The role of a record depends only on its unit's id or its position.
+Classes and statistics are declared or come from public records. A private record that cannot be used is dropped, and
+no other record changes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import DatasetSource, SourceFacts, assemble_dataset, check_name, get_data_root, resolve_path
+from pate_torch.data.base import (
+    DatasetSource,
+    SourceFacts,
+    assemble_dataset,
+    check_name,
+    list_candidate_paths,
+    resolve_path,
+)
 from pate_torch.privacy.records import (
     FROM_OWNER,
     FROM_PUBLIC_POINTS,
@@ -43,11 +50,11 @@ class FileRecords:
     """PRIVATE. The records of one file or folder.
 
     Attributes:
-        content: Points in the form of their source.
-        labels: Label of each record as text [N]; "" for an unknown label.
+        content: Points in the form that the source reads.
+        labels: Label of each record as text [N]. Unknown labels are "".
         unit_ids: Name of each record's privacy unit [N].
-        point_names: Names [N] by which whoever holds the file finds its records, by the kind of name and, for an id,
-            its column.
+        point_names: Names [N] that identify records for readers who hold the file, by the kind of name and, for an
+            id, its column.
     """
 
     content: Any
@@ -58,14 +65,14 @@ class FileRecords:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Points:
-    """PRIVATE. The points of all records, one file after another, each read from its own row or image alone.
+    """PRIVATE. The points of all records, one file after another. Each point is a function of one row or image.
 
     Attributes:
         x: Images, uint8 [N, Ch, H, W]; texts, uint8 [N, L], with zeros for a missing text; or rows, float32 [N, D],
             with NaN for missing numbers.
-        is_readable_N: Whether each point could be read, bool [N], or None if all could.
-        make_content_ids: Computes content hashes of the public points at the given indices, for readers who hold
-            points without ids. None if the points cannot be found by their content.
+        is_readable_N: Whether each point could be read, bool [N]. None if all could.
+        make_content_ids: Function that computes content hashes of the public points at the given indices, for readers
+            who hold points without ids. None if the points cannot be identified by their content.
         options: Further arguments of ``assemble_dataset``.
     """
 
@@ -77,7 +84,7 @@ class Points:
 
 @dataclass(frozen=True, kw_only=True)
 class FileSource(DatasetSource):
-    """Records in an owner's files. A role without a file of its own is split off by ``fractions`` of the units.
+    """Records in an owner's files. Public points and test records without a separate file are split off the main file.
 
     Attributes:
         name: Declared name.
@@ -87,19 +94,16 @@ class FileSource(DatasetSource):
         root: Data root.
         seed: Seed of the split.
         roles: "hash" to split by a keyed hash of each unit's id, or "position" to split one file of single records by a
-            seeded permutation of the positions, which then are the units' ids (for replace_one).
+            seeded permutation of the positions, which are then the units' ids (for replace_one).
         fractions: Fractions of private, public and test units.
         group: Privacy unit: a column of a table, "qid" in a LIBSVM file, or a regular expression on the names of image
             files. None if each record is a unit.
-        classes: All classes, or None to take those of the public records. Private records of other classes are dropped.
-        publish_split: Whether the owner agrees that the public points are split off ``path`` and become public: their
-            categories, and a hash of the features of those that are asked, are released.
-        publish_test: Whether the owner agrees that figures on test records split off ``path`` become public.
+        classes: All classes. None to take those of the public records. Private records of other classes are dropped.
+        publish_split: Whether the owner agrees that public points are split off ``path`` and become public: the release
+            holds their categories, and a hash of the features of each queried point.
+        publish_test: Whether the owner agrees that metrics on test records split off ``path`` become public.
         nominal_size: Publicly declared approximate number of private records.
-        benchmark: Whether all records are public data. Accuracies on the private side are then shown.
-
-    Raises:
-        ValueError: The message names the file or the key, the allowed values and the fix.
+        benchmark: Whether all records are public data, so that accuracies on private records may be shown.
     """
 
     name: str
@@ -130,12 +134,11 @@ class FileSource(DatasetSource):
             checks.integer("dataset.nominal_size", self.nominal_size, low=1)
         checks.one_of("dataset.roles", self.roles, ("hash", "position"))
         if self.roles == "position" and not self._has_unnamed_records:
-            message = "goes with one file of single records, named by position"
+            message = "needs one file of single records without an id or a group"
             raise checks.error("dataset.roles", self.roles, message, "Use dataset.roles=hash.")
 
     def declared_facts(self) -> SourceFacts:
-        path = None if self.path is None else Path(self.path).expanduser()
-        candidates = () if path is None else (path, get_data_root(self.root) / path)
+        candidates = [] if self.path is None else list_candidate_paths(self.path, self.root)
         return SourceFacts(
             name=self.name,
             num_classes=None if self.classes is None else len(self.classes),
@@ -146,22 +149,16 @@ class FileSource(DatasetSource):
         )
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
-        """Read one file.
-
-        Args:
-            role: Role that the file was given for; PRIVATE for the main file.
-            key: Name of the setting, for messages.
-            path: File or folder.
-        """
+        """Read the file or folder of a role, which is PRIVATE for the main file. Messages name the setting ``key``."""
         raise NotImplementedError
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
-        """Build the points of all records. Only those of ``_public_roles`` may be looked at."""
+        """Build the points of all records. Only values of ``_public_roles`` may decide how the others are built."""
         raise NotImplementedError
 
     @property
     def _has_unnamed_records(self) -> bool:
-        """Whether there is one file of single records that have no names but their positions."""
+        """Whether there is only one file, and its records have no id and no group."""
         return not (self.public_path or self.test_path or self.group)
 
     @property
@@ -171,9 +168,9 @@ class FileSource(DatasetSource):
     def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
         """Return ``Dataset.adjacencies`` and ``Dataset.advice``: the relations under which no other record moves.
 
-        Where an id decides, a replaced row may take another role and change the number of private records, unless the
-        whole file is private. Where the position decides, removing a row renames all later ones, which harms nobody
-        only if the data are public.
+        If an id decides the role, a replaced row may take another role and change the number of private records, unless
+        the whole file is private. If the position decides, a removed row renames all later ones, which is harmless only
+        for public data.
         """
         if self.roles == "position":
             advice = "Use partition=replace_one, or dataset.roles=hash."
@@ -186,7 +183,6 @@ class FileSource(DatasetSource):
         return ("add_remove",), f"{advice} the public records a file of their own (dataset.public_path)."
 
     def _compute_split_shares(self) -> tuple[float, float]:
-        """Compute the shares of the main file's units that become public points and test records."""
         private, public, test = self.fractions
         public = 0.0 if self.public_path else public
         test = 0.0 if self.public_path or self.test_path else test
@@ -195,16 +191,16 @@ class FileSource(DatasetSource):
 
     @property
     def _releasable_roles(self) -> tuple[int, ...]:
-        """Roles of the records that may be shown. Consent to figures on test records is not consent to show them."""
+        """Roles of the records that may be shown. Consent to test metrics is no consent to show test records."""
         return (PUBLIC, TEST) if self.benchmark or self._compute_split_shares()[1] == 0 else (PUBLIC,)
 
     @property
     def _public_roles(self) -> tuple[int, ...]:
-        """Roles of the records that may be looked at: classes and categories are read off them."""
+        """Roles of the records from which classes and categories may be read."""
         return (PUBLIC, TEST) if self.publish_test else self._releasable_roles
 
     def _find_files(self) -> dict[int, tuple[str, Path]]:
-        """Find the key and the path of each role's file. Refuse files that would make private records public."""
+        """Find the setting and the path of each role's file. Refuse files that would make private records public."""
         files = {
             role: (f"dataset.{name}", resolve_path(f"dataset.{name}", getattr(self, name), self.root))
             for role, name in PATH_FIELDS.items()
@@ -214,24 +210,26 @@ class FileSource(DatasetSource):
         for role, (key, path) in files.items():
             if role != PRIVATE and path.resolve() in (private_path, *private_path.parents):
                 message = "is dataset.path, or a folder around it: every private record would be public"
-                raise checks.error(key, str(path), message, "Name points of their own, or leave it out.")
+                raise checks.error(key, str(path), message, f"Set {key} to separate public data, or leave it out.")
         if not (self.benchmark or self.publish_split or self.public_path):
             raise self._make_consent_error()
         return files
 
     def _make_consent_error(self) -> ValueError:
-        """Make the error of a private file of which a part would become public without its owner's consent."""
         public, test = self._compute_split_shares()
         subject = "its records"
         if self.group is not None:
             subject = f"its units (dataset.group={self.group}), with all their records"
         message = (
-            f"about {public:.0%} of {subject} in {self.path} would become public: a student learns from them as they "
-            "are, class names, categories and hashes of theirs are released, and no epsilon covers them"
+            f"about {public:.0%} of {subject} in {self.path} would become public: the student is trained on these "
+            "points, their class names, categories and hashes are released, and no epsilon covers them"
         )
-        fix = "Give public records of their own (dataset.public_path=...), or agree by dataset.publish_split=true."
-        hint = f" Of another {test:.0%}, the test records, only you see figures (dataset.publish_test)." if test else ""
-        return checks.error("dataset.publish_split", False, message, fix + hint)
+        fix = (
+            "Give a separate file of public records (dataset.public_path=...), or agree by dataset.publish_split=true."
+        )
+        if test:
+            fix += f" Another {test:.0%} become test records, whose metrics only you see (dataset.publish_test)."
+        return checks.error("dataset.publish_split", False, message, fix)
 
     def load(self) -> Dataset:
         files = {role: self._read_file(role, key, path) for role, (key, path) in self._find_files().items()}
@@ -241,11 +239,12 @@ class FileSource(DatasetSource):
         class_names, y_N = self._encode_labels(files, role_N)
         unusable_by_reason = find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
         if UNKNOWN_CLASS in unusable_by_reason:
-            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # the pool needs no labels
+            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # public points need no labels
         is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy()
         self._check_role_sizes(role_N[is_usable_N])
         private = np.flatnonzero(role_N == PRIVATE)
-        # Files are often sorted by class, and some strategies ask in the pool's order: shuffle, by public size alone.
+        # Files are often sorted by class, and some query strategies follow the pool's order. The order of the shuffled
+        # pool depends on the number of public points only.
         public = np.flatnonzero(is_usable_N & (role_N == PUBLIC))
         public = public[rng.make_numpy_generator(0, "pool", "order").permutation(len(public))]
         test = np.flatnonzero(is_usable_N & (role_N == TEST))
@@ -275,7 +274,7 @@ class FileSource(DatasetSource):
         return replace(data, adjacencies=adjacencies, advice=advice, num_dropped_by_reason=num_dropped)
 
     def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
-        """Assign a unit id and a role to each record of all files, each [N]."""
+        """Assign a unit id and a role to each record of all files."""
         sizes = [len(file.labels) for file in files.values()]
         if self.roles == "position":
             return make_position_ids(sizes[0]), assign_by_position(sizes[0], self.fractions, self.seed)
@@ -289,7 +288,7 @@ class FileSource(DatasetSource):
                 raise checks.error("dataset.name", self.name, f"has no {role} records", fix)
 
     def _encode_labels(self, files: dict[int, FileRecords], role_N: np.ndarray) -> tuple[tuple[str, ...], Tensor]:
-        """Encode the labels of all records by the classes, int64 [N], with -1 for a label of no class."""
+        """Return the classes, and the class of each record of all files, int64 [N], with -1 for an unknown label."""
         labels = [normalize_class_name(value) for file in files.values() for value in file.labels]
         public_labels = {labels[row] for row in np.flatnonzero(np.isin(role_N, self._public_roles)).tolist()}
         class_names = build_class_list(self.classes, public_labels)
@@ -297,7 +296,7 @@ class FileSource(DatasetSource):
         return class_names, torch.tensor([code_by_class.get(value, -1) for value in labels])
 
     def _make_point_names(self, files: dict[int, FileRecords], points: Points, public: np.ndarray) -> PointNames | None:
-        """Make names of the public points at these indices: those of their own file, or else content hashes."""
+        """Return names of the public points at these indices: ids or paths in their file, or else content hashes."""
         source = None
         if self.public_path is not None:
             source, rows = Path(self.public_path).name, (public - len(files[PRIVATE].labels)).tolist()
@@ -311,13 +310,13 @@ class FileSource(DatasetSource):
 
 
 def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iterable[str]) -> tuple[str, ...]:
-    """Return the declared classes, or else the sorted classes of public records (numbers by value); at least two."""
+    """Return the declared classes, which must include those of public records, or else the latter in order."""
     public_classes = set(public_labels) - {""}
     if declared_classes is None:
         is_numeric = all(is_number(name) for name in public_classes)
         classes = tuple(sorted(public_classes, key=float) if is_numeric else sorted(public_classes))
         if len(classes) < 2:
-            message = f"must be declared, because the public records show only {len(classes)} class(es): {classes}"
+            message = f"must be declared, because the public records have only {len(classes)} class(es): {classes}"
             fix = "List all classes in dataset.classes, or raise the public fraction."
             raise checks.error("dataset.classes", None, message, fix)
         return classes
@@ -325,12 +324,12 @@ def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iter
     if len(classes) < 2 or len(set(classes)) < len(classes):
         raise checks.error("dataset.classes", list(classes), "must list at least two different classes")
     if unknown_classes := sorted(public_classes - set(classes)):
-        message = f"is too short: public records also have {unknown_classes[:10]}"
-        fix = "Add these classes, or leave their records out of the public data."
+        message = f"lacks classes of public records: {unknown_classes[:10]}"
+        fix = "Add these classes, or remove their records from the public data."
         raise checks.error("dataset.classes", list(classes), message, fix)
     return classes
 
 
 def hash_points(x_N: Tensor) -> list[str]:
-    """Compute a content hash of each point."""
+    """Compute the content id of each point."""
     return make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()

@@ -17,10 +17,10 @@ from pate_torch.privacy.roles import PUBLIC
 from pate_torch.privacy.unit_ids import parse_unit_ids
 
 RESIZE_METHOD = "bilinear"
-"""Images are resized by Pillow, in eight bits a channel."""
+"""Interpolation by which Pillow resizes images."""
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # others, as EPS, would start a program
-_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # eight bits or fewer a channel
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # other formats, such as EPS, would start a program
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # at most eight bits in each channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class ImageFolder(FileSource):
     """Images in class folders, resized to size x size. x: uint8 [N, channels, size, size].
 
     The unit of an image without a ``group`` is its path in the folder. The folder of public images may hold unlabeled
-    images directly if there is a test folder. Neighbors are add_remove: images stand in the order of their paths, which
-    name the class too, so that replacing an image by one of another name or class moves those between.
+    images directly if there is a test folder. Only add_remove is supported: images are sorted by their paths, which
+    include the class, so an image that replaces one of another name or class moves the images between them.
 
     Attributes:
         size: Height and width in pixels.
@@ -60,7 +60,7 @@ class ImageFolder(FileSource):
         return "record" if self.group is None else "group:file name"
 
     def _get_adjacency_terms(self) -> tuple[tuple[str, ...], str]:
-        reason = "an image's place follows from its path, which names its class."
+        reason = "the position of an image depends on its path, which includes its class."
         return ("add_remove",), f"Use partition=add_remove (and labels_only=false): {reason}"
 
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
@@ -86,8 +86,9 @@ class ImageFolder(FileSource):
         match = re.search(self.group, path.name)
         unit_name = None if match is None else match.group(1 if match.re.groups else 0)
         if not unit_name:
-            message = "does not match every file name, and every file needs a unit"
-            raise checks.error("dataset.group", self.group, message)
+            raise checks.error(
+                "dataset.group", self.group, "must match every file name, because every file needs a unit"
+            )
         return unit_name
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
@@ -110,7 +111,7 @@ class ImageFolder(FileSource):
 
 
 def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
-    """Read image files as uint8 [N, channels, height, width]; arguments and errors as of ``read_image``."""
+    """Read image files as uint8 [N, channels, height, width] (see ``read_image``)."""
     return torch.stack([read_image(key, file, shape, resize) for file in files])
 
 
@@ -121,10 +122,10 @@ def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -
         key: Name of the setting, for messages.
         file: Image file.
         shape: Channels (1 for gray, 3 for color), height and width.
-        resize: RESIZE_METHOD, or None to accept only images of this size.
+        resize: RESIZE_METHOD. None to accept only images of this size.
 
     Raises:
-        ValueError: The file cannot be read so. The message names it.
+        ValueError: The file is no such image. The message names the file.
     """
     channels, height, width = shape
     if resize is not None:
@@ -134,13 +135,13 @@ def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -
             image_mode, size = image.mode, image.size
             converted_image = image.convert("RGB" if channels == 3 else "L")
             pixels = np.array(converted_image.resize((width, height), Image.Resampling.BILINEAR))
-    except Exception as error:  # each format's reader has errors of its own for damaged files
+    except Exception as error:  # the reader of each format raises other errors for damaged files
         raise checks.error(key, str(file), f"is not a readable image ({error})") from error
     if image_mode not in _MODES:
         message = f"must be one of {', '.join(_MODES)} (file {file})"
         raise checks.error("image mode", image_mode, message, "Convert the image to eight bits a channel.")
     if resize is None and size != (width, height):
-        raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize it yourself.")
+        raise checks.error("image size", size, f"must be {width} x {height} (file {file})", "Resize the image.")
     return torch.from_numpy(pixels).view(height, width, -1).permute(2, 0, 1)
 
 

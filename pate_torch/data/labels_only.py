@@ -1,4 +1,4 @@
-"""Data whose features are public and whose labels alone are private."""
+"""Data whose features are public and whose labels are private."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from pate_torch.privacy.records import LABEL_UNIT, Dataset, PublicPool
 class LabelPrivacyDataset(DatasetSource):
     """The records of another source, whose private features join the public points, without their labels.
 
-    Representations, questions and students may then use all features, and a teacher all but its peers' labels.
-    Neighbors differ in the label of one record (replace_one); the number of records and their features are public.
-    Under the promise of whole records every such release is one that publishes the records themselves. Data of an owner
-    therefore keep their name, and an account opened for records refuses labels; public benchmarks get an account of
-    their own, "<name>_labels". A source that does not support replaced records does not support replaced labels,
-    because a label may be part of what decides who is private.
+    Encoders, query strategies and students may use all features. Neighbors differ in the label of one record
+    (replace_one); the number of records and their features are public. Such a release breaks the guarantee of an
+    account for whole records, so data of an owner keep their name, and an account that was opened for records refuses
+    labels. Public benchmarks get a separate account, "<name>_labels". If a source does not support replaced records, it
+    does not support replaced labels, because a label may take part in the decision which records are private.
 
     Attributes:
         source: Source of the records.
 
-    Source: BTT18 section 4.2 (label-private learning); LZCW21 and PATE-FM measure in this setting.
+    Source: BTT18 section 4.2 (label-private learning). LZCW21 and PATE-FM use this setting.
     """
 
     source: DatasetSource
@@ -36,7 +35,7 @@ class LabelPrivacyDataset(DatasetSource):
         return self.source.name
 
     def declared_facts(self) -> SourceFacts:
-        return replace(self.source.declared_facts(), num_public=None)  # private features join these points
+        return replace(self.source.declared_facts(), num_public=None)  # private features join the public points
 
     def load(self) -> Dataset:
         data = self.source.load()
@@ -44,7 +43,7 @@ class LabelPrivacyDataset(DatasetSource):
         if private.unit != "record":  # a group owns several labels
             raise checks.error("labels_only", True, f"protects single labels, but the privacy unit is {private.unit}")
         pool_y = None
-        # Truth about the private features is the private labels: measured on public benchmarks only.
+        # The true labels of the private features are private, so they serve as metrics for public benchmarks only.
         if evaluation.pool_y is not None and data.spec.benchmark:
             pool_y = torch.cat([evaluation.pool_y, private.y])
         name = f"{data.spec.name}_labels" if data.spec.benchmark else data.spec.name

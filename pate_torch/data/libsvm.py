@@ -1,4 +1,4 @@
-"""LIBSVM / svmlight files (.svm, .svm.gz): sparse rows, made dense or hashed to fewer dimensions."""
+"""LIBSVM (svmlight) files: sparse rows, which become dense or are hashed to fewer dimensions."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from pate_torch.privacy.schema import normalize_class_name
 from pate_torch.privacy.unit_ids import UnitIds, make_content_ids, parse_unit_ids
 
 _MAX_FEATURES = 2**24
-"""A random sign is drawn for each feature, which takes minutes for more of them."""
+"""Largest number of features, because drawing a random sign for each of more features would take minutes."""
 _MAX_DENSE_FEATURES = 4096
 _HASHED_DIMENSIONS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Libsvm(FileSource):
-    """Rows ``label index:value ...``. x: float32 [N, D].
+    """Files (.svm, .svm.gz) with rows ``label index:value ...``. x: float32 [N, D].
 
     Rows of more than 4,096 features are projected to 1,024 dimensions by a fixed signed hashing.
 
     Attributes:
-        num_features: Declared number of features, or None to read it off the public records. Further features of
+        num_features: Declared number of features. None to take the largest index in public records. Other features of
             private records are dropped.
-        zero_based: Whether indices start at 0. It is never guessed, because a guess would depend on private records.
+        zero_based: Whether indices start at 0. A guess would depend on private records, so nothing is guessed.
         standardize: Whether features are centered and scaled by the pool's statistics.
 
     Source: hashing, Weinberger et al. 2009 (arXiv 0902.2206).
@@ -58,7 +58,7 @@ class Libsvm(FileSource):
         try:
             rows, y, *query_ids = load_svmlight_file(str(path), zero_based=self.zero_based, query_id=has_groups)
         except (ValueError, OSError, EOFError, OverflowError, MemoryError, zlib.error) as error:
-            # Without the parser's own words: they repeat what stands in the file, and this message may be logged.
+            # The parser's message quotes the file, and this message may be logged.
             message = f"is not a readable LIBSVM file ({type(error).__name__})"
             fix = "Rows are 'label index:value ...'; with indices from 0 set dataset.zero_based=true."
             raise checks.error(key, str(path), message, fix) from error
@@ -68,7 +68,7 @@ class Libsvm(FileSource):
         if not has_groups:
             return FileRecords(content=rows, labels=labels, unit_ids=_make_row_ids(rows, labels))
         if len(query_ids[0]) != len(y):
-            raise checks.error("dataset.group", self.group, f"needs a qid: field in every row of {path}")
+            raise checks.error("dataset.group", self.group, f"needs a field qid:<number> in every row of {path}")
         unit_ids = parse_unit_ids("dataset.group", query_ids[0], len(y))
         return FileRecords(content=rows, labels=labels, unit_ids=unit_ids)
 
@@ -83,12 +83,12 @@ class Libsvm(FileSource):
         return Points(x=x, options={"standardize": self.standardize})
 
     def _to_dense(self, rows: sp.csr_matrix, public_N: np.ndarray) -> Tensor:
-        """Convert rows to float32 [N, D], of a width D that is declared or read off the public rows."""
+        """Convert rows to float32 [N, D]."""
         width = self.num_features or int(rows[public_N].indices.max(initial=0)) + 1
         if width > _MAX_FEATURES:
-            fix = f"Set dataset.num_features, at most {_MAX_FEATURES}: features beyond are left out."
+            fix = f"Set dataset.num_features to {_MAX_FEATURES} or less; other features are left out."
             raise checks.error("dataset.num_features", None, f"public rows have features up to number {width}", fix)
-        with np.errstate(over="ignore"):  # infinite, which is not finite
+        with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and their records cannot be used
             rows = _widen(rows, width)[:, :width].astype(np.float32)
         if width > _MAX_DENSE_FEATURES:
             rows = rows @ make_hashing_matrix(width, _HASHED_DIMENSIONS)
@@ -96,7 +96,7 @@ class Libsvm(FileSource):
 
 
 def make_hashing_matrix(features: int, dimensions: int) -> sp.csr_matrix:
-    """Make a fixed signed hashing, sparse [features, dimensions], with one +-1 a row. Inner products stay unbiased."""
+    """Make a fixed signed hashing, sparse [features, dimensions], with one +1 or -1 in each row."""
     uniform_N2 = rng.make_numpy_generator(0, "libsvm", "hashing").random((features, 2))
     bucket = (uniform_N2[:, 0] * dimensions).astype(np.int64)
     sign = np.where(uniform_N2[:, 1] < 0.5, -1, 1).astype(np.float32)
@@ -109,7 +109,6 @@ def _widen(rows: sp.csr_matrix, width: int) -> sp.csr_matrix:
 
 
 def _make_row_ids(rows: sp.csr_matrix, labels: list[str]) -> UnitIds:
-    """Make unit ids of rows by a hash of each row's own label and entries."""
     index, value = rows.indices.astype("<i8"), rows.data.astype("<f8")
     ranges = zip(labels, itertools.pairwise(rows.indptr), strict=True)
     return make_content_ids((label.encode(), index[a:b].tobytes(), value[a:b].tobytes()) for label, (a, b) in ranges)

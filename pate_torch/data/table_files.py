@@ -1,4 +1,4 @@
-"""Strict readers of tables (CSV, Parquet) and of vectors that were computed elsewhere (.npy, safetensors, Parquet)."""
+"""Strict readers of tables (CSV, Parquet) and of vectors (.npy, safetensors, Parquet)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from pate_torch.core.files import read_tensors
 from pate_torch.privacy.unit_ids import parse_unit_ids
 
 _DECOMPRESSORS: Mapping[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_OPEN_QUOTE_MESSAGE = "a quote is left open (a quote within a value is written twice; a value ends on its line)"
+_OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice, and each value on one line)"
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, list[Any]]
-"""The columns of a table as text, with "" for null: types guessed per column would let one record change all others."""
+"""The columns of a table as text, with "" for null. With guessed types, one record could change the column's others."""
 
 
 def read_table(
@@ -50,9 +50,8 @@ def read_table(
         file: CSV file (.gz, .bz2 and .xz are decompressed) or Parquet file (.parquet, .pq).
         separator: Character between the values of a row of a CSV file.
         columns: Names of the columns of a CSV file without a header line.
-        quotes: Whether quotation marks enclose values of a CSV file. If not, they are ordinary characters.
-        id_column: Column whose values a Parquet file keeps as they are, because their type decides whether they name
-            privacy units.
+        quotes: Whether quotation marks enclose values of a CSV file. If False, they are ordinary characters.
+        id_column: Column of a Parquet file that is not converted to text, because not every type can name units.
 
     Raises:
         ValueError: The file is damaged, has no rows, or its rows do not fit its header.
@@ -61,7 +60,7 @@ def read_table(
         is_parquet = file.suffix in (".parquet", ".pq")
         table = _read_parquet(file, id_column) if is_parquet else _read_csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
-        message = f"is not a readable CSV or Parquet file (it is not UTF-8: byte 0x{error.object[error.start]:02x})"
+        message = f"is not a readable CSV or Parquet file (byte 0x{error.object[error.start]:02x} is not UTF-8)"
         raise checks.error(key, str(file), message, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         message = f"is not a readable CSV or Parquet file ({error})"
@@ -81,15 +80,15 @@ def _read_csv(file: Path, separator: str, columns: Sequence[str] | None, quotes:
     with _open_text(file) as lines:
         rows = _iterate_rows(lines, separator, quotes, 0 if columns is None else len(columns))
         names = _check_header(next(rows, []) if columns is None else list(columns))
-        # One flat list: a list for each row would be searched for cycles by the garbage collector, over and over.
+        # One flat list, because the garbage collector would visit a list for each row again and again.
         values = list(itertools.chain.from_iterable(rows))
     return {name: values[start :: len(names)] for start, name in enumerate(names)}
 
 
 def _iterate_rows(lines: Iterable[str], separator: str, quotes: bool, width: int) -> Iterator[list[str]]:
-    """Iterate over the header and the rows, each on a line of its own and of ``width`` fields (0: as the header).
+    """Iterate over the header and the rows: one line each, of ``width`` fields, or of as many as the header if 0.
 
-    A quote left open takes everything up to the next quote for its own: fields, and whole rows, would go unseen.
+    A quote that is left open would swallow fields and whole rows up to the next quote, so it is refused.
     """
     if quotes:
         reader = csv.reader(_iterate_balanced_lines(lines), delimiter=separator, strict=True)
@@ -121,7 +120,7 @@ def _iterate_balanced_lines(lines: Iterable[str]) -> Iterator[str]:
 def _check_header(header: list[str]) -> list[str]:
     for number, name in enumerate(header, start=1):
         if not name.strip():
-            raise ValueError(f"column {number} of the header has no name (pandas writes none with index=False)")
+            raise ValueError(f"column {number} of the header has no name (in pandas, write with index=False)")
     if duplicates := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"the header names column {duplicates[0]!r} more than once")
     return header
@@ -129,15 +128,15 @@ def _check_header(header: list[str]) -> list[str]:
 
 def _open_text(file: Path) -> IO[str]:
     if file.suffix in _UNSUPPORTED_SUFFIXES:
-        raise ValueError(f"{file.suffix} is not read: pack it as {', '.join(_DECOMPRESSORS)}, or not at all")
-    # Universal newlines, so that a line is a line on every system. A byte order mark is no part of a name.
+        raise ValueError(f"{file.suffix} is not supported: use {', '.join(_DECOMPRESSORS)}, or do not pack it")
+    # utf-8-sig, because a byte order mark is not part of the first name.
     decompress = _DECOMPRESSORS.get(file.suffix, open)
     return io.TextIOWrapper(decompress(file, "rb"), encoding="utf-8-sig")
 
 
 def _read_parquet(file: Path, id_column: str | None) -> Table:
     table = pq.read_table(file)
-    # pandas stores an unnamed index as a column: a row's position, which is no feature and would rename others.
+    # pandas stores an unnamed index as a column of positions, which would rename all later records.
     indices = [i for i, name in enumerate(table.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
     names = _check_header([table.column_names[i] for i in indices])
     pairs = zip(names, indices, strict=True)
@@ -148,52 +147,48 @@ def _read_parquet(file: Path, id_column: str | None) -> Table:
 
 
 def _to_texts(name: str, column: pa.ChunkedArray) -> list[str]:
-    """Convert a column to text as pandas writes it into a CSV file."""
+    """Convert a column to the text that pandas writes into a CSV file."""
     try:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if pa.types.is_timestamp(column.type):  # however fine the column is
+        if pa.types.is_timestamp(column.type):  # the text must not depend on the resolution of the column
             return [texts.to_canonical_text(text) for text in pc.fill_null(column.cast(pa.string()), "").to_pylist()]
-        if pa.types.is_decimal(column.type):  # likewise
+        if pa.types.is_decimal(column.type):  # nor on its number of decimals
             column = column.cast(pa.float64())
         if pa.types.is_boolean(column.type):
             column = pc.if_else(column, "True", "False")
         return pc.fill_null(column.cast(pa.string()), "").to_pylist()
     except pa.ArrowNotImplementedError as error:
-        raise ValueError(f"column {name!r} of type {column.type} is no plain value") from error
+        raise ValueError(f"column {name!r} has type {column.type}, not one plain value in each row") from error
 
 
 def read_vectors(file: Path, id_column: str, declared_ids: list[str] | None) -> tuple[list[str], Tensor]:
     """Read ids [N] and vectors, float32 [N, D].
 
     Args:
-        file: .npy [N, D]; .safetensors with ``embeddings`` [N, D] and perhaps ``id`` [N], whole numbers; or .parquet
-            with a column of lists, ``embedding``, or else columns of numbers.
+        file: .npy [N, D]; .safetensors with ``embeddings`` [N, D] and optionally integers ``id`` [N]; or .parquet with
+            a column ``embedding`` of lists, or else columns of floating-point numbers.
         id_column: Column of the ids in a Parquet file.
-        declared_ids: Ids in the order of the vectors, or None if their file holds them.
+        declared_ids: Ids in the order of the vectors. None if the file of vectors holds the ids.
 
     Raises:
         ValueError: The file is damaged, its vectors are not rows of one length, or ids are missing.
     """
-    key, message = "dataset.vectors", "must be .npy, .safetensors or .parquet"
+    key = "dataset.vectors"
     if file.suffix not in (".npy", ".safetensors", ".parquet"):
-        raise checks.error(key, str(file), message)
+        raise checks.error(key, str(file), "must be .npy, .safetensors or .parquet")
     try:
         ids, array = _read_ids_and_array(file, id_column)
     except (ValueError, OSError, EOFError, KeyError, pa.ArrowException) as error:
-        raise checks.error(key, str(file), f"is not readable ({error})", f"It {message}.") from error
+        raise checks.error(key, str(file), f"is not readable ({error})") from error
     ids = ids if declared_ids is None else declared_ids
-    if ids is None:
-        fix = "Give dataset.ids=<file>, one id a line in their order."
-        raise checks.error(key, str(file), "holds no ids to join its vectors by", fix)
     if array.ndim != 2 or not np.issubdtype(array.dtype, np.floating):
-        message = f"must hold vectors as numbers [N, D], not {array.dtype} {tuple(array.shape)}"
+        message = f"must hold floating-point vectors [N, D], not {array.dtype} {tuple(array.shape)}"
         raise checks.error(key, str(file), message)
-    if len(ids) != len(array):
-        message = f"has {len(array)} vectors, and there are {len(ids)} ids"
-        raise checks.error(key, str(file), message, "One id for each vector, in their order.")
-    if len(set(ids)) < len(ids):
-        raise checks.error(key, str(file), "has several vectors of one id")
+    if ids is None or len(ids) != len(array) or len(set(ids)) < len(ids):
+        found = "none" if ids is None else f"{len(ids)}, of which {len(set(ids))} differ"
+        fix = "Set dataset.ids to a file with one id in each line, in the order of the vectors."
+        raise checks.error(key, str(file), f"needs one id for each of its {len(array)} vectors, and has {found}", fix)
     with np.errstate(over="ignore"):
         return ids, torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
@@ -215,7 +210,7 @@ def _read_ids_and_array(file: Path, id_column: str) -> tuple[list[str] | None, n
         rows = table.column("embedding").to_pylist()
         widths = {len(row) for row in rows if row is not None}
         if len(widths) != 1:
-            raise ValueError("its vectors are of several lengths")
+            raise ValueError("its vectors differ in length")
         return ids, np.array([[np.nan] * max(widths) if row is None else row for row in rows], dtype=np.float32)
     numbers = [name for name in table.column_names if pa.types.is_floating(table.schema.field(name).type)]
     if not numbers:

@@ -1,11 +1,11 @@
-"""Tables of an owner: numeric and categorical columns, texts, or ids of vectors that were computed elsewhere."""
+"""Tables of an owner: numeric and categorical columns, texts, or ids of vectors from another program."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,20 +20,20 @@ from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCatego
 from pate_torch.privacy.unit_ids import UnitIds, compute_content_id, make_content_ids, parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
-"""What may be declared of the encoder that computed vectors."""
+"""Facts that may be declared about the encoder that computed vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSource(FileSource):
-    """CSV (.csv, also .csv.gz, .bz2, .xz; .tsv with ``separator``) or Parquet files with one record in each row.
+    """CSV files (.csv, .tsv; also packed as .gz, .bz2 or .xz) or Parquet files with one record in each row.
 
     Attributes:
         label: Column of the class.
         id: Column that names the record, which is the privacy unit unless there is a ``group``. None to name a record
             by a hash of its content, so that equal records are one unit.
         separator: Character between the values of a row.
-        columns: Names of the columns of files without a header line.
-        quotes: Whether quotation marks enclose values. If not, they are ordinary characters.
+        columns: Names of the columns of files without a header line. None if there is a header line.
+        quotes: Whether quotation marks enclose values. If False, quotation marks are ordinary characters.
     """
 
     label: str = "label"
@@ -41,6 +41,9 @@ class TableSource(FileSource):
     separator: str = ","
     columns: Sequence[str] | None = None
     quotes: bool = True
+
+    required_columns: ClassVar[tuple[str, ...]] = ("label",)
+    """Attributes that name a column which every file must have."""
 
     def __post_init__(self) -> None:
         if self.separator == "\\t":  # as a shell passes it on
@@ -56,20 +59,15 @@ class TableSource(FileSource):
     def _has_unnamed_records(self) -> bool:
         return super()._has_unnamed_records and not self.id
 
-    def _get_required_columns(self) -> dict[str, str]:
-        """Return the columns that every file must have, by their keys."""
-        return {"dataset.label": self.label}
-
     def _read_file(self, role: int, key: str, path: Path) -> FileRecords:
         id_key, id_column = ("dataset.id", self.id) if self.group is None else ("dataset.group", self.group)
         table = read_table(key, path, self.separator, columns=self.columns, quotes=self.quotes, id_column=id_column)
         if role == PUBLIC and self.test_path and self.label not in table:
             table[self.label] = [""] * count_rows(table)
-        required_columns = self._get_required_columns()
+        for name in self.required_columns:
+            checks.one_of(f"dataset.{name}", getattr(self, name), list(table))
         if id_column is not None and role == PRIVATE:
-            required_columns[id_key] = id_column
-        for column_key, column in required_columns.items():
-            checks.one_of(column_key, column, list(table))
+            checks.one_of(id_key, id_column, list(table))
         if id_column is not None and id_column in table:
             unit_ids = parse_unit_ids(id_key, table[id_column], count_rows(table))
             table[id_column] = unit_ids.tolist()
@@ -91,14 +89,13 @@ class Csv(TableSource):
     Numeric features are centered and scaled by the public pool's statistics.
 
     Attributes:
-        features: Columns to use, or None for all but label, group, id and ``ignore``.
+        features: Columns to use. None for all but label, group, id and ``ignore``.
         ignore: Columns not to use.
-        categories: Declared categories, {column: [values]}. Another column is numeric if its public values all are,
-            and else takes the values that these show. A private value of no category becomes zeros.
-        max_categories: Largest number of values that public records may show in a column.
+        categories: Declared categories, {column: [values]}. Another column is numeric if all its public values are
+            numbers, and else its categories are its public values. A private value of no category becomes zeros.
+        max_categories: Largest number of different public values in a column of categories.
         missing: "error" to stop at public records whose numeric features are empty or not finite, or "drop" to drop
-            such records. A private record of this kind is dropped by itself; under replace_one it keeps its place, with
-            a public filler in it.
+            such records. Such a private record is always dropped; under replace_one, a public filler takes its place.
     """
 
     name: str = "csv"
@@ -134,13 +131,13 @@ class Csv(TableSource):
         if not is_finite_ND.all() and self.missing == "error":
             bad_columns = [schema.feature_names[i] for i in schema.numeric_indices if not is_finite_ND[:, i].all()]
             message = "stops at numeric columns with empty, infinite or non-numeric public values: "
-            fix = "Clean them, drop such records one by one (dataset.missing=drop), or use dataset.ignore."
+            fix = "Clean the columns, ignore them (dataset.ignore), or drop the records (dataset.missing=drop)."
             raise checks.error("dataset.missing", self.missing, message + ", ".join(bad_columns), fix)
         releasable_table = _select_rows(table, np.flatnonzero(np.isin(role_N, self._releasable_roles)))
         owner_columns = self.categories or ()
         return Points(
             x=torch.from_numpy(x),
-            # Of features alone, never of an id, a group or a label of the private file.
+            # A hash of the features only, never of an id, a group or a label of the private file.
             make_content_ids=lambda public: schema.compute_content_ids(_select_rows(table, public)),
             options={
                 "standardize": np.isin(np.arange(x.shape[1]), schema.numeric_indices).tolist(),
@@ -156,9 +153,8 @@ class Csv(TableSource):
         non_features = {self.label, self.group, self.id, *self.ignore}
         columns = [name for name in (self.features or table) if name not in non_features]
         if not columns:
-            raise checks.error(
-                "dataset.features", self.features, "leaves no feature column", f"Columns: {list(table)}."
-            )
+            fix = f"Columns: {list(table)}."
+            raise checks.error("dataset.features", self.features, "leaves no feature column", fix)
         return columns
 
     def _build_schema(self, public: Table) -> TableSchema:
@@ -166,11 +162,10 @@ class Csv(TableSource):
         try:
             return TableSchema.from_public(public, categories=declared_categories, max_categories=self.max_categories)
         except TooManyCategoriesError as error:
-            hint = "" if self.group or self.id else f": is it the unit? dataset.group={error.column}"
-            message = f"column {error.column!r} has {error.count} different public values{hint}"
+            hint = "" if self.group or self.id else f"If it names the unit, set dataset.group={error.column}. "
+            message = f"is below the {error.count} different public values of column {error.column!r}"
             fix = (
-                f"Or leave it out (dataset.ignore=[{error.column}]), list its values in dataset.categories or raise the"
-                " limit."
+                f"{hint}Leave it out (dataset.ignore=[{error.column}]), declare dataset.categories or raise the limit."
             )
             raise checks.error("dataset.max_categories", self.max_categories, message, fix) from None
 
@@ -181,9 +176,9 @@ class Text(TableSource):
 
     Attributes:
         column: Column of the texts.
-        max_bytes: Length in bytes at which a text is cut. It is public, so that no text tells how long another is.
-        empty: "error" to stop at public records without a text, or "drop" to drop such records. A private one is
-            dropped by itself or, under replace_one, filled in.
+        max_bytes: Length in bytes at which a text is cut. It is declared, so that it depends on no text.
+        empty: "error" to stop at public records without a text, or "drop" to drop such records. Such a private record
+            is always dropped; under replace_one, a public filler takes its place.
     """
 
     name: str = "text"
@@ -191,14 +186,13 @@ class Text(TableSource):
     max_bytes: int = 2048
     empty: str = "error"
 
+    required_columns = ("label", "column")
+
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.nonempty_string("dataset.column", self.column)
         checks.integer("dataset.max_bytes", self.max_bytes, low=4)
         checks.one_of("dataset.empty", self.empty, ("error", "drop"))
-
-    def _get_required_columns(self) -> dict[str, str]:
-        return {**super()._get_required_columns(), "dataset.column": self.column}
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:
         column = _concatenate_column(files, self.column)
@@ -206,7 +200,7 @@ class Text(TableSource):
         num_missing = int((~has_text_N[np.isin(role_N, self._public_roles)]).sum())
         if num_missing and self.empty == "error":
             message = f"stops at {num_missing} public records without a text in column {self.column!r}"
-            fix = "Remove them, or drop them one by one (dataset.empty=drop)."
+            fix = "Remove these records, or set dataset.empty=drop."
             raise checks.error("dataset.empty", self.empty, message, fix)
         filled_texts = [text if has_text else "-" for text, has_text in zip(column, has_text_N.tolist(), strict=True)]
         x = texts.encode_texts(f"column {self.column}", filled_texts, self.max_bytes)
@@ -220,15 +214,15 @@ class Text(TableSource):
 
 @dataclass(frozen=True, kw_only=True)
 class Embeddings(TableSource):
-    """Vectors that were computed elsewhere, joined to a table of ids and labels. x: float32 [N, D].
+    """Vectors that another program computed, joined to a table of ids and labels. x: float32 [N, D].
 
-    Vectors are centered, and scaled by one deviation. Each vector must have been computed from its own record alone: if
+    Vectors are centered, and scaled by one common factor. Each vector must be a function of its own record alone: if
     another record can change it, its sensitivity is unknown.
 
     Attributes:
         vectors: File of the vectors of all ids (``read_vectors``).
-        ids: Text file of ids, one a line in the order of the vectors, or None if the file of vectors holds them.
-        encoder: Declared facts (``ENCODER_KEYS``) about whatever computed the vectors, for the privacy statement.
+        ids: Text file of ids, one in each line, in the order of the vectors. None if the file of vectors holds the ids.
+        encoder: Declared facts (``ENCODER_KEYS``) about the encoder, for the privacy statement.
     """
 
     name: str = "embeddings"
@@ -236,6 +230,8 @@ class Embeddings(TableSource):
     vectors: str | None = None
     ids: str | None = None
     encoder: Mapping[str, Any] | None = None
+
+    required_columns = ("label", "id")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,9 +244,6 @@ class Embeddings(TableSource):
 
     def _make_encoder_card(self) -> EncoderCard:
         return EncoderCard(kind="given", **({"name": "an encoder that nobody declares"} | dict(self.encoder or {})))
-
-    def _get_required_columns(self) -> dict[str, str]:
-        return {**super()._get_required_columns(), "dataset.id": str(self.id)}
 
     def load(self) -> Dataset:
         data = super().load()
@@ -269,7 +262,7 @@ class Embeddings(TableSource):
         if is_missing_N.any():
             first_id = record_ids[int(is_missing_N.argmax())]
             message = f"has no finite vector of {is_missing_N.sum()} public records, such as {first_id!r}"
-            raise checks.error("dataset.vectors", str(path), message, "Every id of public records needs one.")
+            raise checks.error("dataset.vectors", str(path), message, "Add a vector for each public record.")
         return Points(x=x, make_content_ids=lambda public: hash_points(x[public]), options={"standardize": False})
 
     def _read_ids(self) -> list[str]:
@@ -277,19 +270,15 @@ class Embeddings(TableSource):
         try:
             return [texts.to_canonical_text(line) for line in path.read_text(encoding="utf-8").splitlines()]
         except UnicodeDecodeError as error:
-            raise checks.error("dataset.ids", str(path), "is not UTF-8", "One id a line.") from error
+            raise checks.error("dataset.ids", str(path), "is not UTF-8", "Write one id in each line.") from error
 
 
 def _make_row_ids(table: Table) -> UnitIds:
-    """Make unit ids of rows by their content."""
     return make_content_ids((_spell_number(cell).encode() for cell in row) for row in zip(*table.values(), strict=True))
 
 
 def _spell_number(text: str) -> str:
-    """Spell a large whole number as a column of fractions spells it, with fewer digits.
-
-    One missing value makes a column of whole numbers one of fractions, and must rename no other record.
-    """
+    # A missing value turns a column of integers into floats, which have fewer digits, and must rename no other record.
     if len(text) < 16 and "e+" not in text:
         return text
     try:

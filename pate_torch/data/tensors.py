@@ -19,7 +19,7 @@ from pate_torch.privacy.records import Dataset, Evaluation, PrivateRecords, Publ
 class Tensors(DatasetSource):
     """A data set of tensors: private records, public points, and test records.
 
-    Images are uint8 [*, Ch, H, W], and rows float [*, D], which are kept as float32.
+    Images are uint8 [*, Ch, H, W], and rows are floating-point [*, D], which become float32.
 
     Attributes:
         name: Declared name.
@@ -28,14 +28,14 @@ class Tensors(DatasetSource):
         pool_x: Public points.
         test_x: Test records.
         test_y: Labels of the test records.
-        class_names: Names of all classes, which are never read off y, or their number C.
-        pool_y: True labels of the public points, or None if they are not known.
-        unit_id: Names [N] of the privacy units, or None to name a record by a hash of its content, so that equal
-            records are one unit.
+        class_names: Names of all classes, or their number C. Classes are never taken from ``y``.
+        pool_y: True labels of the public points. None if they are not known.
+        unit_id: Names [N] of the privacy units. None to name a record by a hash of its content, so that equal records
+            are one unit.
         unit: "record" or "group:<what>".
-        mean: Mean of each channel or feature, or None to compute mean and std from the pool.
+        mean: Mean of each channel or feature. None to compute mean and std from the pool.
         std: Standard deviation of each channel or feature.
-        benchmark: Whether the records are public data. Accuracies on the private side are then shown.
+        benchmark: Whether the records are public data, so that accuracies on private records may be shown.
         nominal_size: Publicly declared approximate number of private records.
     """
 
@@ -105,14 +105,7 @@ class Tensors(DatasetSource):
 def build_private_data(
     x: Any, y: Any, unit_id: Any, unit: str, num_classes: int
 ) -> tuple[PrivateRecords, dict[str, int]]:
-    """PRIVATE. Make records of arrays (``PrivateRecords.from_rows``), and count the unusable ones by the reason.
-
-    Args:
-        x: Images or rows.
-        y: Labels.
-        unit_id: Ids of the privacy units, or None to name a record by a hash of its content.
-        unit: "record" or "group:<what>".
-        num_classes: Number C of classes.
+    """PRIVATE. Make records of arrays (see ``PrivateRecords.from_rows``), and count the unusable ones by reason.
 
     Raises:
         ValueError: A shape or type is wrong, no record can be used, or an id is missing or ambiguous.
@@ -123,8 +116,8 @@ def build_private_data(
         raise checks.error("y", kind, "must be integers, one for each point")
     private = PrivateRecords.from_rows(x, y, unit_id, unit, num_classes=num_classes)
     if private.usable_N is not None and not bool(private.usable_N.any()):
-        message = f"has no integer in 0..{num_classes - 1} beside a finite point"
-        raise checks.error("y", kind, message, "List all classes.")
+        message = f"has no record with a label in 0..{num_classes - 1} and a finite point"
+        raise checks.error("y", kind, message, "Declare all classes.")
     return private, dict(private.num_unusable_by_reason)
 
 
@@ -132,10 +125,10 @@ def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor
     """Convert points to uint8 images or float32 rows.
 
     Raises:
-        ValueError: There are none, their shape or type is wrong, or they are not finite although they must be.
+        ValueError: There are no points, their shape or type is wrong, or they must be finite and are not.
     """
     if hasattr(value, "columns"):
-        fix = "PATEClassifier takes DataFrames; or give numbers, df.to_numpy()."
+        fix = "Give numbers (df.to_numpy()), or use PATEClassifier, which takes data frames."
         raise checks.error(key, type(value).__name__, "must be an array or a tensor", fix)
     x = convert_points(value)
     if x.dim() == 2 and x.dtype.is_floating_point:
@@ -150,15 +143,11 @@ def parse_points(key: str, value: Any, *, require_finite: bool = True) -> Tensor
 
 
 def parse_labels(key: str, value: Tensor, count: int, num_classes: int) -> Tensor:
-    """Convert labels to int64 [count].
-
-    Raises:
-        ValueError: Their number is wrong, or one is no integer in 0..num_classes-1.
-    """
+    """Convert labels to int64 [count]. Raise ValueError if one is no integer in 0..num_classes-1."""
     y = convert_labels(value)
     if y.shape != (count,):
         raise checks.error(key, tuple(y.shape), f"must be {count} integers, one for each point")
     if int(y.min()) < 0 or int(y.max()) >= num_classes:
         message = f"must be integers in 0..{num_classes - 1}"
-        raise checks.error(key, "labels", message, "class_names must list every class.")
+        raise checks.error(key, "labels", message, "List every class in class_names.")
     return y

@@ -1,14 +1,14 @@
-"""The algorithms of ``pate learn``: from a problem of two classes to a hypothesis of its class, and what that costs.
+"""The algorithms of ``pate learn``, their problems of two classes, and their prices.
 
-Algorithms that answer queries are asked about public points; the released hypothesis is the class's empirical risk
-minimizer on the answers, which costs nothing more.
+An algorithm that answers queries labels public points. The released hypothesis is the empirical risk minimizer on these
+labels, which is post-processing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from pate_torch.hypotheses.classes import (
 from pate_torch.hypotheses.sample import Floats, Sample
 from pate_torch.privacy.budget import NoiseProvider
 from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.records import LABEL_UNIT, NO_ANSWER, PrivateRecords
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.sensitive import Sensitivity
 
 HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
@@ -38,35 +38,28 @@ HYPOTHESIS_CLASSES = ("stumps", "thresholds", "intervals", "half-planes")
 # ---- Problems --------------------------------------------------------------------------------------------------------
 
 
+def _option(default: Any, description: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": description, "choices": choices})
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """The options of all algorithms; each algorithm reads its own.
+    """The options of all algorithms, as on the command line. Each algorithm uses some of them."""
 
-    Attributes:
-        hypotheses: Name of the class.
-        epsilon: Epsilon of the whole release.
-        alpha: Excess error.
-        beta: Probability that the error is larger.
-        points: Number of public points that are used, or asked about; None for the default of the algorithm.
-        constants: "paper" or "sharp".
-        cuts: Number of candidates of each feature, for a finite class.
-        radius: Radius of the ball of parameters.
-        ridge: Weight of the penalty on the parameters.
-    """
-
-    hypotheses: str = "stumps"
-    epsilon: float = 1.0
-    alpha: float = 0.1
-    beta: float = 0.1
-    points: int | None = None
-    constants: str = "paper"
-    cuts: int = 20
-    radius: float = 3.0
-    ridge: float = 0.05
+    hypotheses: str = _option("stumps", "hypothesis class", HYPOTHESIS_CLASSES)
+    epsilon: float = _option(1.0, "epsilon of the whole release")
+    alpha: float = _option(0.1, "excess error that the theorem promises")
+    beta: float = _option(0.1, "probability that the excess error is larger")
+    points: int | None = _option(None, "number of public points that are used or labeled; depends on the algorithm")
+    constants: str = _option("paper", "private-prediction: those of the paper, or smaller ones", ("paper", "sharp"))
+    cuts: int = _option(20, "exponential: number of thresholds for each feature")
+    radius: float = _option(3.0, "convex: radius of the ball of parameters")
+    ridge: float = _option(0.05, "convex: weight of the penalty on the parameters")
 
     def __post_init__(self) -> None:
-        checks.one_of("hypotheses", self.hypotheses, HYPOTHESIS_CLASSES)
-        checks.one_of("constants", self.constants, ("paper", "sharp"))
+        for option in fields(self):
+            if option.metadata["choices"]:
+                checks.one_of(option.name, getattr(self, option.name), option.metadata["choices"])
         for key in ("epsilon", "radius", "ridge"):
             checks.positive(key, getattr(self, key))
         for key in ("alpha", "beta"):
@@ -80,12 +73,12 @@ class Problem:
     """PRIVATE. Records of two classes, public points, and the options.
 
     Attributes:
-        hypotheses: The class.
-        sample: PRIVATE. The records.
+        hypotheses: Hypothesis class.
+        sample: PRIVATE. Records.
         public_x: Public points, not normalized, float64 [P, D].
-        scaled_sample: PRIVATE. The records with normalized features and an intercept, at most 1 long, for linear
-            models.
-        options: The options; epsilon is this problem's share.
+        scaled_sample: PRIVATE. Records with normalized features and an intercept, for linear models. Rows have norm 1
+            at most, as far as public points show.
+        options: Options, where epsilon is the share of this problem.
     """
 
     hypotheses: HypothesisClass
@@ -95,64 +88,54 @@ class Problem:
     options: LearnOptions
 
     def select_points(self, default: int) -> Floats:
-        """Select the public points that are used: as many as the options say, or ``default``."""
+        """Select the public points that the algorithm uses. Their number is ``default`` if the options have none."""
         num_points = self.options.points
         if num_points is not None and num_points > len(self.public_x):
-            raise checks.error("points", num_points, f"there are {len(self.public_x)} public points only")
+            raise checks.error("points", num_points, f"must be at most {len(self.public_x)}, the size of the pool")
         return self.public_x[: default if num_points is None else num_points]
 
     def make_quantile_hypotheses(self) -> Sequence[Any]:
-        """Make a finite class: hypotheses that cut between quantiles of the public points, feature by feature."""
+        """Make a finite class: hypotheses with thresholds between quantiles of each feature of the public points."""
         grid = np.quantile(self.public_x, np.linspace(0, 1, self.options.cuts + 1), axis=0)
         if not isinstance(self.hypotheses, Stumps):
             return self.hypotheses.enumerate_representatives(np.unique(grid, axis=0))
-        stumps = [Stump(0, -np.inf, is_above) for is_above in (True, False)]
-        for feature in range(grid.shape[1]):
-            stumps += [
-                Stump(feature, float(t), is_above)
-                for t in compute_cuts(grid[:, feature])[1:-1]
-                for is_above in (True, False)
-            ]
-        return stumps
+        cuts = [(feature, float(t)) for feature in range(grid.shape[1]) for t in compute_cuts(grid[:, feature])[1:-1]]
+        return [Stump(*cut, is_above) for cut in [(0, -np.inf), *cuts] for is_above in (True, False)]
 
 
 def make_hypothesis_class(name: str, num_features: int) -> HypothesisClass:
-    """Make the class of that name.
-
-    Raises:
-        ValueError: The class takes another number of features than the records have.
-    """
-    expected_features = {"thresholds": 1, "intervals": 1, "half-planes": 2}.get(name, num_features)
+    """Make the class of that name. Raise ValueError if it takes another number of features."""
+    expected_features, make_class = {
+        "thresholds": (1, Thresholds),
+        "intervals": (1, Intervals),
+        "half-planes": (2, HalfPlanes),
+    }.get(name, (num_features, lambda: Stumps(num_features)))
     if num_features != expected_features:
-        fix = "Choose them by dataset.features=[...], or take --hypotheses stumps."
-        raise checks.error(
-            "hypotheses", name, f"takes {expected_features} feature(s), and there are {num_features}", fix
-        )
-    fixed_classes = {"thresholds": Thresholds(), "intervals": Intervals(), "half-planes": HalfPlanes()}
-    return fixed_classes[name] if name in fixed_classes else Stumps(num_features)
+        message = f"takes {expected_features} feature(s), and the records have {num_features}"
+        fix = "Select features by dataset.features=[...], or use --hypotheses stumps."
+        raise checks.error("hypotheses", name, message, fix)
+    return make_class()
 
 
 def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOptions, seed: int) -> list[Problem]:
-    """Make one problem of two classes, or one for each of several classes against the rest, at an equal share.
-
-    Records stand in an order that a permutation of positions decides.
+    """Make one problem for two classes, or one problem for each class against the rest, with equal shares of epsilon.
 
     Args:
-        records: PRIVATE. The records, or as many placeholders.
+        records: PRIVATE. Records, or as many placeholders. A permutation of their positions decides their order.
         facts: Public facts, with the public points.
         options: Options of all problems together.
-        seed: Seed of the order.
+        seed: Seed of the permutation.
 
     Raises:
-        ValueError: The records are images, the units are groups, or the class does not take the features.
+        ValueError: The records are images, the units are groups, or the class takes other features.
     """
     spec = facts.spec
     if facts.unit not in ("record", LABEL_UNIT):
         problem = f"protects single records, but the privacy unit is {facts.unit}"
         raise checks.error("partition", "replace_one", problem, "Leave out dataset.group.")
     if len(spec.input_shape) != 1:
-        problem = "holds no rows of features, which these algorithms take"
-        raise checks.error("dataset.name", spec.name, problem, "Train networks by pate train.")
+        problem = "must be a table of features for these algorithms"
+        raise checks.error("dataset.name", spec.name, problem, "Train networks on images by pate train.")
     order = make_numpy_generator(seed, "learn", "order").permutation(len(records))
     private_x, label_N = records.x.double().numpy()[order], records.y.numpy()[order]
     labels = [1] if spec.num_classes == 2 else list(range(spec.num_classes))
@@ -170,7 +153,7 @@ def make_problems(records: PrivateRecords, facts: DatasetFacts, options: LearnOp
 
 
 def compute_max_norm(facts: DatasetFacts) -> float:
-    """Compute the length of the longest public point with its intercept, in normalized features."""
+    """Compute the largest norm of a public point, in normalized features with an intercept."""
     return float(np.linalg.norm(_add_intercept(facts, facts.pool.x.double().numpy()), axis=1).max())
 
 
@@ -187,10 +170,10 @@ class Algorithm:
     """One of the papers' algorithms.
 
     Attributes:
-        learn: Function that learns a hypothesis of a problem, charged to the noise provider.
-        compute_size: Function from the options and the VC dimension (for a linear model the number of parameters) to
-            the number of records that the theorem asks for and what it promises for them.
-        description: Description in words.
+        learn: Function that learns a hypothesis of a problem and charges the noise provider.
+        compute_size: Function of the options and the VC dimension (for a linear model the number of parameters) that
+            returns the number of records that the theorem needs, and the promise of the theorem.
+        description: Source and method in words.
         is_linear: Whether the hypothesis is a vector of parameters instead of a hypothesis of the class.
     """
 
@@ -220,10 +203,9 @@ def _compute_sspp_size(c: LearnOptions, d: int) -> tuple[float, str]:
 
 
 def _learn_exponential(p: Problem, budget: NoiseProvider) -> Any:
-    options, candidates = _select_options(p, "epsilon", "alpha"), p.make_quantile_hypotheses()
-    return exponential.run_exponential_mechanism(
-        p.hypotheses, candidates, p.sample, **options, budget=budget
-    ).hypothesis
+    options = {**_select_options(p, "epsilon", "alpha"), "budget": budget}
+    candidates = p.make_quantile_hypotheses()
+    return exponential.run_exponential_mechanism(p.hypotheses, candidates, p.sample, **options).hypothesis
 
 
 def _compute_exponential_size(c: LearnOptions, d: int) -> tuple[float, str]:
@@ -245,7 +227,7 @@ def _learn_private_prediction(p: Problem, budget: NoiseProvider) -> Any:
     x_Q, options = p.select_points(20), _select_options(p, "alpha", "constants")
     options["epsilon"] = p.options.epsilon / len(x_Q)
     predictions = prediction.run_private_prediction(p.hypotheses, p.sample, x_Q, **options, budget=budget)
-    return fit_answers(p, x_Q, predictions.label_Q)
+    return fit_erm(p.hypotheses, x_Q, predictions.label_Q)
 
 
 def _compute_private_prediction_size(c: LearnOptions, d: int) -> tuple[float, str]:
@@ -269,22 +251,6 @@ ALGORITHMS = {
 }
 
 
-def fit_answers(p: Problem, x_Q: Floats, label_Q: Any) -> Any:
-    """Fit the class's empirical risk minimizer on the answers.
-
-    Raises:
-        ValueError: No query was answered.
-    """
-    label_Q = np.asarray(label_Q).astype(np.int64)
-    is_answered_Q = label_Q != NO_ANSWER
-    if not is_answered_Q.any():
-        raise ValueError(
-            f"points: none of the {len(x_Q)} queries was answered, so there is nothing to learn from. What was charged "
-            "stays charged. Take fewer points, a larger epsilon or more records."
-        )
-    return fit_erm(p.hypotheses, x_Q[is_answered_Q], label_Q[is_answered_Q] == 1)
-
-
 # ---- Prices ----------------------------------------------------------------------------------------------------------
 
 
@@ -295,28 +261,28 @@ class _PriceSignal(Exception):
 
 @dataclass(frozen=True)
 class _PriceProbe:
-    """A noise provider that only learns the price: the algorithm stops where it would begin to draw."""
+    """A noise provider that stops an algorithm before its first draw, and passes on the price."""
 
     kind: str
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Accept every adjacency: the account checks it when the release is charged."""
+        """Accept every adjacency, because the account checks it when the release is charged."""
 
     @contextmanager
     def spend(self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = "") -> Iterator[Any]:
-        """Raise the price."""
+        """Stop the algorithm."""
         raise _PriceSignal(tuple(events))
         yield  # makes this function a generator
 
 
 def plan_events(algorithm: Algorithm, problem: Problem, kind: str) -> tuple[PrivacyEvent, ...]:
-    """Compute the events that the algorithm would be charged for this problem, and draw nothing.
+    """Compute the events that the algorithm would charge for this problem, without a draw.
 
     Raises:
-        ValueError: The algorithm refuses the problem.
+        ValueError: The algorithm cannot solve the problem.
     """
     try:
         algorithm.learn(problem, _PriceProbe(kind))
     except _PriceSignal as signal:
         return signal.events
-    return ()  # a class that labels the public points in one way only is free
+    return ()  # free, because the class has a single dichotomy of the public points

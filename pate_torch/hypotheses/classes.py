@@ -1,8 +1,8 @@
-"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, exactly, and none twice.
+"""Hypothesis classes small enough to enumerate: every dichotomy of a set of points, each once.
 
 The *dichotomies* of a class on points x_1..x_n are the distinct label vectors (h(x_1), ..., h(x_n)); Sauer and Shelah
-bound their number (``sample.compute_log_sauer_shelah``). The papers' privacy proofs count each dichotomy once: a
-duplicate would change the law that they speak of.
+bound their number (``sample.compute_log_sauer_shelah``). The privacy proofs count each dichotomy once, because a
+duplicate would change the law of the answer.
 """
 
 from __future__ import annotations
@@ -21,28 +21,21 @@ from pate_torch.hypotheses.sample import Bools, Floats, Ints
 
 
 def find_distinct(labelings_Mn: Bools) -> Ints:
-    """Find the first row of each distinct labeling, in their original order."""
-    packed_rows = np.packbits(labelings_Mn, axis=1)
-    if packed_rows.shape[1] == 0:
-        return np.zeros(min(1, len(packed_rows)), dtype=np.int64)
-    rows = np.ascontiguousarray(packed_rows).view(np.dtype((np.void, packed_rows.shape[1]))).ravel()
-    return np.sort(np.unique(rows, return_index=True)[1]).astype(np.int64)
+    """Find the index of the first row of each distinct labeling, in ascending order."""
+    return np.sort(np.unique(np.packbits(labelings_Mn, axis=1), axis=0, return_index=True)[1]).astype(np.int64)
 
 
 def compute_cuts(value_n: Floats) -> Floats:
-    """Compute the thresholds that cut the values in every way.
-
-    These are -inf, one between every two neighboring distinct values (lower < cut <= upper), and +inf.
-    """
+    """Compute the thresholds -inf, one between any two adjacent distinct values (lower < cut <= upper), and +inf."""
     distinct_v = np.unique(value_n)
     middle = distinct_v[:-1] / 2 + distinct_v[1:] / 2
-    # Between adjacent floats the midpoint rounds to the lower one, which would put it on the wrong side.
+    # Between adjacent floats, the midpoint may round to the lower one, which is not above the lower value.
     middle = np.where((middle > distinct_v[:-1]) & (middle <= distinct_v[1:]), middle, distinct_v[1:])
     return np.concatenate(([-np.inf], middle, [np.inf])) if len(distinct_v) else np.array([np.inf])
 
 
 def _sum_below(value_n: Floats, weight_n: Ints, cut_M: Any) -> Ints:
-    """Sum the weights of {i : value_i < cut}, for every cut; O((n + M) log n)."""
+    """Sum the weights of {i : value_i < cut} for each cut, in O((n + M) log n)."""
     order = np.argsort(value_n, kind="stable")
     prefix = np.concatenate(([0], np.cumsum(weight_n[order])))
     return prefix[np.searchsorted(value_n[order], np.asarray(cut_M, np.float64), side="left")].astype(np.int64)
@@ -56,7 +49,7 @@ class HypothesisClass(ABC):
 
     @abstractmethod
     def enumerate_representatives(self, x: Floats) -> Sequence[Any]:
-        """Enumerate one hypothesis for each dichotomy of x [n, D]: no two agree on all of x, none is missing."""
+        """Enumerate exactly one hypothesis for each dichotomy of x [n, D]."""
 
     @abstractmethod
     def predict(self, hypothesis: Any, x: Floats) -> Bools:
@@ -67,24 +60,19 @@ class HypothesisClass(ABC):
         return np.array([self.predict(h, x) for h in hypotheses], dtype=bool).reshape(len(hypotheses), len(x))
 
     def count_errors(self, hypotheses: Sequence[Any], x: Floats, y: Bools) -> Ints:
-        """Count the (x, y) that each hypothesis gets wrong, int64 [M]; the sensitivity is 1."""
+        """Count the records (x, y) that each hypothesis labels wrongly, int64 [M]. The sensitivity is 1."""
         return np.array([np.count_nonzero(self.predict(h, x) != y) for h in hypotheses], dtype=np.int64)
 
 
-def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], x: Floats, y: Bools) -> Ints:
-    """Count the (x, y) that each candidate gets wrong, int64 [M]."""
-    return hypotheses.count_errors(candidates, x, y)
-
-
 def fit_erm(hypotheses: HypothesisClass, x: Floats, y: Bools) -> Any:
-    """Fit the empirical risk minimizer (the first of equals): the non-private learner B_PAC of the papers."""
+    """Fit the empirical risk minimizer, which is the non-private learner B_PAC of the papers."""
     candidates = hypotheses.enumerate_representatives(x)
-    return candidates[int(np.argmin(count_errors(hypotheses, candidates, x, y)))]
+    return candidates[int(np.argmin(hypotheses.count_errors(candidates, x, y)))]
 
 
 def _check_features(x: Floats, num_features: int, name: str) -> Floats:
     if x.shape[1] != num_features:
-        raise checks.error("x.shape", x.shape, f"{name} take {num_features} feature(s)")
+        raise checks.error("x.shape", x.shape, f"must have {num_features} feature(s) for {name}")
     return x
 
 
@@ -143,11 +131,11 @@ class Stump(NamedTuple):
 
 @dataclass(frozen=True)
 class Stumps(HypothesisClass):
-    """Decision stumps over ``num_features`` features, both directions.
+    """Decision stumps over ``num_features`` features, in both directions.
 
-    ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features, an upper bound: each feature cuts out
-    at most two subsets of size floor(k/2) of any k points, one from either end. (It is attained for 1, 2 and 3
-    features.)
+    ``vc_dimension`` is the largest k with C(k, floor(k/2)) <= 2 num_features. It is an upper bound, because a feature
+    separates at most two subsets of size floor(k/2) from any k points, one at each end. It is attained for 1, 2 and 3
+    features.
     """
 
     num_features: int
@@ -192,10 +180,10 @@ class Stumps(HypothesisClass):
 
 
 class HalfPlane(NamedTuple):
-    """The points strictly left of the line tail -> head, and the points on it that are not beyond the tail.
+    """The points strictly left of the line tail -> head, and the points on the line that are not beyond the tail.
 
-    This set is an open half-plane with a boundary ray, the limit of half-planes turned a little about a point between
-    tail and head: on any finite set it labels like a half-plane, and it needs no rounding to write down.
+    This set is an open half-plane with a boundary ray. It is the limit of half-planes that are turned slightly about a
+    point between tail and head, so it labels any finite set as some half-plane does, and its description is exact.
     """
 
     tail: tuple[float, float]
@@ -208,9 +196,9 @@ class HalfPlanes(HypothesisClass):
 
     The VC dimension is 3; n points in general position have n^2 - n + 2 dichotomies.
 
-    If both labels occur, the two convex hulls have two inner common tangents; along one of them, with the positive
-    points on its left, the positive contact comes first. So every such dichotomy is one ordered pair (tail, head) of
-    distinct points, and in general position exactly one. Orientations are exact (adaptive rational arithmetic), so
+    If both labels occur, the two convex hulls have two inner common tangents. Along one of them, with the positive
+    points on its left, the positive contact point comes first. So every such dichotomy has an ordered pair (tail, head)
+    of distinct points, and in general position exactly one. Orientations are exact (adaptive rational arithmetic), so
     collinear and repeated points need no perturbation. Enumeration is O(n^3). A hypothesis is a bool or a HalfPlane.
     """
 
@@ -233,16 +221,16 @@ class HalfPlanes(HypothesisClass):
         return np.full(len(x), bool(hypothesis))
 
 
-# Shewchuk (1997): a 2x2 determinant of differences is off by at most this times the sum of its absolute products.
+# Shewchuk (1997): largest error of a 2x2 determinant of differences, relative to the sum of its absolute products.
 _RELATIVE_ERROR = (3 + 16 * 2**-53) * 2**-53
-# Smaller products may have been rounded to subnormals, where the relative bound does not hold.
+# The relative bound does not hold for smaller products, which may have been rounded to subnormals.
 _MIN_RELIABLE_PRODUCT = 1e-280
 
 
 def compute_orientation(tail: Floats, heads_H: Floats, points_P: Floats) -> Ints:
     """Compute the sign of (head - tail) x (point - tail), int [H, P]: 1 left of tail -> head, 0 on the line.
 
-    The sign is exact: it is computed by floats where they decide, and by rationals where they do not.
+    The sign is exact: rational arithmetic computes it wherever floating-point arithmetic cannot decide it.
     """
     head_offset, point_offset = heads_H - tail, points_P - tail
     left_product = np.multiply.outer(head_offset[:, 0], point_offset[:, 1])
@@ -265,12 +253,9 @@ def _compute_exact_orientation(tail: Floats, head: Floats, point: Floats) -> int
 
 
 def is_on_positive_side(tail: Floats, heads_H: Floats, points_P: Floats) -> Bools:
-    """Tell which points are strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P].
-
-    Heads differ from the tail.
-    """
+    """Compute which points are strictly left of tail -> head, or on the line and not beyond the tail, bool [H, P]."""
     sign = compute_orientation(tail, heads_H, points_P)
-    # On the line, order is that of any coordinate in which tail and head differ; comparing floats is exact.
+    # Any coordinate in which tail and head differ orders the points on the line, and comparing floats is exact.
     axis = (heads_H[:, 0] == tail[0]).astype(np.int64)
     is_forward = heads_H[np.arange(len(heads_H)), axis] > tail[axis]
     coordinate_HP, start_H1 = points_P.T[axis], tail[axis][:, None]

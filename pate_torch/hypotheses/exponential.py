@@ -1,4 +1,4 @@
-"""The exponential mechanism: over listed hypotheses, over the labelings of public points, and over a ball."""
+"""The exponential mechanism over listed hypotheses, over the dichotomies of public points, and over a ball."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.hypotheses.classes import HypothesisClass, count_errors
+from pate_torch.hypotheses.classes import HypothesisClass
 from pate_torch.hypotheses.sample import (
     Floats,
     Sample,
@@ -31,10 +31,10 @@ from pate_torch.privacy.budget import NoiseProvider
 from pate_torch.privacy.noise import NoiseSource
 
 VACUOUS_ALPHA = 0.5
-"""An excess error that every guess attains: a theorem that promises no less promises nothing."""
+"""An excess error that every hypothesis attains, so that a promise of it says nothing."""
 
 MIN_ACCEPTANCE_RATE = 1e-4
-"""``run_logistic_exponential`` refuses parameters at which a proposal may be accepted more seldom."""
+"""Smallest acceptance rate of proposals that ``run_logistic_exponential`` allows."""
 
 _CPU = torch.device("cpu")
 
@@ -44,9 +44,9 @@ class ChosenHypothesis:
     """A privately chosen hypothesis.
 
     Attributes:
-        hypothesis: The hypothesis; for logistic regression its parameters, float64 [D].
-        index: Its place among the candidates; -1 if there are no listed candidates.
-        events: The privacy events of the choice.
+        hypothesis: Hypothesis of the class, or the parameters of a logistic regression, float64 [D].
+        index: Index of the hypothesis in the list of candidates, or -1 if there is no list.
+        events: Privacy events of the choice.
     """
 
     hypothesis: Any
@@ -58,7 +58,7 @@ class ChosenHypothesis:
 
 
 def compute_finite_size(num_hypotheses: int, *, epsilon: float, alpha: float) -> float:
-    """Compute the smallest n with E[empirical error] <= min + alpha: 2 ln M/(epsilon alpha) (DF20 Lemma 4)."""
+    """Compute the smallest n with E[empirical error] <= min + alpha, 2 ln M/(epsilon alpha) (DF20 Lemma 4)."""
     return 2 * math.log(num_hypotheses) / (epsilon * alpha)
 
 
@@ -74,10 +74,10 @@ def run_exponential_mechanism(
     """Choose among public ``candidates`` by their errors on the private sample: P(h) ~ exp(-epsilon errors(h)/2).
 
     The function warns (``BelowGuaranteeWarning``) if n is below ``compute_finite_size`` for the excess empirical error
-    ``alpha``. A single candidate is returned free of charge.
+    ``alpha``. A single candidate is free of charge.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public; error counts have sensitivity 1.
-        (WLF16 prints 2/n for mean losses in [0, 1], which would only spend half the budget.)
+        (WLF16 prints 2/n for mean losses in [0, 1], which would spend half the budget only.)
     Source: DF20 section 2; WLF16 Algorithm 1 with the 0-1 loss; bounded range: Cesar & Rogers 2021.
     """
     checks.between("alpha", alpha, 0, 1, exclusive=True)
@@ -92,7 +92,7 @@ def run_exponential_mechanism(
 def _choose(
     hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample, epsilon: float, budget: NoiseProvider
 ) -> ChosenHypothesis:
-    errors = count_errors(hypotheses, candidates, sample.x, sample.y)
+    errors = hypotheses.count_errors(candidates, sample.x, sample.y)
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
@@ -101,11 +101,11 @@ def _choose(
     return ChosenHypothesis(candidates[index], index, events)
 
 
-# ---- Labelings of public points (SSPP) -------------------------------------------------------------------------------
+# ---- Dichotomies of public points (SSPP) -----------------------------------------------------------------------------
 
 
 def compute_sspp_public_size(vc_dimension: int, *, alpha: float, beta: float) -> int:
-    """Compute how many public points give a cover within alpha/4, except with probability beta/3."""
+    """Compute how many public points give a cover within alpha/4 with probability 1 - beta/3."""
     return compute_net_size(alpha / 4, beta / 3, vc_dimension)
 
 
@@ -114,16 +114,9 @@ def compute_sspp_private_size(
 ) -> int:
     """Compute the smallest n for excess error alpha with probability 1 - beta.
 
-    The cover that the public points give costs alpha/4, the exponential mechanism on it alpha/4
-    (2 (ln M + ln(3/beta))/(epsilon n) with M <= sum_{i<=d} C(m, i)), and uniform convergence 2 alpha/4.
-
-    Args:
-        vc_dimension: VC dimension d.
-        epsilon: Price of the choice (bounded range).
-        alpha: Excess error.
-        beta: Failure probability.
-        num_public: Number m of public points, if there are more than ``compute_sspp_public_size``: more points make a
-            larger cover to choose from.
+    The cover by the public points adds alpha/4 to the error, the exponential mechanism alpha/4
+    (2 (ln M + ln(3/beta))/(epsilon n) with M <= sum_{i<=d} C(m, i)), and uniform convergence 2 alpha/4. The number m of
+    public points is ``num_public`` if it exceeds ``compute_sspp_public_size``, because more points make a larger cover.
 
     Source: NB20 appendix B.2 (after Alon, Bassily & Moran 2019), with explicit constants.
     """
@@ -143,20 +136,11 @@ def run_sspp(
     alpha: float = 0.5,
     beta: float = 0.5,
 ) -> ChosenHypothesis:
-    """Choose a hypothesis among one per dichotomy of the *public* points by its errors on the sample.
+    """Choose among one hypothesis for each dichotomy of the *public* points by the errors on the sample.
 
-    If the class labels the public points in one way only, that hypothesis is returned free of charge. The function
-    warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess error alpha with probability
-    1 - beta.
-
-    Args:
-        hypotheses: The class.
-        sample: PRIVATE.
-        public_x: Unlabeled points, float64 [m, D], independent of the sample.
-        epsilon: Price of the choice (bounded range).
-        budget: The account that pays and gives the noise.
-        alpha: Excess error of the warning.
-        beta: Failure probability of the warning.
+    The points [m, D] must be independent of the sample. If the class has a single dichotomy of them, its hypothesis is
+    free of charge. The function warns below ``compute_sspp_private_size`` and ``compute_sspp_public_size`` for excess
+    error alpha with probability 1 - beta.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one; error counts have sensitivity 1.
     Source: NB20 Algorithm 7.
@@ -183,18 +167,18 @@ def compute_convex_size(dimension: int, *, epsilon: float, alpha: float, loss_ra
     """Compute the smallest n with E[mean loss + g] <= min + alpha under the target law: 2 D range/(epsilon alpha).
 
     For F >= 0 convex with F(0) = 0 over a convex body, let Z(r) be the integral of exp(-r F) in D dimensions. Shrinking
-    the body by s >= 1 gives Z(r) >= s^-D Z(r/s), so r^D Z(r) does not fall, and E[F] = -d ln Z/dr <= D/r; here
-    r = epsilon n/(2 range). (WLF16 Theorem 17 by its sublevel sets has 9 (D + 2) ln n and more in the place of 2 D.)
+    the body by s >= 1 gives Z(r) >= s^-D Z(r/s), so r^D Z(r) does not decrease, and E[F] = -d ln Z/dr <= D/r; here
+    r = epsilon n/(2 range). (WLF16 Theorem 17, by sublevel sets, has at least 9 (D + 2) ln n instead of 2 D.)
     """
     return 2 * dimension * loss_range / (epsilon * alpha)
 
 
 def compute_min_acceptance(radius: float, ridge: float) -> float:
-    """Compute a lower bound on the share of accepted proposals inside the ball: exp(-(1/4 - k)/(2 ridge)).
+    """Compute a lower bound on the acceptance rate of proposals inside the ball, exp(-(1/4 - k)/(2 ridge)).
 
-    Here k = s'(R), s the logistic function: over the ball the loss has a Hessian between k S and S/4, S = X'X/n, whose
-    eigenvalues s_i add up to 1 at most. Proposals have the precision of the lower one, so the share is at least
-    prod_i sqrt((ridge + k s_i)/(ridge + s_i/4)).
+    Here k = s'(R), s the logistic function. Over the ball, the Hessian of the loss lies between k S and S/4, S = X'X/n,
+    whose eigenvalues s_i have a sum of 1 at most. Proposals have the precision of the lower bound, so the rate is at
+    least prod_i sqrt((ridge + k s_i)/(ridge + s_i/4)).
     """
     return math.exp(-(0.25 - _compute_min_curvature(radius)) / (2 * ridge))
 
@@ -208,32 +192,27 @@ def run_logistic_exponential(
 ) -> ChosenHypothesis:
     """Draw theta in the ball with density ~ exp(-epsilon n J(theta)/(2 R)), J = mean log-loss + ridge |theta|^2/2.
 
-    Records that are longer than 1 are scaled to length 1. The function warns below ``compute_convex_size``.
-
-    Args:
-        sample: PRIVATE, [n, D]; an intercept is a feature of its own.
-        radius: Radius R of the ball of parameters; the loss lies within an interval of that length over the ball.
-        ridge: Weight of the penalty, public.
-        epsilon: Price of the draw (bounded range).
-        budget: The account that pays and gives the noise.
-        alpha: Excess mean loss of the warning.
+    The ball has the radius R, so the loss of a record has a range of R over it. The features include the intercept.
+    Records with a norm above 1 are scaled to norm 1. The function warns below ``compute_convex_size`` for ``alpha``.
 
     Guarantee: BoundedRange(epsilon), hence epsilon-DP. Replace-one, n public. The draw is exact (in real numbers).
-        Let P be the least Hessian of J over the ball, g its gradient at some t0 in it, s = t - t0, and l >= 0. For t in
-        the ball -t0 s >= |s|^2/2 - (R^2 - |t0|^2)/2, so J(t) >= J(t0) - l (R^2 - |t0|^2)/2 + (g + l t0) s +
-        s'(P + l) s/2. A normal draw of that precision, accepted with the ratio of both sides, has the density. t0 and l
-        (the minimum and its multiplier) only set how often it is accepted, and how often is not released.
+        Let P be a lower bound on the Hessian of J over the ball, g the gradient at some t0 in the ball, s = t - t0,
+        and l >= 0. For t in the ball, -t0 s >= |s|^2/2 - (R^2 - |t0|^2)/2, so J(t) >= J(t0) - l (R^2 - |t0|^2)/2 +
+        (g + l t0) s + s'(P + l) s/2. A normal draw of precision P + l that is accepted with the ratio of both sides has
+        the density. t0 and l (the minimum and its multiplier) change only the acceptance rate, which is not released.
     Source: WLF16 Algorithm 1 and Proposition 19, without its Markov chain.
     """
     for key, value in (("epsilon", epsilon), ("radius", radius), ("ridge", ridge), ("alpha", alpha)):
         checks.positive(key, value)
     if (acceptance_rate := compute_min_acceptance(radius, ridge)) < MIN_ACCEPTANCE_RATE:
         fix = f"Take ridge >= {0.25 / (2 * math.log(1 / MIN_ACCEPTANCE_RATE)):.2g}."
-        raise checks.error("ridge", ridge, f"may accept one proposal in {1 / acceptance_rate:,.0f} only", fix)
+        raise checks.error(
+            "ridge", ridge, f"may reject {1 / acceptance_rate:,.0f} proposals before one is accepted", fix
+        )
     dimension = sample.x.shape[1]
     if sample.n < (law_min_n := 2 * dimension / (epsilon * ridge * radius)):
         fix = f"Take n >= {math.ceil(law_min_n):,}, fewer features, or a larger ridge."
-        raise checks.error("sample.n", sample.n, "makes a law so wide that the ball holds almost nothing of it", fix)
+        raise checks.error("sample.n", sample.n, "is so small that almost all proposals lie outside of the ball", fix)
     min_n = compute_convex_size(dimension, epsilon=epsilon, alpha=alpha, loss_range=radius)
     warn_below_guarantee("convex exponential mechanism", sample.n, [(f"excess mean loss {alpha:g}", min_n)])
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
@@ -243,7 +222,7 @@ def run_logistic_exponential(
 
 
 def clip_rows(x: Floats) -> Floats:
-    """Scale every row that is longer than 1 to length 1, each by itself."""
+    """Scale every row with a norm above 1 to norm 1."""
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
 
 
@@ -276,12 +255,12 @@ def _draw_parameters(sample: Sample, radius: float, ridge: float, rate: float, n
 def _minimize_in_ball(
     objective: Callable[[Floats, float], tuple[float, Floats]], dimension: int, radius: float
 ) -> tuple[Floats, float]:
-    """Find a point near the minimum of J in the ball, and the multiplier at which J has that minimum without a ball."""
+    """Minimize J in the ball approximately. Return the point, and the multiplier of the constraint."""
 
     def minimize_objective(extra_ridge: float) -> Floats:
         return minimize(objective, np.zeros(dimension), (extra_ridge,), jac=True, method="L-BFGS-B").x
 
-    low, high = 0.0, 1 / radius  # as the loss has a gradient of at most 1, the minimum's length is below 1/extra_ridge
+    low, high = 0.0, 1 / radius  # the gradient of the loss has norm 1 at most, so the minimum's is below 1/extra_ridge
     interior = minimize_objective(low)
     if np.linalg.norm(interior) <= radius:
         return interior, 0.0

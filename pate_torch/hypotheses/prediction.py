@@ -1,4 +1,4 @@
-"""Private prediction, one query at a time, by a stable predictor whose answer is flipped at random (DF20)."""
+"""Private prediction of one query at a time by a stable predictor with random flips (DF20)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from pate_torch.accounting.events import PrivacyEvent, PureDPEvent
 from pate_torch.core import checks
-from pate_torch.hypotheses.classes import HypothesisClass, count_errors
+from pate_torch.hypotheses.classes import HypothesisClass
 from pate_torch.hypotheses.sample import (
     Bools,
     Floats,
@@ -33,35 +33,28 @@ class Predictions:
     """Private predictions and their price.
 
     Attributes:
-        label_Q: Labels, bool [Q], each drawn afresh.
+        label_Q: Labels, bool [Q], drawn independently.
         events: Privacy events of all predictions together.
-        epsilon: Epsilon of one prediction.
     """
 
     label_Q: Bools
     events: tuple[PrivacyEvent, ...]
-    epsilon: float
 
 
 def compute_stability(gamma: float, share: float, constants: str = "paper") -> float:
-    """Compute the uniform stability: how much one replaced record can move P(answer = 1) of the stable predictor.
+    """Compute the uniform stability, which bounds the change of P(answer = 1) when one record is replaced.
 
     "paper": 3 gamma (DF20 Lemma 7). "sharp": share + (1 - share) tanh(gamma/4). A record is in the subset with
-    probability ``share``; else the candidates stay, and the exponential mechanism, of bounded range gamma, moves the
-    log-odds of any event by at most gamma, hence its probability by at most sigma(gamma/2) - sigma(-gamma/2). (From
-    gamma-DP alone one gets tanh(gamma/2).) For share = gamma the stability is below 1.25 gamma.
-
-    Args:
-        gamma: Parameter of the predictor.
-        share: Share n'/n of the records in the subset, at most gamma.
-        constants: "paper" or "sharp".
+    probability ``share``. Otherwise the candidates stay, and the exponential mechanism, of bounded range gamma, changes
+    the log-odds of any event by at most gamma, hence its probability by at most sigma(gamma/2) - sigma(-gamma/2).
+    (gamma-DP alone gives tanh(gamma/2).) For share = gamma, the stability is below 1.25 gamma.
     """
     checks.one_of("constants", constants, ("paper", "sharp"))
     return 3 * gamma if constants == "paper" else share + (1 - share) * math.tanh(gamma / 4)
 
 
 def compute_stable_predictor_size(vc_dimension: int, *, gamma: float, alpha: float) -> int:
-    """Compute the smallest n for empirical excess error 3 alpha of the stable predictor.
+    """Compute the smallest n for an empirical excess error of 3 alpha of the stable predictor.
 
     The conditions are n' >= N_net(alpha, alpha), n >= n'/gamma and n >= 2 ln tau(n')/(gamma alpha).
 
@@ -73,9 +66,9 @@ def compute_stable_predictor_size(vc_dimension: int, *, gamma: float, alpha: flo
 
 
 def compute_flipping_gamma(epsilon: float, alpha: float, constants: str = "paper") -> float:
-    """Compute the gamma at which flipping with probability alpha gives epsilon-private prediction.
+    """Compute the gamma at which flips with probability alpha give epsilon-private prediction.
 
-    Flipping makes each answer's probability (1 - 2 alpha) p + alpha >= alpha, so a stability s gives the ratio
+    A flip makes the probability of each answer (1 - 2 alpha) p + alpha >= alpha, so a stability s gives a ratio of
     1 + (1 - 2 alpha) s / alpha at most. "paper": s <= epsilon alpha / 2 with s = 3 gamma, so gamma = epsilon alpha / 6.
     "sharp": s <= alpha (e^epsilon - 1)/(1 - 2 alpha) with the sharp ``compute_stability`` at share = gamma.
     """
@@ -101,56 +94,47 @@ def run_private_prediction(
     subset_size: int | None = None,
     constants: str = "paper",
 ) -> Predictions:
-    """Predict h(x), h drawn from a random subset's dichotomies by its errors on the whole sample; flip the answer.
+    """Predict h(x), h drawn from the dichotomies of a random subset by its errors on the whole sample, and flip it.
 
-    Each query gets a fresh subset and a fresh draw (the stable predictor at ``compute_flipping_gamma``); its answer is
-    flipped with probability alpha. The function warns below ``compute_stable_predictor_size``, the net, and the n of
-    uniform convergence.
+    Each query gets another subset and another draw (the stable predictor at ``compute_flipping_gamma``), and its answer
+    is flipped with probability alpha. The function warns if n is below ``compute_stable_predictor_size`` or the size
+    for uniform convergence, or if the subset is no net.
 
     Args:
-        hypotheses: The class.
-        sample: PRIVATE.
+        hypotheses: Hypothesis class.
+        sample: PRIVATE. Records.
         x_Q: Queries, float64 [Q, D].
         epsilon: Epsilon of one prediction.
-        alpha: Excess error, and the probability of a flip.
-        budget: The account that pays and gives the noise.
-        subset_size: Number n' <= gamma n of records in a subset; None for the smaller of gamma n and
-            ``compute_net_size(alpha, alpha, d)``.
+        alpha: Excess error, and probability of a flip.
+        budget: Account that pays, and source of the noise.
+        subset_size: Number n' <= gamma n of records in a subset. None for the smaller of gamma n and the net's size.
         constants: "paper" or "sharp".
 
-    Guarantee: epsilon-DP per prediction, pure; len(x_Q) predictions are charged. Replace-one. The stable predictor is
-        ``compute_stability``-uniformly stable (DF20 Theorem 1 and Lemma 7, gamma being the internal parameter there).
+    Guarantee: pure epsilon-DP for each prediction; len(x_Q) predictions are charged. Replace-one. The stable predictor
+        is ``compute_stability``-uniformly stable (DF20 Theorem 1 and Lemma 7, where gamma is the internal parameter).
     Source: DF20 Corollary 1, which needs an *achieved* stability of epsilon alpha / 2; hence gamma = epsilon alpha / 6.
     """
     checks.positive("epsilon", epsilon)
-    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At 1/2 the answer is a coin.")
+    checks.between("alpha", alpha, 0, 0.5, exclusive=True, fix="At 1/2 an answer is pure chance.")
     x_Q = check_points("x_Q", x_Q)
     gamma = compute_flipping_gamma(epsilon, alpha, constants)
     checks.between("gamma", gamma, 0, 1, exclusive=True, fix="Take a smaller epsilon or alpha.")
     max_size, d = math.floor(gamma * sample.n * (1 + 1e-12)), hypotheses.vc_dimension
     if max_size < 1:
         fix = f"At gamma={gamma:.3g} take n >= {math.ceil(1 / gamma):,}."
-        raise checks.error("sample.n", sample.n, "the subset of at most gamma n records is empty", fix)
+        raise checks.error("sample.n", sample.n, "makes the subset of at most gamma n records empty", fix)
     net_size = compute_net_size(alpha, alpha, d)
-    if subset_size is None:
-        subset_size = min(max_size, net_size)
+    subset_size = min(max_size, net_size) if subset_size is None else subset_size
     checks.integer("subset", subset_size, low=1, high=max_size, fix="Stability needs subset <= gamma n.")
     min_n = compute_stable_predictor_size(d, gamma=gamma, alpha=alpha)
-    uniform_n = compute_uniform_size(alpha, 0.1, d)
-    warn_below_guarantee(
-        "private prediction",
-        sample.n,
-        [
-            (f"empirical excess error {4 * alpha:g}", min_n),
-            (f"excess error {6 * alpha:g} with probability 0.9", uniform_n),
-        ],
-        [("subset", subset_size, net_size)],
-    )
+    promises = [(f"empirical excess error {4 * alpha:g}", min_n)]
+    promises += [(f"excess error {6 * alpha:g} with probability 0.9", compute_uniform_size(alpha, 0.1, d))]
+    warn_below_guarantee("private prediction", sample.n, promises, [("subset", subset_size, net_size)])
     events: tuple[PrivacyEvent, ...] = (PureDPEvent(epsilon=epsilon, count=len(x_Q)),)
     with charge_events(budget, events, "private prediction") as spending:
         label_Q = _draw_stable_labels(hypotheses, sample, x_Q, gamma, subset_size, spending.noise)
         label_Q ^= spending.noise.draw_uniform((len(x_Q),), torch.device("cpu")).numpy() < alpha
-    return Predictions(label_Q, events, epsilon)
+    return Predictions(label_Q, events)
 
 
 def _draw_stable_labels(
@@ -160,6 +144,6 @@ def _draw_stable_labels(
     for q, x in enumerate(x_Q):
         index = draw_without_replacement(sample.n, subset_size, noise)
         candidates = hypotheses.enumerate_representatives(sample.x[index])
-        errors = count_errors(hypotheses, candidates, sample.x, sample.y)
+        errors = hypotheses.count_errors(candidates, sample.x, sample.y)
         label_Q[q] = hypotheses.predict(candidates[draw_gumbel_max(-errors, gamma / 2, noise)], x[None])[0]
     return label_Q

@@ -1,4 +1,4 @@
-"""Learning by an algorithm on a hypothesis class, as a private method, and the hypothesis as a student."""
+"""The private method that learns a hypothesis, and the students that predict by it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from pate_torch.students.base import Student
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisMethod(PrivateMethod):
-    """An algorithm on a hypothesis class, whose hypothesis is released. Neighbors differ in one replaced record.
+    """An algorithm whose hypothesis is released. Neighbors differ in one replaced record.
 
     Attributes:
         algorithm_name: Name of the algorithm in ``algorithms.ALGORITHMS``.
         options: Options of the algorithm.
         seed: Seed of the order of the records.
-        below_guarantee: Whether to go on if the theorem promises no accuracy for so few records.
-        planned_events: The price; None before ``complete`` has computed it.
+        below_guarantee: Whether to continue if the theorem promises no accuracy for so few records.
+        planned_events: Price of the release. None before ``complete`` has computed it.
     """
 
     purpose: ClassVar[str] = PURPOSE_HYPOTHESIS
@@ -60,7 +60,7 @@ class HypothesisMethod(PrivateMethod):
 
     @property
     def algorithm(self) -> Algorithm:
-        """The algorithm of that name."""
+        """Algorithm of that name."""
         return ALGORITHMS[self.algorithm_name]
 
     @property
@@ -76,10 +76,10 @@ class HypothesisMethod(PrivateMethod):
         return "torch"
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> HypothesisMethod:
-        """Add the price to the method; it follows from the public number of records, not from their values.
+        """Add the price to the method. It depends on the public number of records, and not on their values.
 
         Raises:
-            ValueError: An option cannot work, or the theorem promises nothing for so few records.
+            ValueError: An option is impossible, or the theorem promises nothing for so few records.
         """
         facts.check_adjacency()
         events: list[PrivacyEvent] = []
@@ -90,18 +90,18 @@ class HypothesisMethod(PrivateMethod):
         messages = [str(w.message) for w in caught_warnings if issubclass(w.category, BelowGuaranteeWarning)]
         shortfalls = list(dict.fromkeys(messages))
         if shortfalls and not self.below_guarantee:
-            fix = "Bring more records, ask for less (--alpha, --beta), or go on without that promise "
-            raise ValueError(f"{' '.join(shortfalls)} {fix}(--below-guarantee).")
+            fix = "Use more records, raise --alpha or --beta, or continue without a promise by --below-guarantee."
+            raise ValueError(f"{' '.join(shortfalls)} {fix}")
         for message in shortfalls:
             stages.print_message(message)
         return replace(self, planned_events=tuple(events))
 
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError if one unit's change could move other records; ``complete`` refuses everything else."""
+        """Raise ValueError if a change of one unit could move other records. ``complete`` checks everything else."""
         facts.check_adjacency()
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        assert self.planned_events is not None, "complete comes first"
+        assert self.planned_events is not None, "call complete first"
         return self.planned_events
 
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
@@ -113,18 +113,18 @@ class HypothesisMethod(PrivateMethod):
         }
 
     def prepare(self, inputs: MethodInputs) -> PreparedHypothesis:
-        """PRIVATE. Make the problems that the records pose."""
+        """PRIVATE. Make the problems of the records."""
         return PreparedHypothesis(self, inputs, make_problems(inputs.records, inputs.facts, self.options, self.seed))
 
 
 @dataclass(eq=False, repr=False)
 class PreparedHypothesis(PreparedMethod):
-    """PRIVATE. An algorithm with the problems that it is to solve.
+    """PRIVATE. An algorithm and its problems.
 
     Attributes:
-        method: The algorithm and its options.
-        inputs: The inputs that the session gave.
-        parts: PRIVATE. One problem, or one of each class against the rest.
+        method: Algorithm and options.
+        inputs: Inputs from the session.
+        parts: PRIVATE. One problem, or one problem for each class against the rest.
     """
 
     method: HypothesisMethod
@@ -132,7 +132,7 @@ class PreparedHypothesis(PreparedMethod):
     parts: list[Problem]
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
-        """Solve every problem with noise that was paid for, and make one student of the hypotheses."""
+        """Solve every problem, and make one student of the hypotheses."""
         algorithm, hypotheses = self.method.algorithm, []
         noise = _SharedReservation(self.method.noise, spending)
         progress = self.inputs.stages(f"Learning by {self.method.algorithm_name}")
@@ -146,31 +146,31 @@ class PreparedHypothesis(PreparedMethod):
 
 
 def _make_placeholders(facts: DatasetFacts) -> PrivateRecords:
-    # As many records as there are, which is public under replace_one, all alike: a price follows from nothing else.
+    # The number of records is public under replace_one, and the price depends on nothing else.
     assert facts.num_units is not None
     x = torch.zeros(facts.num_units, *facts.spec.input_shape)
     return PrivateRecords(x, torch.zeros(len(x), dtype=torch.int64), make_position_ids(len(x)), facts.unit)
 
 
 class _SharedReservation:
-    """A noise provider for several parts of a release that one reservation pays for."""
+    """A noise provider for several parts of a release that share one reservation."""
 
     def __init__(self, kind: str, spending: Spending) -> None:
         self.kind, self.spending = kind, spending
         self._remaining_events = list(spending.reserved_events)
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Refuse a value under another adjacency than the account's."""
+        """Raise ValueError if the account has another adjacency."""
         self.spending.check_adjacency(sensitivity)
 
     @contextmanager
     def spend(
         self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_HYPOTHESIS
     ) -> Iterator[Spending]:
-        """Give the reservation's spending; a part that records no cost has incurred these events.
+        """Yield the spending of the reservation. A part that records no cost has incurred these events.
 
         Raises:
-            ValueError: An event was not reserved; nothing has been drawn.
+            ValueError: An event was not reserved. Nothing has been drawn.
         """
         for event in events:
             self._remaining_events.remove(event)
@@ -184,13 +184,13 @@ class _SharedReservation:
 
 
 def make_rule_student(facts: DatasetFacts, hypotheses: Sequence[Any]) -> Student:
-    """Make the student that predicts as the hypotheses do: one for the second of two classes, or one for each class.
+    """Make the student of one hypothesis for the second of two classes, or of one hypothesis for each class.
 
-    Among several hypotheses that say yes, the one that says yes of the fewest public points decides; if none says yes,
-    the one that says yes of the most.
+    If several hypotheses are positive on a point, the one that is positive on the fewest public points decides. If none
+    is positive, the one that is positive on the most public points decides.
     """
     spec = facts.spec
-    # Cuts are of raw features: normalized ones would be rounded.
+    # Thresholds apply to raw features, because normalized features would be rounded.
     spec = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
     half_planes = any(isinstance(hypothesis, bool | HalfPlane) for hypothesis in hypotheses)
     network = networks.describe("half_plane_rules" if half_planes else "axis_rules", spec.input_shape, spec.num_classes)
@@ -222,7 +222,7 @@ def _make_half_plane(hypothesis: bool | HalfPlane) -> dict[str, Any]:
 
 
 def make_logistic_student(facts: DatasetFacts, parameters: Sequence[Any]) -> Student:
-    """Make the linear model with these parameters of the scaled features and the intercept."""
+    """Make the linear model with these parameters for each problem, of the scaled features and the intercept."""
     spec = facts.spec
     network = networks.describe("logistic", spec.input_shape, spec.num_classes)
     module = networks.rebuild(network)

@@ -1,4 +1,4 @@
-"""Private samples, what every algorithm does before it draws, and how many records the theorems ask for."""
+"""Private samples, the charge that precedes every draw, and the sample sizes of the theorems."""
 
 from __future__ import annotations
 
@@ -29,27 +29,23 @@ _REPLACE_ONE = Sensitivity(l1=math.inf, l2=math.inf, linf=math.inf, adjacency="r
 
 
 class BelowGuaranteeWarning(UserWarning):
-    """The sample is smaller than the theorem needs: privacy holds, but no accuracy is promised."""
+    """The sample is smaller than the theorem needs. Privacy holds, but no accuracy is promised."""
 
 
 def check_points(name: str, x: Any) -> Floats:
-    """Convert feature rows to float64 [n, D]; a vector becomes one column.
-
-    Raises:
-        ValueError: The rows hold a NaN or an infinity, or have another shape.
-    """
+    """Convert feature rows, or a vector of one feature, to float64 [n, D]. Raise ValueError if they are not finite."""
     rows = np.asarray(x, dtype=np.float64)
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2:
         raise checks.error(f"{name}.shape", rows.shape, "must be [points] or [points, features]")
     if not np.isfinite(rows).all():
-        raise ValueError(f"{name}: every feature must be finite (a NaN has no place in an ordering)")
+        raise ValueError(f"{name}: every feature must be finite, because NaN cannot be ordered")
     return rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sample:
-    """PRIVATE. Labeled records, whose number n is public; a neighbor has one record replaced.
+    """PRIVATE. Labeled records. Their number n is public, and neighbors differ in one replaced record.
 
     Attributes:
         x: Features, float64 [n, D].
@@ -63,14 +59,14 @@ class Sample:
         object.__setattr__(self, "x", check_points("sample.x", self.x))
         y = np.asarray(self.y)
         if y.ndim != 1 or len(y) != len(self.x) or not (y.dtype == np.bool_ or np.isin(y, (0, 1)).all()):
-            raise ValueError(f"sample.y: must be {len(self.x)} labels, each 0 or 1 (map -1/+1 to 0/1 first)")
+            raise ValueError(f"sample.y: must be {len(self.x)} labels, each 0 or 1. Convert -1 to 0.")
         if len(y) == 0:
             raise ValueError("sample: must hold at least one record")
         object.__setattr__(self, "y", y.astype(bool))
 
     @property
     def n(self) -> int:
-        """The number of records."""
+        """Number of records."""
         return len(self.y)
 
     def select(self, index: Ints | slice) -> Sample:
@@ -82,7 +78,7 @@ class Sample:
 
 
 def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
-    """Draw a uniform subset of 0..n-1 from the noise source: amplification by sampling needs the subset kept secret."""
+    """Draw a uniform subset of 0..n-1 from the noise source, because amplification needs the subset to be secret."""
     key = noise.draw_uniform((n,), torch.device("cpu")).numpy()
     return np.argpartition(key, size - 1)[:size].astype(np.int64) if size < n else np.arange(n, dtype=np.int64)
 
@@ -90,15 +86,17 @@ def draw_without_replacement(n: int, size: int, noise: NoiseSource) -> Ints:
 def charge_events(
     budget: NoiseProvider, events: tuple[PrivacyEvent, ...], algorithm: str
 ) -> AbstractContextManager[Any]:
-    """Reserve the events; every algorithm draws its noise within this context.
+    """Reserve the events. Every algorithm draws its noise within this context.
 
     Raises:
         ValueError: The account has another adjacency than replace_one, or discrete noise.
     """
     budget.check_adjacency(_REPLACE_ONE)
     if budget.kind == "discrete":
-        fix = "Use an account whose noise is torch."
-        raise checks.error("noise", budget.kind, f"{algorithm} is drawn in floating point", fix)
+        fix = "Use an account with noise=torch."
+        raise checks.error(
+            "noise", budget.kind, f"must be torch for {algorithm}, which is drawn in floating point", fix
+        )
     return budget.spend(events, mechanism=algorithm, purpose=PURPOSE_HYPOTHESIS)
 
 
@@ -108,13 +106,10 @@ def warn_below_guarantee(
     sample_conditions: Iterable[tuple[str, float]],
     other_conditions: Iterable[tuple[str, int, float]] = (),
 ) -> None:
-    """Warn of every condition of a theorem that the sample does not meet.
+    """Warn of every condition of a theorem that does not hold.
 
-    Args:
-        algorithm: Name of the algorithm.
-        n: Number of records.
-        sample_conditions: Pairs of a promise and the smallest n for it.
-        other_conditions: Triples of a quantity other than n, its value, and the smallest value that the theorem needs.
+    ``sample_conditions`` are pairs of a promise and the smallest n for it. ``other_conditions`` are triples of another
+    quantity, its value, and the smallest value that the theorem needs.
     """
     unmet_conditions = [f"{condition}: n >= {minimum:,.0f}" for condition, minimum in sample_conditions if n < minimum]
     unmet_conditions += [
@@ -124,26 +119,26 @@ def warn_below_guarantee(
     ]
     if unmet_conditions:
         warnings.warn(
-            f"{algorithm}: n = {n:,}: the accuracy guarantee needs more ({'; '.join(unmet_conditions)}). "
-            "Privacy holds; accuracy is not promised.",
+            f"{algorithm}: n = {n:,} is too small for the accuracy guarantee ({'; '.join(unmet_conditions)}). "
+            "Privacy holds, but accuracy is not promised.",
             BelowGuaranteeWarning,
             stacklevel=3,
         )
 
 
-# ---- Sample sizes, with explicit constants where the papers have O(.) ------------------------------------------------
+# ---- Sample sizes, with explicit constants in place of O(.) ----------------------------------------------------------
 
 
 def compute_log_sauer_shelah(n: float, vc_dimension: int) -> float:
-    """Compute ln sum_{i <= d} C(n, i), also where n is too large to count."""
-    # Factor by factor: the difference of two ln n! would lose all its digits from n = 1e15 on.
+    """Compute ln sum_{i <= d} C(n, i)."""
+    # A sum of logarithms of factors: from n = 1e15 on, the difference of two ln n! would lose all its digits.
     j = np.arange(min(int(n), vc_dimension))
     terms = np.cumsum(np.log((float(n) - j) / (j + 1)))
     return float(np.logaddexp.reduce(np.concatenate(([0.0], terms))))
 
 
 def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
-    """Find the smallest integer >= low at which ``holds`` turns from false to true, by doubling and bisection."""
+    """Find the smallest integer >= low with ``holds(integer)`` by doubling and bisection. ``holds`` is monotone."""
     high = low
     while not holds(high):
         low, high = high + 1, 2 * high
@@ -157,7 +152,7 @@ def find_smallest(holds: Callable[[int], bool], low: int = 1) -> int:
 def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: int = 2) -> int:
     """Compute how many points are an eta-net of a class with probability at least 1 - beta.
 
-    An eta-net meets every symmetric difference of measure above eta: m >= 8/eta points miss one with probability at
+    An eta-net meets every symmetric difference of measure above eta. m >= 8/eta points miss one with probability at
     most 2 Pi(2m) 2^(-eta m/2), where the growth function Pi of the differences is at most that of the class to the
     power ``growth_power``. Sampling without replacement only helps (DF20, after Lemma 1).
 
@@ -175,8 +170,8 @@ def compute_net_size(eta: float, beta: float, vc_dimension: int, growth_power: i
 def compute_uniform_size(alpha: float, beta: float, vc_dimension: int, growth_power: int = 1) -> int:
     """Compute how many examples make |empirical - true error| <= alpha for the whole class with probability 1 - beta.
 
-    The failure probability is at most 4 Pi(2m) exp(-alpha^2 m/8). With ``growth_power`` 2 the same holds for how often
-    any two hypotheses disagree (NB20 Claim 3.6).
+    The failure probability is at most 4 Pi(2m) exp(-alpha^2 m/8). With ``growth_power`` 2, the same holds for the
+    disagreement of any two hypotheses (NB20 Claim 3.6).
 
     Source: DF20 Lemma 3, with the constants of Vapnik & Chervonenkis 1971.
     """

@@ -150,7 +150,7 @@ def test_choices_that_cannot_be_are_refused_before_a_charge(change, message, hom
     assert charges(home) == []
 
 
-@pytest.mark.parametrize("given,message", [([], "table=None"), (["dataset=digits"], "no rows of features")])
+@pytest.mark.parametrize("given,message", [([], "table=None"), (["dataset=digits"], "dataset.name='digits'")])
 def test_a_table_is_needed(given, message, home, capsys):
     assert main(["sspp", *given]) == 2 and message in capsys.readouterr().err
     assert not (home / "ledger.sqlite").exists()

@@ -1,4 +1,4 @@
-"""Files that the tests of sources read and do not change."""
+"""Files that the tests of sources share and do not change."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Small files of an owner, of every kind that sources read, and what the tests of sources compare."""
+"""Small files of an owner in every format, and comparisons of what the sources read from them."""
 
 import functools
 from pathlib import Path
@@ -11,7 +11,7 @@ from sklearn.datasets import dump_svmlight_file
 
 from pate_torch.data import image_folder, libsvm, tabular
 
-# The owner of most files here has agreed that a part of them becomes public.
+# In most tests, the owner agrees that a part of the file becomes public.
 Csv, Text, Libsvm = (
     functools.partial(kind, publish_split=True, publish_test=True)
     for kind in (tabular.Csv, tabular.Text, libsvm.Libsvm)
@@ -71,7 +71,7 @@ def write_gallery(folder, count=30, classes=("cat", "dog")):
 
 
 def write_files(folder: Path) -> dict[str, str]:
-    """One file of each kind, and the same under another name."""
+    """Write one file of each format, and the same file under another name."""
     paths = {}
     for name in ("own", "apart"):
         place = folder / name
@@ -85,7 +85,7 @@ def write_files(folder: Path) -> dict[str, str]:
 
 
 def index_by_unit(private):
-    """The private records by the name of their unit, exactly."""
+    """The exact private records by the names of their units."""
     records = {}
     for name, x, y in zip(private.unit_id, private.x, private.y, strict=True):
         records.setdefault(str(name), []).append((x.numpy().tobytes(), int(y)))

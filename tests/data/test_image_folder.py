@@ -1,4 +1,4 @@
-"""Folders of images: read by a fixed list of formats, resized, labeled by folder, and refused clearly."""
+"""Folders of images: read by a fixed list of formats, resized, and labeled by folder; other folders are refused."""
 
 import shutil
 from pathlib import Path
@@ -46,39 +46,36 @@ def test_eight_bit_modes_are_converted(mode, tmp_path):
     assert image_folder.read_image("dataset.path", tmp_path / "odd.png", (3, 8, 8), "bilinear").shape == (3, 8, 8)
 
 
-def write_bomb(path):
-    Image.new("1", (20_000, 20_000)).save(path)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (write_deep_image, r"image mode='I;16'.*odd\.png.*eight bits"),
-        (NOT_AN_IMAGE, r"odd\.png': is not a readable image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", r"odd\.png': is not a readable image"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 60, r"odd\.png': is not a readable image"),
-        (write_bomb, r"odd\.png': is not a readable image .*decompression bomb"),
+        (NOT_AN_IMAGE, "not a readable image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "not a readable image"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 60, "not a readable image"),
+        (b"P4 20000 20000\n", "not a readable image .*decompression bomb"),
     ],
 )
 def test_unreadable_public_images_are_refused(content, message, tmp_path, files):
     """An image is opened by the fixed list of formats only: others would start a program."""
     public = Path(write_gallery(tmp_path / "public", 2))
     content(public / "cat" / "odd.png") if callable(content) else (public / "cat" / "odd.png").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         ImageFolder(path=files["own images"], public_path=str(public)).load()
+    assert "odd.png" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group": "^(q)"}, r"dataset\.group='\^\(q\)'.*does not match"),
+        ({"group": "^(q)"}, r"dataset\.group='\^\(q\)'.*must match"),
         ({"group": "("}, r"dataset\.group='\('.*regular expression"),
         ({"channels": 2}, r"dataset\.channels=2"),
         ({"size": 3}, r"dataset\.size=3"),
         ({"roles": "position"}, r"dataset\.roles='position'.*Use dataset\.roles=hash"),
         ({"path": "cat"}, "no images in class folders"),
         ({"path": "cat/p0_0.png"}, "must be a folder"),
-        ({"classes": ["cat", "eel"]}, r"dataset\.classes=\['cat', 'eel'\].*too short.*dog"),
+        ({"classes": ["cat", "eel"]}, r"dataset\.classes=\['cat', 'eel'\].*lacks.*dog"),
     ],
 )
 def test_image_folders_are_refused_clearly(options, message, files):

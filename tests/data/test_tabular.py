@@ -1,4 +1,4 @@
-"""Tables of an owner: columns, texts and vectors come with their labels and units; what does not fit is refused."""
+"""Tables of an owner: columns, texts and vectors come with their labels and units; other tables are refused."""
 
 import json
 
@@ -13,14 +13,7 @@ from pate_torch.data import tabular
 from pate_torch.data.base import get_categories_origin
 from pate_torch.data.tabular import Embeddings
 from pate_torch.privacy.schema import Column, TableSchema
-from tests.data.owner_files import (
-    CLASSES,
-    Csv,
-    Text,
-    changed_cell,
-    table,
-    write,
-)
+from tests.data.owner_files import CLASSES, Csv, Text, changed_cell, table, write
 
 # ---- columns ---------------------------------------------------------------------------------------------------------
 
@@ -36,9 +29,8 @@ def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
     for name, x, y in zip(data.private.unit_id, data.private.x, data.private.y, strict=True):
         row = row_by_key.loc[name]
         one_hot = [float(row.color == color) for color in ("blue", "green", "red")]
-        assert x.tolist() == pytest.approx(
-            [row.age, row.height, *one_hot, float(not row.flag), float(row.flag)], rel=1e-6
-        )
+        expected = [row.age, row.height, *one_hot, float(not row.flag), float(row.flag)]
+        assert x.tolist() == pytest.approx(expected, rel=1e-6)
         assert CLASSES[y] == row.label
     z = data.spec.normalize(data.pool.x, torch.float64)
     torch.testing.assert_close(z[:, :2].mean(0), torch.zeros(2, dtype=torch.float64), atol=1e-6, rtol=0)
@@ -67,22 +59,17 @@ def test_declared_classes_categories_and_features(tmp_path):
 @pytest.mark.parametrize(
     ("frame", "options", "message"),
     [
-        (table(), {"label": "lable"}, r"dataset\.label='lable': must be one of age, color.*Did you mean 'label'"),
+        (table(), {"label": "lable"}, r"dataset\.label='lable'.*Did you mean 'label'"),
         (table(), {"group": "users"}, r"dataset\.group='users'"),
         (table(), {"id": "kee"}, r"dataset\.id='kee'"),
         (table(), {"ignore": ["nothing"]}, r"dataset\.ignore='nothing'"),
         (table(), {"features": ["label"]}, "leaves no feature column"),
         (table(), {"classes": ["yes"]}, r"dataset\.classes=\['yes'\].*at least two"),
-        (table(), {"classes": ["yes", "perhaps"]}, "is too short.*'no'"),
+        (table(), {"classes": ["yes", "perhaps"]}, r"dataset\.classes=.*lacks.*'no'"),
         (table().assign(label="yes"), {}, r"dataset\.classes=None: must be declared.*\('yes',\)"),
-        (
-            table(),
-            {"max_categories": 2, "ignore": ["user", "key"]},
-            r"3 different public values: is it the unit\? dataset\.group=color\.",
-        ),
-        (table(), {"fractions": [0.998, 0.001, 0.001], "group": "user"}, "has no (public|test) records"),
+        (table(), {"max_categories": 2, "ignore": ["user", "key"]}, r"max_categories=2.*3 .*dataset\.group=color"),
         (changed_cell(table(), "user", 3, ""), {"group": "user"}, r"dataset\.group='list': has missing ids"),
-        (table(), {"separator": "::"}, r"dataset\.separator='::': must be one character"),
+        (table(), {"separator": "::"}, r"dataset\.separator='::'"),
         (table(), {"missing": "keep"}, r"dataset\.missing='keep': must be one of drop, error"),
         *(
             (table().assign(age=value), {"id": "key", "ignore": ["user"]}, r"dataset\.missing='error'.*: age\.")
@@ -96,10 +83,9 @@ def test_tables_are_refused_clearly(frame, options, message, tmp_path):
 
 
 def test_a_public_file_without_a_feature_column_is_refused(tmp_path):
-    paths = {"path": write(table(), tmp_path / "t.csv")}
-    paths["public_path"] = write(table().drop(columns="age"), tmp_path / "u.csv")
+    public = write(table().drop(columns="age"), tmp_path / "u.csv")
     with pytest.raises(ValueError, match=r"dataset\.public_path=.*lacks the feature columns \['age'\]"):
-        Csv(**paths).load()
+        Csv(path=write(table(), tmp_path / "t.csv"), public_path=public).load()
 
 
 @pytest.mark.parametrize(
@@ -185,17 +171,15 @@ def test_a_tab_comes_as_a_shell_passes_it_on(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        ({}, {"column": "subject"}, r"dataset\.column='subject': must be one of body, key, kind, user"),
-        ({}, {"max_bytes": 3}, r"dataset\.max_bytes=3"),
-        ({}, {"empty": "keep"}, r"dataset\.empty='keep': must be one of drop, error"),
-        ({"body": ["", "x"] * 45}, {}, r"dataset\.empty='error': stops at \d+ public records without a text"),
+        ({}, {"column": "subject"}, "column='subject': must be one of body"),
+        ({}, {"max_bytes": 3}, "max_bytes=3"),
+        ({}, {"empty": "keep"}, "empty='keep'"),
+        ({"body": ["", "x"] * 45}, {}, r"empty='error': .* \d+ public records"),
     ],
 )
 def test_texts_are_refused_clearly(tmp_path, changes, options, message):
-    _, path = write_mails(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message) as refused:
-        text(path, **options).load()
-    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=rf"^dataset\.{message}"):
+        text(write_mails(tmp_path, **changes)[1], **options).load()
 
 
 # ---- vectors ---------------------------------------------------------------------------------------------------------
@@ -204,7 +188,7 @@ IDS = [str(i) for i in range(COUNT)]
 
 
 def write_vectors(folder, kind, x, ids=IDS):
-    """Write vectors in a shuffled order; the options of ``Embeddings`` that read them."""
+    """Write vectors in a shuffled order, and return the options of ``Embeddings`` that read them."""
     order = np.random.default_rng(0).permutation(len(ids))
     ids, x = [ids[i] for i in order], x[order]
     file = folder / f"vectors.{kind.split()[0]}"

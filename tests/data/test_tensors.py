@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from pate_torch.data.base import DatasetSource
 from pate_torch.data.tensors import Tensors
 
 
@@ -22,7 +21,7 @@ def tensors(**changes):
 def test_tensors_pass_through_with_the_pools_statistics():
     source = tensors()
     data = source.load()
-    assert isinstance(source, DatasetSource) and "withheld" in repr(source)
+    assert "withheld" in repr(source)
     assert torch.equal(data.private.x, source.x) and data.private.y.dtype == torch.int64
     assert data.spec.mean == pytest.approx(source.pool_x.double().mean(0).tolist())
     assert len(set(data.private.unit_id)) == 20
@@ -38,14 +37,14 @@ def test_tensors_pass_through_with_the_pools_statistics():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": torch.full((20, 4), float("nan"))}, "no integer in 0..2 beside a finite point"),
+        ({"x": torch.full((20, 4), float("nan"))}, "label in 0..2 and a finite point"),
         ({"pool_x": torch.full((20, 4), float("nan"))}, "pool_x.*must be finite"),
         ({"x": torch.zeros(20, 1, 8, 8)}, "uint8 images"),
         ({"pool_x": torch.zeros(5, 3)}, "pool_x"),
         ({"test_x": torch.zeros(0, 4), "test_y": torch.zeros(0).long()}, "test_x.*at least one"),
-        ({"y": torch.arange(20) + 3}, r"no integer in 0\.\.2"),
+        ({"y": torch.arange(20) + 3}, "label in 0..2"),
         ({"y": torch.zeros(19).long()}, "must be integers, one for each point"),
-        ({"y": torch.full((20,), 0.5)}, r"no integer in 0\.\.2"),
+        ({"y": torch.full((20,), 0.5)}, "label in 0..2"),
         ({"unit_id": ["a"]}, "unit_id"),
         ({"class_names": 1}, "class_names=1"),
         ({"mean": [0.0] * 4}, "together with mean"),
