@@ -15,7 +15,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
-from pate_torch.features.base import PointEncoder
+from pate_torch.features.encoder import Encoder
 from pate_torch.features.encoding import EncodingCache
 from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
 
@@ -38,7 +38,7 @@ class EncodedDataset(DatasetSource):
     """
 
     source: DatasetSource
-    encoder: PointEncoder
+    encoder: Encoder
     root: Path
     device: torch.device
 
@@ -87,7 +87,7 @@ class EncodedDataset(DatasetSource):
 
 
 def encode_sides(
-    encoder: PointEncoder,
+    encoder: Encoder,
     points: DataSpec,
     sides: Mapping[str, Tensor],
     *,

@@ -30,26 +30,23 @@ from torch import Tensor, nn
 from pate_torch.core import checks, texts
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.features.base import PointEncoder
+from pate_torch.features import encoding
+from pate_torch.features.base import Device
 from pate_torch.features.batch_invariant import map_batch_invariant
-from pate_torch.features.encoding import (
-    Points,
-    Runtime,
-    Tokens,
-    import_optional,
-    load_weights,
-    make_onnx_runtime,
-    make_static_runtime,
-    make_torch_runtime,
-)
 from pate_torch.networks import remove_head
 from pate_torch.privacy.records import DataSpec, EncoderCard
 
-POOLINGS = ("mean", "first")
+TOKENIZER_FILE = "tokenizer.json"
+_NUM_CHECKED_POINTS = 16
+"""Number of public points that an encoder is tried on."""
+TEXT_SPEC = DataSpec(
+    name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
+)
+"""The specification of texts that belong to no data set."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Encoder(PointEncoder):
+class Encoder:
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:
@@ -101,7 +98,7 @@ class Encoder(PointEncoder):
         checks.integer("features.batch_size", self.batch_size, low=1)
         if self.special_tokens is not None:
             checks.boolean("features.special_tokens", self.special_tokens)
-        checks.one_of("features.pooling", self.pooling, POOLINGS)
+        checks.one_of("features.pooling", self.pooling, ("mean", "first"))
         checks.non_negative("features.cache_gb", self.cache_gb)
         checks.boolean("features.headless", self.headless)
         checks.boolean("features.publish", self.publish)
@@ -144,10 +141,16 @@ class Encoder(PointEncoder):
         return digests
 
     def get_published_files(self) -> dict[str, Path]:
+        """Return the files to publish beside the student, by their names there; none unless the owner agrees."""
         files = self.files.items() if self.publish else ()
         return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
 
     def make_card(self, points: DataSpec) -> EncoderCard:
+        """Make the description of the encoder for a release.
+
+        Raises:
+            ValueError: The encoder cannot take these points.
+        """
         if points.kind == "text" and self.tokenizer is None:
             fix = "Set it to a tokenizer.json."
             raise checks.error("features.tokenizer", None, "must be given: points are texts", fix)
@@ -199,35 +202,28 @@ class Encoder(PointEncoder):
     @staticmethod
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
         """Locate the files of a published encoder, by "weights" and "tokenizer"."""
-        if card.file is not None and card.file != Path(card.file).name:
-            problem = "must be the plain name of a file in the folder of the encoder"
-            raise checks.error("encoder.file", card.file, problem)
         names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
     @property
     def architecture(self) -> str:
-        versions = f"torch {torch.__version__}"
-        return versions if self.module is None else f"{versions} {self.module!r}"
+        """The code that decides the features beside the card's ``identity``, as part of the key of the cache."""
+        module = "" if self.module is None else f" {self.module!r}"
+        return f"torch {torch.__version__}{module}"
 
     def encode(
-        self,
-        x: Any,
-        points: DataSpec | None = None,
-        *,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
-        points = TEXT_SPEC if points is None else points
-        x = self.to_tensor(x, points)
-        runner = self.make_runner(points, device)
+        """Compute features [N, D], float32 on the CPU, of each point by itself, bit for bit."""
+        x, run = self.to_tensor(x, points), self.make_runner(points, device)
 
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
-            return torch.stack([runner(x_B) for x_B in batches]).cpu()  # one copy from a GPU
+            return torch.stack([run(x_B) for x_B in batches]).cpu()  # one copy from a GPU
 
         return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
+        """Convert points, such as texts or the columns of a table, to a tensor."""
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         if points.kind == "text" and not isinstance(x, Tensor):
             if is_table:
@@ -244,26 +240,32 @@ class Encoder(PointEncoder):
             raise checks.error("points", tuple(x.shape), f"must be {points.kind} of shape (N, {expected_shape})")
         return x
 
-    def make_runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from a batch of raw points to features.
+    def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
+        """Make a function from a batch of raw points to features, float32 [B, D], on the encoder's device.
 
         Raises:
             ValueError: The weights do not fit the module, or the encoder cannot take points of this shape.
         """
         card = self.make_card(points)
-        run = self._make_runtime(card, device)
+        compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
+
+        def run(x_B: Tensor) -> Tensor:
+            inputs = preprocess(x_B)
+            return encoding.pool_features(compute(inputs), inputs, pooling)
+
         dtype = torch.uint8 if points.is_image or points.kind == "text" else torch.float32
         blank = torch.zeros(self.batch_size, *points.input_shape, dtype=dtype)
         try:
-            run(preprocess(blank))
+            run(blank)
         except Exception as error:  # a module of the user may raise anything
             reason = " ".join(str(error).split())[:200]
             message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
             raise checks.error("features.name", self.name, message, "Give it points as it was trained on.") from error
-        return lambda x_B: run(preprocess(x_B))
+        return run
 
-    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: Device = "cpu") -> None:
+        """Raise ValueError if the features of one public point depend on another point."""
         # In layers that normalize over a batch, and in quantization by a batch's range, features depend on the other
         # points of the batch; in a module with a state, on earlier points. A sample is tried in two orders, and alone.
         run, size = self.make_runner(points, device), self.batch_size
@@ -288,16 +290,15 @@ class Encoder(PointEncoder):
             if not torch.equal(run(single_x)[slot].cpu(), feature_SD[slot]):
                 raise dependence_error
 
-    def _make_runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
-        if card.kind == "static":
-            return make_static_runtime(self.files["weights"])
-        if card.kind == "onnx":
-            return make_onnx_runtime(self.files["weights"], self.pooling)
+    def _make_runtime(self, device: Device) -> encoding.Runtime:
+        if self.kind != "torch":
+            make = encoding.make_static_runtime if self.kind == "static" else encoding.make_onnx_runtime
+            return make(self.files["weights"])
         module = copy.deepcopy(self.module)
         assert module is not None
         if "weights" in self.files:
-            load_weights(module, self.files["weights"])
-        return make_torch_runtime(remove_head(module) if self.headless else module, self.pooling, device)
+            encoding.load_weights(module, self.files["weights"])
+        return encoding.make_torch_runtime(remove_head(module) if self.headless else module, device)
 
     def _normalize(self, points: DataSpec, x_B: Tensor) -> Tensor:
         if not points.is_image:
@@ -310,9 +311,9 @@ class Encoder(PointEncoder):
             z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # a gray image becomes three equal channels
         return z
 
-    def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
+    def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], encoding.Tokens]:
         path = self.files["tokenizer"]
-        tokenizers = import_optional("tokenizers", "text", "features.tokenizer", str(path))
+        tokenizers = encoding.import_optional("tokenizers", "text", "features.tokenizer", str(path))
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain exceptions
@@ -323,7 +324,7 @@ class Encoder(PointEncoder):
         tokenizer.enable_truncation(self.max_length)
         add_special_tokens = bool(card.options["special_tokens"])
 
-        def tokenize(x_B: Tensor) -> Tokens:
+        def tokenize(x_B: Tensor) -> encoding.Tokens:
             try:
                 decoded_texts = texts.decode_texts(x_B)
                 token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
@@ -334,18 +335,9 @@ class Encoder(PointEncoder):
             length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids in token_ids], dtype=torch.int64)
             count_B = torch.tensor([len(ids) for ids in token_ids])
-            return Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
+            return encoding.Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
 
         return tokenize
-
-
-TOKENIZER_FILE = "tokenizer.json"
-_NUM_CHECKED_POINTS = 16
-"""Number of public points that an encoder is tried on."""
-TEXT_SPEC = DataSpec(
-    name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
-)
-"""The specification of texts that belong to no data set."""
 
 
 def resolve_file(key: str, location: str) -> Path:

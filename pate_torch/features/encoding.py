@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
 from pate_torch.core.run_folders import hold_lock
+from pate_torch.features.base import Device
 
 
 class Tokens(NamedTuple):
@@ -30,10 +31,10 @@ class Tokens(NamedTuple):
 
 Points = Tensor | Tokens
 Runtime = Callable[[Points], Tensor]
-"""Maps a batch of points, or of their tokens, to features, float32 [B, D], on the encoder's device."""
+"""Maps a batch of points, or of their tokens, to the output of the encoder's network, on its device."""
 
 
-def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | str) -> Runtime:
+def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
     """Make the runtime of a torch module, in evaluation mode."""
     module = module.to(device).eval().requires_grad_(False)
 
@@ -42,7 +43,7 @@ def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | s
         inputs = points if isinstance(points, Tokens) else (points,)
         output = module(*(tensor.to(device) for tensor in inputs))
         output = getattr(output, "last_hidden_state", output)  # the output of the models of transformers
-        return _pool_features(output[0] if isinstance(output, tuple | list) else output, points, pooling)
+        return output[0] if isinstance(output, tuple | list) else output
 
     return run
 
@@ -80,7 +81,7 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
 
 
 def make_static_runtime(weights: Path) -> Runtime:
-    """Make the runtime of a safetensors file with a table of token vectors [V, D], which computes their mean.
+    """Make the runtime of a safetensors file with a table of token vectors [V, D].
 
     Raises:
         ValueError: The file holds anything but one table.
@@ -93,12 +94,12 @@ def make_static_runtime(weights: Path) -> Runtime:
 
     def run(points: Points) -> Tensor:
         assert isinstance(points, Tokens)
-        return _pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
+        return table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)]
 
     return run
 
 
-def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
+def make_onnx_runtime(weights: Path) -> Runtime:
     """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU.
 
     Raises:
@@ -117,7 +118,7 @@ def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
 
     def run(points: Points) -> Tensor:
         feed = {onnx_input.name: _make_onnx_input(onnx_input, points) for onnx_input in inputs}
-        return _pool_features(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
+        return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
 
     return run
 
@@ -158,7 +159,6 @@ def check_no_external_data(weights: Path) -> None:
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
-    """The value of an input of an ONNX file, by its name and type."""
     kind = np.float32 if "float" in onnx_input.type else np.int32 if "int32" in onnx_input.type else np.int64
     if not isinstance(points, Tokens):
         value = points
@@ -178,8 +178,8 @@ def import_optional(module: str, extra: str, key: str, value: str) -> Any:
         raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
-def _pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
-    """Features, float32 [B, D]: the mean or the first of tokens' vectors [B, L, D], or the mean of a feature map."""
+def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
+    """Pool the output of a network to float32 [B, D]: the mean or first of token vectors, the mean of a feature map."""
     output = output.float()
     if isinstance(points, Tokens) and output.dim() == 3:
         if pooling == "first":

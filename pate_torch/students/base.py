@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
-from pate_torch.features.base import FeatureRecipe, PointEncoder
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import DataSpec, LinearModel
 
 
@@ -44,12 +45,17 @@ class StudentTask:
     guide: Student | None = None
     model: LinearModel | None = None
 
-    def select(self, index_S: Tensor) -> StudentTask:
-        """The task with these of its answers alone, on the CPU."""
-        posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[index_S]
-        round_S = None if self.round_Q is None else self.round_Q.cpu()[index_S]
-        query_S, label_S = self.query_Q.cpu()[index_S], self.label_Q.cpu()[index_S]
-        return replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=round_S)
+    def split_rounds(self) -> list[StudentTask]:
+        """The task of each round that has answers, with those answers alone, on the CPU."""
+        if self.round_Q is None or len(self.round_Q) == 0:
+            return [self]
+        tasks, round_Q = [], self.round_Q.cpu()
+        for r in round_Q.unique().tolist():
+            asked_Q = round_Q == r
+            posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[asked_Q]
+            query_S, label_S = self.query_Q.cpu()[asked_Q], self.label_Q.cpu()[asked_Q]
+            tasks.append(replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=None))
+        return tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +98,7 @@ class Student:
     module: nn.Module
     spec: DataSpec
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    encoder: PointEncoder | None = None
+    encoder: Encoder | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ class Student:
         return self.spec.class_names
 
     def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
-        """Raw points as a tensor: arrays as they are, tables by the schema, and by the encoder what is not encoded yet.
+        """Convert raw points to a tensor: tables by the schema, and points that are not encoded yet by the encoder.
 
         Args:
             points: uint8 images, feature rows, texts, or a table: a DataFrame or {column: values}.
@@ -137,8 +143,8 @@ class Student:
         device = next(self.module.parameters()).device
         return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
 
-    def with_encoder(self, encoder: PointEncoder) -> Student:
-        """The same student, with the encoder that it needs.
+    def with_encoder(self, encoder: Encoder) -> Student:
+        """Return the same student with the encoder that it needs.
 
         Raises:
             ValueError: The encoder is another one; names both hashes.
@@ -155,24 +161,24 @@ class Student:
 
     @torch.no_grad()
     def compute_logits(self, x: Any, batch: int = 1024) -> Tensor:
-        """Logits, float32 [Q, C], of raw points as ``encode`` takes them."""
+        """Compute logits, float32 [Q, C], of raw points as ``encode`` takes them."""
         self.module.eval()
         device = next(self.module.parameters()).device
         parts = [self.module(self.spec.normalize(part.to(device))).float() for part in self.encode(x).split(batch)]
         return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
 
     def compute_probabilities(self, x: Any, batch: int = 1024) -> Tensor:
-        """Class probabilities on the CPU, float32 [Q, C], of raw points."""
+        """Compute class probabilities of raw points, float32 [Q, C] on the CPU."""
         return self.compute_logits(x, batch).softmax(1).cpu()
 
     predict_proba = compute_probabilities  # scikit-learn's name
 
     def predict(self, x: Any, batch: int = 1024) -> Tensor:
-        """The likeliest class of each raw point, int64 [Q]."""
+        """Return the likeliest class of each raw point, int64 [Q]."""
         return self.compute_probabilities(x, batch).argmax(1)
 
     def predict_names(self, x: Any, batch: int = 1024) -> list[str]:
-        """The name of the likeliest class of each raw point."""
+        """Return the name of the likeliest class of each raw point."""
         return [self.class_names[label] for label in self.predict(x, batch).tolist()]
 
 
@@ -181,9 +187,12 @@ class StudentAlgorithm(ABC):
 
     Attributes:
         name: Name in settings and reports.
+        features: Recipe of the student's features, which are learned from public points; None if it takes points as
+            they are.
     """
 
     name: str
+    features: FeatureRecipe | None = None
 
     @property
     def returns_released_model(self) -> bool:
@@ -195,23 +204,12 @@ class StudentAlgorithm(ABC):
         """The algorithm of the student that guides rounds of questions; None if it cannot guide any."""
         return self
 
-    @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        """How the student's features are learned from public points; None if it takes points as they are."""
-        return None
-
     def check(self, spec: DataSpec) -> None:  # noqa: B027
         """Raise ValueError for data that the algorithm cannot take."""
 
     @abstractmethod
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
         """Train a student on released answers and public points.
 

@@ -20,8 +20,8 @@ from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.label_propagation import ALPHA, propagate, select_most_confident
 from pate_torch.students.linear import make_linear_student
+from pate_torch.students.semi_supervised import ALPHA, propagate, select_most_confident
 from pate_torch.students.training import build_problem
 
 _ALPHA_LATER = 0.9
@@ -53,15 +53,9 @@ class PooledStudent(StudentAlgorithm):
         self.member.check(spec)
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The pool of the members."""
+        """Return the pool of the members."""
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:
@@ -130,10 +124,6 @@ class SelfTraining(StudentAlgorithm):
         return self.publish == "released_model"
 
     @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        return self.features
-
-    @property
     def guide(self) -> SelfTraining:
         return replace(self, publish="student")
 
@@ -144,15 +134,9 @@ class SelfTraining(StudentAlgorithm):
                 part.check(spec)
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The student of the last generation, or the model of the last round.
+        """Return the student of the last generation, or the model of the last round.
 
         Where the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the
         last, and the others follow it.
@@ -160,7 +144,7 @@ class SelfTraining(StudentAlgorithm):
         Raises:
             ValueError: There are no labels, or (``publish``) no model was released.
         """
-        rounds = _split_rounds(task)
+        rounds = task.split_rounds()
         tasks = rounds[:1] * self.num_generations + rounds[1:]
         first_generation = 0 if task.guide is None else len(tasks) - 1
         if self.returns_released_model:  # the answers of the last round are the model's own
@@ -210,13 +194,5 @@ def _check_algorithm(key: str, algorithm: object) -> None:
         raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", "Give it a _target_.")
 
 
-def _split_rounds(task: StudentTask) -> list[StudentTask]:
-    """The task of each round that has answers."""
-    if task.round_Q is None or len(task.round_Q) == 0:
-        return [task]
-    return [replace(task.select(task.round_Q.cpu() == r), round_Q=None) for r in task.round_Q.unique().tolist()]
-
-
 def _format_tag(tag: str, generation: int) -> str:
-    """The curve's name, with the number of the generation behind it but for the first."""
     return f"{tag}/{generation}" if generation else tag

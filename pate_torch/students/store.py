@@ -28,7 +28,6 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
-from pate_torch.features.base import PointEncoder
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
@@ -116,7 +115,7 @@ def find_student_file(location: Path | str) -> Path:
 def load_student(
     location: Path | str,
     device: torch.device | str = "cpu",
-    encoder: PointEncoder | Mapping[str, Path | str] | None = None,
+    encoder: Encoder | Mapping[str, Path | str] | None = None,
 ) -> Student:
     """Load a released student, by its file or the folder of its run. No code in the file is run.
 

@@ -85,10 +85,12 @@ def test_facts_go_through_json_and_to_workers():
         assert spec.kind == kind and ("schema" in spec.to_dict()) == (kind == "table")
 
 
-def test_a_selection_of_answers_keeps_what_belongs_to_each():
+def test_the_task_of_a_round_keeps_the_answers_of_that_round():
     task, y = make_task(12)
-    posterior_QC, round_Q = torch.rand(12, 3), torch.arange(12) // 4
-    some = dataclasses.replace(task, posterior_QC=posterior_QC, round_Q=round_Q).select(torch.tensor([5, 5, 2]))
-    assert some.query_Q.tolist() == [5, 5, 2] and torch.equal(some.label_Q, y[[5, 5, 2]])
-    assert torch.equal(some.posterior_QC, posterior_QC[[5, 5, 2]]) and some.round_Q.tolist() == [1, 1, 0]
-    assert task.select(torch.arange(12) < 3).round_Q is None
+    posterior_QC, round_Q = torch.rand(12, 3), torch.tensor([0, 2, 0, 2, 2, 5] * 2)
+    assert task.split_rounds() == [task]
+    rounds = dataclasses.replace(task, posterior_QC=posterior_QC, round_Q=round_Q).split_rounds()
+    for part, r in zip(rounds, (0, 2, 5), strict=True):
+        asked = (round_Q == r).nonzero().squeeze(1)
+        assert torch.equal(part.query_Q, asked) and torch.equal(part.label_Q, y[asked]) and part.round_Q is None
+        assert torch.equal(part.posterior_QC, posterior_QC[asked])

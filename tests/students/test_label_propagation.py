@@ -5,7 +5,7 @@ from sklearn.datasets import make_moons
 
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import StudentTask
-from pate_torch.students.label_propagation import LabelSpreading, select_most_confident
+from pate_torch.students.semi_supervised import LabelSpreading, select_most_confident
 from pate_torch.students.training import Supervised
 from tests.students.tasks import CPU
 

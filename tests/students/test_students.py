@@ -12,11 +12,10 @@ from sklearn.model_selection import cross_val_score
 
 from pate_torch import networks
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.linear import Logistic
 from pate_torch.students.self_training import PooledStudent, SelfTraining
+from pate_torch.students.semi_supervised import FixMatch, Vat
 from pate_torch.students.training import Supervised
-from pate_torch.students.vat import Vat
 from tests.students.tasks import CPU, NAMES, ROWS, compute_accuracy, configure, make_task, vectors
 from tests.worlds import Counted, images
 

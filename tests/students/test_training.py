@@ -9,9 +9,13 @@ import torch.nn.functional as F
 
 from pate_torch import networks
 from pate_torch.students.base import StudentTask
-from pate_torch.students.fixmatch import Alignment
-from pate_torch.students.label_propagation import compute_expected_shares
 from pate_torch.students.self_training import PooledStudent
+from pate_torch.students.semi_supervised import (
+    Alignment,
+    _frozen_statistics,
+    compute_expected_shares,
+    compute_smoothness,
+)
 from pate_torch.students.training import (
     AveragedModel,
     Supervised,
@@ -20,7 +24,6 @@ from pate_torch.students.training import (
     compute_released_loss,
     iterate_batches,
 )
-from pate_torch.students.vat import _frozen_statistics, compute_smoothness
 from tests.students.tasks import CPU, ROWS, compute_accuracy, make_task
 from tests.worlds import IMAGES, images
 
