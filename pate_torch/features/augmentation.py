@@ -75,11 +75,7 @@ def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
 
 
 def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
-    """Make an ``Affine`` from the mapping of a configuration; None stays None.
-
-    Raises:
-        ValueError: The value is anything else; the message names ``key``.
-    """
+    """Make an ``Affine`` from the mapping of a configuration; None stays None, and errors name ``key``."""
     if augment is None or isinstance(augment, Affine):
         return augment
     checks.mapping(key, augment, fields(Affine))
@@ -112,7 +108,14 @@ class View:
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         """Distort raw points [B, ...] (uint8 images or rows) to normalized floats; the generator is of their device."""
-        return self._distort_images(x, spec, generator) if spec.is_image else self._distort_rows(x, spec, generator)
+        if spec.is_image:
+            return self._distort_images(x, spec, generator)
+        x = spec.normalize(x)
+        if self.mask:
+            x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
+        if self.jitter:
+            x = x + self.jitter * torch.randn(x.shape, generator=generator, device=generator.device)
+        return x
 
     def _distort_images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         x = x.float() / 255 if x.dtype == torch.uint8 else x
@@ -133,13 +136,13 @@ class View:
         return x
 
     def _draw_displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """Draw a smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
+        # A smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated.
         coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
         field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
         return field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
 
     def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """Draw bool [B, 1, H, W], True inside a square of random place and side."""
+        # True inside a square of random place and side.
         u = torch.rand(count, 3, generator=generator, device=generator.device)
         side = u[:, 0] * self.cutout * height
         rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
@@ -147,18 +150,9 @@ class View:
         inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
         return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
-    def _distort_rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        x = spec.normalize(x)
-        if self.mask:
-            x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
-        if self.jitter:
-            x = x + self.jitter * torch.randn(x.shape, generator=generator, device=generator.device)
-        return x
-
 
 @functools.lru_cache(maxsize=32)  # copied to each device once
 def _pixels_to_grid(count: float, height: int, width: int, device: torch.device) -> Tensor:
-    """Convert a number of pixels to grid coordinates, (x, y)."""
     return (count * torch.tensor([2 / width, 2 / height])).to(device)
 
 

@@ -3,8 +3,7 @@ r"""A frozen public network of the user's turns texts, images or rows into featu
     python train.py dataset=text dataset.path=mails.csv features=encoder \
         features.weights=table.safetensors features.tokenizer=tokenizer.json
 
-Teachers, methods and students see the features alone, and the published student names the encoder that it needs by
-its hash. Everything here is public except the points.
+Teachers, methods and students see the features alone, and the published student names the encoder by its hash.
 
 Guarantee: a point's features are a function of that point and the encoder alone, bit for bit: batches have one shape,
 and a point's place in its batch depends on its content (``map_batch_invariant``). With ``batch_size=1``, the default,
@@ -50,27 +49,24 @@ class Encoder:
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:
-        name: Name that its makers gave it.
+        name: Name that the authors of the encoder gave it.
         weights: A .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code is not
-            run; None if the module has its own weights.
-        module: A torch module; None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+            run. None if the module has its own weights.
+        module: A torch module. None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
         tokenizer: A tokenizer.json, for texts.
         max_length: Largest number of tokens of a text; longer texts are cut.
-        special_tokens: Whether the tokenizer adds its special tokens; None for all but tables of token vectors.
-        pooling: Which vector represents a text: the "mean" of its tokens' vectors, or the "first".
+        special_tokens: Whether the tokenizer adds its special tokens. None adds them except for tables of vectors.
+        pooling: Vector that represents a text: the "mean" of its tokens' vectors, or the "first".
         headless: Whether to remove the module's last linear layer, whose inputs are then the features.
-        size: Height and width that images are resized to; None to keep their size.
-        mean: Mean of each channel, in 0..1, that images are normalized by; None for the mean of the data.
-        std: Standard deviation of each channel; None for that of the data.
-        batch_size: Number of points of a batch; above 1, public points are tried for features that depend on others.
+        size: Height and width to which images are resized. None if they keep their size.
+        mean: Mean of each channel, in 0..1, by which images are normalized. None for the mean of the data.
+        std: Standard deviation of each channel. None for that of the data.
+        batch_size: Number of points of a batch.
         license: License of the encoder, for the privacy statement.
         trained_on: Training data of the encoder, as far as declared.
-        disjoint: Whether you know that its training data hold no private record; otherwise the statement warns.
+        disjoint: Whether you know that the training data hold no private record; otherwise the statement warns.
         publish: Whether to put the files beside the published student, if the license allows it.
-        cache_gb: Largest size of the encoded points on disk, in GB; 0 to keep none.
-
-    Raises:
-        ValueError: An option is invalid; the message names its key.
+        cache_gb: Largest size of the encoded points on disk, in GB; 0 keeps none.
     """
 
     name: str = "encoder"
@@ -100,8 +96,8 @@ class Encoder:
             checks.boolean("features.special_tokens", self.special_tokens)
         checks.one_of("features.pooling", self.pooling, ("mean", "first"))
         checks.non_negative("features.cache_gb", self.cache_gb)
-        checks.boolean("features.headless", self.headless)
-        checks.boolean("features.publish", self.publish)
+        for key in ("headless", "publish"):
+            checks.boolean(f"features.{key}", getattr(self, key))
         if self.size is not None:
             checks.integer("features.size", self.size, low=1)
         if (self.mean is None) != (self.std is None):
@@ -146,11 +142,7 @@ class Encoder:
         return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
 
     def make_card(self, points: DataSpec) -> EncoderCard:
-        """Make the description of the encoder for a release.
-
-        Raises:
-            ValueError: The encoder cannot take these points.
-        """
+        """Describe the encoder for a release; ValueError if it cannot take these points."""
         if points.kind == "text" and self.tokenizer is None:
             fix = "Set it to a tokenizer.json."
             raise checks.error("features.tokenizer", None, "must be given: points are texts", fix)
@@ -183,15 +175,7 @@ class Encoder:
 
     @classmethod
     def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
-        """Make the encoder that a student needs from local files.
-
-        Args:
-            card: The card of the student.
-            files: Paths by "weights" and "tokenizer".
-
-        Raises:
-            ValueError: The encoder is a module, whose code no file holds, or a file has another key.
-        """
+        """Make the encoder of a student's card from local files, by "weights" and "tokenizer"."""
         if card.kind not in ("onnx", "static"):
             fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
             raise checks.error("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
@@ -241,11 +225,7 @@ class Encoder:
         return x
 
     def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from a batch of raw points to features, float32 [B, D], on the encoder's device.
-
-        Raises:
-            ValueError: The weights do not fit the module, or the encoder cannot take points of this shape.
-        """
+        """Make a function from raw points to features, float32 [B, D]; ValueError if the encoder cannot take them."""
         card = self.make_card(points)
         compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
@@ -341,11 +321,7 @@ class Encoder:
 
 
 def resolve_file(key: str, location: str) -> Path:
-    """Find a file, or "package:path" for a file of an installed package, without running the package's code.
-
-    Raises:
-        ValueError: There is no such file.
-    """
+    """Find a file, or "package:path" for a file of an installed package, without running the package's code."""
     path = Path(checks.nonempty_string(key, location)).expanduser()
     if path.is_file():
         return path
@@ -361,7 +337,6 @@ def resolve_file(key: str, location: str) -> Path:
 
 
 def _compute_digest(module: nn.Module) -> str:
-    """Compute the SHA-256 of a module's tensors and their names."""
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

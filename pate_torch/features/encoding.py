@@ -49,11 +49,7 @@ def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
 
 
 def load_weights(module: nn.Module, weights: Path) -> None:
-    """Load all tensors of a safetensors file into a module.
-
-    Raises:
-        ValueError: The file is of another kind, or its tensors have other names or shapes than the module's.
-    """
+    """Load all tensors of a safetensors file into a module; ValueError if names or shapes are not the module's."""
     if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
         fix = (
             'Convert it once, without running code of it: python -c "from pate_torch.features.encoding import convert; '
@@ -81,11 +77,7 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
 
 
 def make_static_runtime(weights: Path) -> Runtime:
-    """Make the runtime of a safetensors file with a table of token vectors [V, D].
-
-    Raises:
-        ValueError: The file holds anything but one table.
-    """
+    """Make the runtime of a safetensors file that holds one table of token vectors [V, D]."""
     tables = list(read_tensors(weights).values())
     if len(tables) != 1 or tables[0].dim() != 2:
         fix = "Give features.module, the network that they are of."
@@ -100,11 +92,7 @@ def make_static_runtime(weights: Path) -> Runtime:
 
 
 def make_onnx_runtime(weights: Path) -> Runtime:
-    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU.
-
-    Raises:
-        ValueError: onnxruntime is not installed, or the file is no readable ONNX file.
-    """
+    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU."""
     ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
     check_no_external_data(weights)
     options = ort.SessionOptions()
@@ -170,7 +158,7 @@ def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
 
 
 def import_optional(module: str, extra: str, key: str, value: str) -> Any:
-    """Import a package of an extra; ValueError if it is not installed."""
+    """Import a package of an extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -193,18 +181,17 @@ def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
 
 CACHE_README = """PRIVATE: do not publish, do not share.
 
-Points as a frozen encoder sees them, private ones too: whoever has them can learn about single records. They are
-encoded again when they are missing, so that all of it may be deleted at any time.
+These files hold the features that a frozen encoder computed, also those of private records: whoever has them can learn
+about single records. You may delete them at any time; missing features are computed again.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingCache:
-    """PRIVATE. Features on disk, found again by a hash of the encoder, its options and the points.
+    """PRIVATE. Features on disk, ``<root>/features/<data set>-<side>-<key>.safetensors``, in a folder of the owner's.
 
-    The files are ``<root>/features/<data set>-<side>-<key>.safetensors``. A hash of private points is as private as
-    they are, and so is the folder, which only its owner can enter. The least recently used file is deleted first when
-    the limit is passed. To forget a record, delete the files of its data set: ``rm <root>/features/<data set>-*``.
+    The key is a hash of the encoder, its options and the points, and as private as they are. When the limit is passed,
+    the least recently used file is deleted first. To forget a record, delete the files of its data set.
 
     Attributes:
         root: The folder of teachers and ledger.
@@ -219,9 +206,13 @@ class EncodingCache:
     def get_or_encode(
         self, name: str, key_facts: Mapping[str, object], x_N: Tensor, encode: Callable[[], Tensor]
     ) -> Tensor:
-        """Return the features of the points: those on disk, else those that ``encode`` computes.
+        """Return the features of the points: those on disk, or else those that ``encode`` computes.
 
-        ``name`` begins the file's name; ``key_facts`` is plain data that decides the features beside the points.
+        Args:
+            name: Start of the file's name.
+            key_facts: Plain data that decides the features beside the points.
+            x_N: The points.
+            encode: Function that computes the features.
         """
         if not self.max_bytes:
             return encode()
@@ -229,10 +220,10 @@ class EncodingCache:
         key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
         file = create_private_folder(self.root / "features", CACHE_README) / f"{name}-{key}.safetensors"
 
-        def report_busy(holder: str) -> None:
+        def report_wait(holder: str) -> None:
             self.notify(f"Waiting for {holder}, which encodes the same points.")
 
-        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
+        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
             if file.exists():
                 try:
                     feature_ND = read_tensors(file)["features"]
@@ -242,7 +233,7 @@ class EncodingCache:
                     file.unlink(missing_ok=True)
             feature_ND = encode()
             self._save(file, feature_ND)
-        return feature_ND
+            return feature_ND
 
     def _save(self, file: Path, x_ND: Tensor) -> None:
         size = x_ND.numel() * x_ND.element_size()

@@ -15,7 +15,7 @@ from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.encoder import Encoder
-from pate_torch.privacy.records import DataSpec, LinearModel
+from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class Student:
         spec, width = self.spec, tuple(self.spec.input_shape)
         is_array = hasattr(points, "shape") and hasattr(points, "dtype")
         if spec.encoder and not (is_array and "float" in str(points.dtype) and tuple(points.shape[1:]) == width):
-            return self._encode_features(points)
+            return self._encode_features(points, spec.encoder)
         if isinstance(points, Mapping) or hasattr(points, "columns"):
             if spec.schema is None:
                 fix = f"Give an array of shape (N, {', '.join(map(str, width))})."
@@ -130,9 +130,7 @@ class Student:
             raise checks.error("points", tuple(x.shape), problem, "" if spec.schema is None else "Or give a DataFrame.")
         return x
 
-    def _encode_features(self, points: Any) -> Tensor:
-        card = self.spec.encoder
-        assert card is not None
+    def _encode_features(self, points: Any, card: EncoderCard) -> Tensor:
         if card.points is None:
             problem = f"must be features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
             raise checks.error("points", type(points).__name__, problem, "Encode them as the data were.")
@@ -140,46 +138,40 @@ class Student:
             problem = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
             raise checks.error("student", self.spec.name, problem, fix)
-        device = next(self.module.parameters()).device
-        return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
+        return self.encoder.encode(points, card.points, device=next(self.module.parameters()).device)
 
     def with_encoder(self, encoder: Encoder) -> Student:
-        """Return the same student with the encoder that it needs.
-
-        Raises:
-            ValueError: The encoder is another one; names both hashes.
-        """
-        needed_card = self.spec.encoder
-        if needed_card is None or needed_card.points is None:
+        """Return the same student with the encoder that it needs; ValueError names both hashes if it is another one."""
+        card = self.spec.encoder
+        if card is None or card.points is None:
             raise checks.error("encoder", encoder.name, "is not needed: the student takes points as they are")
-        given_card = encoder.make_card(needed_card.points)
-        for key, value in needed_card.identity.items():
-            if given_card.identity[key] != value:
-                fix = f"Use {needed_card.name}, weights {needed_card.file} with SHA-256 {needed_card.sha256}."
-                raise checks.error(f"encoder {key}", given_card.identity[key], f"must be the student's, {value!r}", fix)
+        given = encoder.make_card(card.points).identity
+        for key, value in card.identity.items():
+            if given[key] != value:
+                fix = f"Use {card.name}, weights {card.file} with SHA-256 {card.sha256}."
+                raise checks.error(f"encoder {key}", given[key], f"must be the student's, {value!r}", fix)
         return replace(self, encoder=encoder)
 
     @torch.no_grad()
-    def compute_logits(self, x: Any, batch: int = 1024) -> Tensor:
+    def compute_logits(self, x: Any) -> Tensor:
         """Compute logits, float32 [Q, C], of raw points as ``encode`` takes them."""
-        self.module.eval()
-        device = next(self.module.parameters()).device
-        parts = [self.module(self.spec.normalize(part.to(device))).float() for part in self.encode(x).split(batch)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
+        network, device = self.module.eval(), next(self.module.parameters()).device
+        parts = self.encode(x).split(1024)
+        return torch.cat([network(self.spec.normalize(part.to(device))).float() for part in parts])
 
-    def compute_probabilities(self, x: Any, batch: int = 1024) -> Tensor:
+    def compute_probabilities(self, x: Any) -> Tensor:
         """Compute class probabilities of raw points, float32 [Q, C] on the CPU."""
-        return self.compute_logits(x, batch).softmax(1).cpu()
+        return self.compute_logits(x).softmax(1).cpu()
 
     predict_proba = compute_probabilities  # scikit-learn's name
 
-    def predict(self, x: Any, batch: int = 1024) -> Tensor:
+    def predict(self, x: Any) -> Tensor:
         """Return the likeliest class of each raw point, int64 [Q]."""
-        return self.compute_probabilities(x, batch).argmax(1)
+        return self.compute_probabilities(x).argmax(1)
 
-    def predict_names(self, x: Any, batch: int = 1024) -> list[str]:
+    def predict_names(self, x: Any) -> list[str]:
         """Return the name of the likeliest class of each raw point."""
-        return [self.class_names[label] for label in self.predict(x, batch).tolist()]
+        return [self.class_names[label] for label in self.predict(x).tolist()]
 
 
 class StudentAlgorithm(ABC):

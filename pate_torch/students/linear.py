@@ -1,7 +1,4 @@
-"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that gradients were fitted to.
-
-The latter (``mechanism=gradient_descent``) was fitted to private records, with noise, and is returned as it is.
-"""
+"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that noisy gradients fitted."""
 
 from __future__ import annotations
 
@@ -102,7 +99,7 @@ def _fit_logistic(
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel(StudentAlgorithm):
-    """The model that gradients were fitted to (``method=gradients``), as it was released. Nothing is trained.
+    """The linear model that noisy gradients fitted to private records (``method=gradients``). Nothing is trained.
 
     Attributes:
         features: Recipe of the run's features; None if the model takes the points themselves.

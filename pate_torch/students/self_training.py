@@ -1,8 +1,8 @@
 """Students made of students: several pooled, and generations that learn from the most confident propagated labels.
 
-In self-training the graph joins the public points; the next generation repeats it in the features of the student
-before. It serves many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the
-mistakes (docs/experiments/reverse-nearest-neighbors.md).
+In self-training a graph joins the public points, for each generation in the features of the student before it. Use it
+for many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the mistakes
+(docs/experiments/reverse-nearest-neighbors.md).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _ALPHA_LATER = 0.9
 class PooledStudent(StudentAlgorithm):
     """Several fits of ``member``; the module returns their mean log-probabilities.
 
-    The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
-    Answers are public, so members cost no privacy.
+    The first fit is the one that ``member`` alone would give; every fit has another seed, and so other features.
 
     Attributes:
         member: Algorithm of each fit.
@@ -49,7 +48,6 @@ class PooledStudent(StudentAlgorithm):
         _check_algorithm("member", self.member)
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when the member cannot take the data."""
         self.member.check(spec)
 
     def fit(
@@ -128,7 +126,6 @@ class SelfTraining(StudentAlgorithm):
         return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when one of the students cannot take the data."""
         for part in (self.first_student, self.later_students, self.features):
             if part is not None:
                 part.check(spec)
@@ -138,8 +135,8 @@ class SelfTraining(StudentAlgorithm):
     ) -> Student:
         """Return the student of the last generation, or the model of the last round.
 
-        Where the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the
-        last, and the others follow it.
+        If the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the last,
+        and the others follow it.
 
         Raises:
             ValueError: There are no labels, or (``publish``) no model was released.
@@ -152,47 +149,32 @@ class SelfTraining(StudentAlgorithm):
         student = task.guide
         curves = {} if student is None else dict(student.curves)
         for generation in range(first_generation, len(tasks)):
-            student = self._fit_generation(tasks, generation, student, seed, device, progress, log)
-            curves |= {_format_tag(tag, generation): curve for tag, curve in student.curves.items()}
+            suffix = f"/{generation}" if generation else ""
+            problem = build_problem(tasks[generation], seed, device)
+            algorithm, keep_fraction = self.later_students, self.keep_fraction_later
+            if student is None:
+                algorithm, keep_fraction = self.first_student, self.keep_fraction
+            if self.members > 1:
+                algorithm = PooledStudent(member=algorithm, members=self.members)
+            alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
+            share_C = problem.target_QC.mean(0)
+            share_PC = propagate(problem, self.features, share_C, previous_student=student, alpha=alpha)
+            class_P = select_most_confident(share_PC, keep_fraction).cpu()
+            query_Q = (class_P >= 0).nonzero().squeeze(1)
+            student = algorithm.fit(
+                StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
+                seed=seed,
+                device=device,
+                progress=lambda done, total, g=generation: progress(g * total + done, len(tasks) * total),
+                log=lambda tag, value, step, suffix=suffix: log(tag + suffix, value, step),
+            )
+            curves |= {tag + suffix: curve for tag, curve in student.curves.items()}
         if self.returns_released_model:
             student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 
-    def _fit_generation(
-        self,
-        tasks: list[StudentTask],
-        generation: int,
-        previous_student: Student | None,
-        seed: int,
-        device: torch.device,
-        progress: Progress,
-        log: Log,
-    ) -> Student:
-        """Train on the most confident propagated labels, in the features of the student before, if there is one."""
-        task, problem = tasks[generation], build_problem(tasks[generation], seed, device)
-        is_first = previous_student is None
-        alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
-        share_C = problem.target_QC.mean(0)
-        share_PC = propagate(problem, self.features, share_C, previous_student=previous_student, alpha=alpha)
-        class_P = select_most_confident(share_PC, self.keep_fraction if is_first else self.keep_fraction_later).cpu()
-        query_Q = (class_P >= 0).nonzero().squeeze(1)
-        algorithm = self.first_student if is_first else self.later_students
-        if self.members > 1:
-            algorithm = PooledStudent(member=algorithm, members=self.members)
-        return algorithm.fit(
-            StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
-            seed=seed,
-            device=device,
-            progress=lambda done, total: progress(generation * total + done, len(tasks) * total),
-            log=lambda tag, value, step: log(_format_tag(tag, generation), value, step),
-        )
-
 
 def _check_algorithm(key: str, algorithm: object) -> None:
     if not isinstance(algorithm, StudentAlgorithm):
         raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", "Give it a _target_.")
-
-
-def _format_tag(tag: str, generation: int) -> str:
-    return f"{tag}/{generation}" if generation else tag
