@@ -82,17 +82,8 @@ def _shorten(student, network: str, steps: int):
     fields = {field.name for field in dataclasses.fields(student)}
     parts = {key for key in ("member", "first_student", "later_students") if key in fields}
     options = {"channels": (8, 16), "hidden": 32} if network == "small_cnn" else {}
-    small = {
-        "steps": steps,
-        "network": network,
-        "network_options": options,
-        "batch_size": 16,
-        "unlabeled_batch": 32,
-        "members": 2,
-    }
-    if "first_student" in fields:
-        del small["members"]
+    small = {"steps": steps, "network": network, "network_options": options, "batch_size": 16, "unlabeled_batch": 32}
+    small |= {} if "first_student" in fields else {"members": 2}
     changes = {key: value for key, value in small.items() if key in fields}
-    return dataclasses.replace(
-        student, **changes, **{key: _shorten(getattr(student, key), network, steps) for key in parts}
-    )
+    changes |= {key: _shorten(getattr(student, key), network, steps) for key in parts}
+    return dataclasses.replace(student, **changes)
