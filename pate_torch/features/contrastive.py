@@ -126,7 +126,7 @@ class ContrastiveFeatures(FeatureRecipe):
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         network = networks.initialize(network, rng.make_torch_generator(seed, "representation", "initial"))
-        encoder = remove_head(network).to(x_P.device, memory_format=torch.channels_last)
+        encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
         layers = nn.Linear(width, self.projection), nn.Linear(self.projection, self.projection)
         projection_generator = rng.make_torch_generator(seed, "representation", "projection")

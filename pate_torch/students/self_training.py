@@ -141,6 +141,13 @@ class SelfTraining(StudentAlgorithm):
         Raises:
             ValueError: There are no labels, or (``publish``) no model was released.
         """
+
+        def make_progress(generation: int) -> Progress:
+            return lambda done, total: progress(generation * total + done, len(tasks) * total)
+
+        def make_log(suffix: str) -> Log:
+            return lambda tag, value, step: log(tag + suffix, value, step)
+
         rounds = task.split_rounds()
         tasks = rounds[:1] * self.num_generations + rounds[1:]
         first_generation = 0 if task.guide is None else len(tasks) - 1
@@ -165,8 +172,8 @@ class SelfTraining(StudentAlgorithm):
                 StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
                 seed=seed,
                 device=device,
-                progress=lambda done, total, g=generation: progress(g * total + done, len(tasks) * total),
-                log=lambda tag, value, step, suffix=suffix: log(tag + suffix, value, step),
+                progress=make_progress(generation),
+                log=make_log(suffix),
             )
             curves |= {tag + suffix: curve for tag, curve in student.curves.items()}
         if self.returns_released_model:

@@ -60,13 +60,10 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
     posterior_QC = task.posterior_QC
     if posterior_QC is not None:
         posterior_QC = posterior_QC.cpu().float()
-        if posterior_QC.dim() != 2 or len(posterior_QC) != len(query_Q):
-            raise ValueError(
-                f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {len(query_Q)} questions"
-            )
-        sums_to_1 = torch.allclose(posterior_QC.sum(1), torch.ones(len(query_Q)), atol=1e-3)
-        if not (sums_to_1 and bool((posterior_QC >= 0).all())):
-            raise ValueError("labels: label posteriors must be non-negative, and every row must sum to 1")
+        fits = posterior_QC.dim() == 2 and len(posterior_QC) == len(query_Q) and bool((posterior_QC >= 0).all())
+        if not fits or not torch.allclose(posterior_QC.sum(1), torch.ones(len(query_Q)), atol=1e-3):
+            shape = tuple(posterior_QC.shape)
+            raise ValueError(f"labels: label posteriors {shape} must be a row of probabilities for each question")
         rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
         posterior_QC = (1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class
         # Never 0: a model that firmly contradicts a posterior must keep a gradient.
@@ -125,9 +122,8 @@ class Sampler:
         self.labeled_batches = iterate_batches(len(problem.query_Q), batch_size, problem.make_generator("batches"))
         unlabeled_generator, self.generator = problem.make_generator("unlabelled"), problem.make_generator("views")
         self.unlabeled_batches = iterate_batches(len(problem.pool_x), unlabeled_batch, unlabeled_generator)
-        self._weak_view, self._strong_view = (
-            make(problem.spec, augment) for make in (make_weak_view, make_strong_view)
-        )
+        self._weak_view = make_weak_view(problem.spec, augment)
+        self._strong_view = make_strong_view(problem.spec, augment)
 
     def weak(self, index_B: Tensor) -> Tensor:
         """Distort and normalize public points weakly."""
