@@ -212,17 +212,13 @@ def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -
     return input_shape[0], input_shape[1], input_shape[2]
 
 
-def _make_conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias: bool = True) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias)
-
-
 def _make_norm(kind: str, channels: int) -> nn.Module:
     checks.one_of("network.norm", kind, ("group", "batch"))
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
 
 
 def _make_conv_block(inputs: int, outputs: int, norm: str, stride: int = 1) -> list[nn.Module]:
-    return [_make_conv(inputs, outputs, stride=stride, bias=False), _make_norm(norm, outputs), nn.ReLU()]
+    return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), _make_norm(norm, outputs), nn.ReLU()]
 
 
 def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
@@ -248,7 +244,7 @@ def lean_cnn(
     """Two 3x3 convolutions of stride 2, then dense layers; strides cost a quarter of the arithmetic of pooling."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
-    layers = [_make_conv(depth, first, stride=2), nn.ReLU(), _make_conv(first, second, stride=2), nn.ReLU()]
+    layers = [nn.Conv2d(depth, first, 3, 2, 1), nn.ReLU(), nn.Conv2d(first, second, 3, 2, 1), nn.ReLU()]
     size = second * math.ceil(height / 4) * math.ceil(width / 4)
     return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, hidden], num_classes))
 
@@ -266,8 +262,8 @@ def convnet(
     """
     depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
-    layers: list[nn.Module] = [_make_conv(depth, first, 5), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [_make_conv(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers: list[nn.Module] = [nn.Conv2d(depth, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
     size = second * (height // 4) * (width // 4)
     return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, *hidden], num_classes))
 
@@ -278,7 +274,7 @@ def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> n
         _make_norm(norm, inputs),
         nn.ReLU(),
         *_make_conv_block(inputs, outputs, norm, stride),
-        _make_conv(outputs, outputs, bias=False),
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
     )
     is_identity = inputs == outputs and stride == 1
     shortcut = nn.Identity() if is_identity else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -290,7 +286,7 @@ def resnet(
 ) -> nn.Module:
     """A small residual network for teachers, with group normalization."""
     depth, _, _ = _check_image_shape("resnet", input_shape, 8)
-    layers: list[nn.Module] = [_make_conv(depth, width, bias=False)]
+    layers: list[nn.Module] = [nn.Conv2d(depth, width, 3, padding=1, bias=False)]
     inputs = width
     for stage, outputs in enumerate((width, 2 * width, 4 * width)):
         for block in range(blocks):

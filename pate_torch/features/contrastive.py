@@ -160,16 +160,15 @@ def learn_encoder(
     """Learn an encoder from the public points alone; None without a recipe."""
     if recipe is None:
         return None
-    return recipe.learn(
-        pool.x, spec, seed=seed, device=device, progress=stages("Learning features of the public points")
-    )
+    progress = stages("Learning features of the public points")
+    return recipe.learn(pool.x, spec, seed=seed, device=device, progress=progress)
 
 
 def learn_features(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
     """Compute unit-length features of the public points, float32 [P, D]; None without a recipe."""
-    encoder = learn_encoder(recipe, pool, spec, seed, device, stages)
+    encoder = None if recipe is None else learn_encoder(recipe, pool, spec, seed, device, stages)
     return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 

@@ -33,7 +33,7 @@ from pate_torch.features import encoding
 from pate_torch.features.base import Device
 from pate_torch.features.batch_invariant import map_batch_invariant
 from pate_torch.networks import remove_head
-from pate_torch.privacy.records import DataSpec, EncoderCard
+from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
 
 TOKENIZER_FILE = "tokenizer.json"
 _NUM_CHECKED_POINTS = 16
@@ -90,16 +90,13 @@ class Encoder:
     def __post_init__(self) -> None:
         facts = {"license": self.license, "trained_on": self.trained_on, "disjoint": self.disjoint}
         EncoderCard(name=self.name, kind="given", **facts)  # type: ignore[arg-type]
+        for key, check in ENCODER_OPTION_CHECKS.items():
+            if check is not None and getattr(self, key) is not None:
+                check(f"features.{key}", getattr(self, key))
         checks.integer("features.max_length", self.max_length, low=2)
-        checks.integer("features.batch_size", self.batch_size, low=1)
-        if self.special_tokens is not None:
-            checks.boolean("features.special_tokens", self.special_tokens)
         checks.one_of("features.pooling", self.pooling, ("mean", "first"))
         checks.non_negative("features.cache_gb", self.cache_gb)
-        for key in ("headless", "publish"):
-            checks.boolean(f"features.{key}", getattr(self, key))
-        if self.size is not None:
-            checks.integer("features.size", self.size, low=1)
+        checks.boolean("features.publish", self.publish)
         if (self.mean is None) != (self.std is None):
             raise checks.error("features.std", self.std, "must be given together with features.mean")
         if self.module is not None and not isinstance(self.module, nn.Module):

@@ -24,8 +24,12 @@ _GROUP_COLUMNS = 16
 
 
 @single_thread_mode()  # the rounding depends on the number of threads
-def project_principal(x_PD: Tensor, width: int) -> Tensor:
-    """Center points and project them on their leading principal axes, [P, min(D, width)]."""
+def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
+    """Project normalized points on their leading principal axes, [P, min(D, width)] on the CPU.
+
+    These rows compare raw points where no features are learned.
+    """
+    x_PD = spec.normalize(x_P.cpu()).flatten(1)
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
@@ -34,11 +38,6 @@ def project_principal(x_PD: Tensor, width: int) -> Tensor:
         return x_PD @ torch.linalg.eigh(x_PD.T @ x_PD).eigenvectors[:, -width:]
     values, vectors = torch.linalg.eigh(x_PD @ x_PD.T)
     return vectors[:, -width:] * values[-width:].clamp(min=0).sqrt()
-
-
-def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
-    """Make rows to compare raw points by, without learned features: on at most ``width`` axes, on the CPU."""
-    return project_principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
 def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:

@@ -91,7 +91,7 @@ class LabelSpreading(SemiSupervisedStudent):
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
-            labeled_logits = model(sampler.weak_labeled(index_B)).float()
+            labeled_logits = model(sampler.weak(problem.query_Q[index_B])).float()
             unlabeled_logits = model(sampler.weak(index_U)).float()
             supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
             return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
@@ -144,7 +144,7 @@ class FixMatch(SemiSupervisedStudent):
             confidence_U, class_U = align(guess_UC).max(1)
             mask_U = (confidence_U >= self.threshold).float()
             # One pass over both parts: batch statistics of a few repeated labeled points alone would be poor.
-            logits = model(torch.cat([sampler.weak_labeled(index_B), sampler.strong(index_U)])).float()
+            logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), sampler.strong(index_U)])).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
             loss = compute_released_loss(problem, labeled_logits, index_B).mean()
             consistency_loss = (F.cross_entropy(unlabeled_logits, class_U, reduction="none") * mask_U).mean()
@@ -207,7 +207,7 @@ class Vat(SemiSupervisedStudent):
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B = next(sampler.labeled_batches)
             x = sampler.weak(next(sampler.unlabeled_batches))
-            logits = model(torch.cat([sampler.weak_labeled(index_B), x])).float()
+            logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), x])).float()
             supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()

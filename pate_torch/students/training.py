@@ -133,10 +133,6 @@ class Sampler:
         """Distort and normalize public points strongly."""
         return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
-    def weak_labeled(self, index_B: Tensor) -> Tensor:
-        """Distort the points of a labeled batch weakly."""
-        return self.weak(self.problem.query_Q[index_B])
-
 
 class DeferredLog:
     """Losses and notes of a training, which stay on the device until ``flush`` passes them to ``log``.
@@ -317,7 +313,7 @@ class Supervised(GradientStudent):
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B = next(sampler.labeled_batches)
-            return compute_released_loss(problem, model(sampler.weak_labeled(index_B)).float(), index_B).mean()
+            return compute_released_loss(problem, model(sampler.weak(problem.query_Q[index_B])).float(), index_B).mean()
 
         return compute_loss
 

@@ -10,6 +10,7 @@ from pate_torch.features.neighbors import (
     compute_eigenvectors,
     compute_spectral_embedding,
 )
+from pate_torch.privacy.records import DataSpec
 
 
 def moons(count=300, seed=0):
@@ -136,9 +137,11 @@ def test_balancing_gives_each_class_its_share():
 @pytest.mark.parametrize("shape", [(50, 8), (8, 50)])
 def test_principal_axes_keep_the_distances_of_their_plane(shape):
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    projected = neighbors.project_principal(x, 4)
+    constants = {"mean": (0.0,) * shape[1], "std": (1.0,) * shape[1]}
+    spec = DataSpec(name="rows", num_classes=2, input_shape=shape[1:], class_names=("a", "b"), **constants)
+    projected = neighbors.compute_coordinates(x, spec, 4)
     u, s, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
     exact = u[:, :4] * s[:4]
     projected, exact = projected.double(), exact.double()  # in float32 a point lies .002 from itself on some processors
     torch.testing.assert_close(torch.cdist(projected, projected), torch.cdist(exact, exact), atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(neighbors.project_principal(x, 90), x - x.mean(0))
+    torch.testing.assert_close(neighbors.compute_coordinates(x, spec, 90), x - x.mean(0))
