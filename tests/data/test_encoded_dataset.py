@@ -221,27 +221,6 @@ class Words(torch.nn.Module):
         return self.inner(width)
 
 
-def test_the_classifier_counts_a_text_without_finite_features_as_zeros_and_encodes_once(tmp_path, capsys, monkeypatch):
-    sentences = [text.replace("e", "1") for text in worlds.sayings(160)]
-    encoder = worlds.static(tmp_path)
-    plain = Encoder.encode
-
-    def encode(self, x, *args, **options):  # one private text has no finite features
-        features = plain(self, x, *args, **options)
-        features[: len(x) > 50] = torch.inf
-        return features
-
-    monkeypatch.setattr(Encoder, "encode", encode)
-    options = {"classes": [0, 1], "encoder": encoder, "num_records_about": 100, "home": tmp_path / "home"}
-    y = [int(text[0] > "4") for text in sentences]
-    PATEClassifier(4.0, account="a", **options).fit(sentences[:100], y[:100], public=sentences[110:])
-    output = capsys.readouterr()
-    assert "Nobody declares what it was trained on" in output.out + output.err
-    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
-    again = PATEClassifier(4.0, account="a", allow_refit=True, verbose=False, **options)
-    again.fit(sentences[:100], y[:100], public=sentences[110:])
-
-
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
     encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
     messages = capsys.readouterr().err
@@ -355,19 +334,31 @@ def test_the_same_records_through_another_encoder_are_known_again(ran):
         pipeline.run(again(plan, "other", dataset=other, encoder=worlds.static(folder, max_length=7)))
 
 
-def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tmp_path):
+def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tmp_path, capsys, monkeypatch):
     mails(tmp_path, private=600)
     private, public = (pd.read_csv(tmp_path / f"{name}.csv", dtype=str) for name in ("private", "public"))
-    encoder = worlds.static(tmp_path, license="MIT")
-    model = PATEClassifier(
-        epsilon=8, account="mails", num_records_about=600, classes=HIGH_LOW, encoder=encoder, method="gradients",
-        home=tmp_path / "home", verbose=False,
-    )  # fmt: skip
-    model.fit(private["text"].tolist(), private["label"], public=public["text"].tolist())
+    encoder, plain = worlds.static(tmp_path, license="MIT"), Encoder.encode
+
+    def encode(self, x, *args, **options):  # one private text has no finite features
+        features = plain(self, x, *args, **options)
+        features[: len(x) > 500] = torch.inf
+        return features
+
+    def fit(**changes):
+        options = {"account": "mails", "num_records_about": 600, "classes": HIGH_LOW, "home": tmp_path / "home"}
+        model = PATEClassifier(epsilon=4, encoder=encoder, method="gradients", **options, **changes)
+        return model.fit(private["text"].tolist(), private["label"], public=public["text"].tolist())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode", encode)
+        model = fit()
+    assert "Nobody declares what it was trained on" in "".join(capsys.readouterr())
     assert model.score(public["text"].tolist(), public["label"]) > 0.8
     assert model.privacy_["encoder"]["license"] == "MIT"
     student = load_student(model.release_, encoder=encoder)
     assert student.predict_names(public["text"].tolist()) == model.predict(public["text"].tolist()).tolist()
+    monkeypatch.setattr(Encoder, "encode", lambda *_, **__: pytest.fail("encoded once more"))
+    fit(allow_refit=True, verbose=False)
 
 
 def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from hydra import compose
 from hydra.utils import instantiate
 
+from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import Column, TableSchema
@@ -36,6 +37,18 @@ def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (count,), generator=generator)
     return torch.randn(count, 6, generator=generator) + 2.0 * (2 * y[:, None] - 1), y
+
+
+def make_student(spec: DataSpec, network: str) -> Student:
+    """A network of random weights, with statistics that are not those of a fresh one."""
+    description = networks.describe(network, spec.input_shape, spec.num_classes)
+    module, draw = networks.rebuild(description), torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)
+    for name, buffer in module.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand(buffer.shape, generator=draw) + 0.5)
+    return Student(description, module.eval(), spec)
 
 
 def vectors(right: float, count: int = 400) -> tuple[StudentTask, torch.Tensor, torch.Tensor]:

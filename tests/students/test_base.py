@@ -8,21 +8,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from pate_torch import load_student, networks
+from pate_torch import load_student
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.students import store
-from pate_torch.students.base import Student
-from tests.students.tasks import FRAME, TABLE, make_task
+from tests.students.tasks import FRAME, TABLE, make_student, make_task
 
 
 @pytest.fixture
 def student():
-    network = networks.describe("logistic", TABLE.input_shape, TABLE.num_classes)
-    module = networks.rebuild(network)
-    for parameter in module.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    return Student(network, module.eval(), TABLE)
+    return make_student(TABLE, "logistic")
 
 
 def header(path):
