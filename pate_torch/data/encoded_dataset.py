@@ -141,7 +141,7 @@ def encode_sides(
         for side, x_N in sides.items()
     }
     if not bool(feature_by_side["public"].isfinite().all()):
-        raise checks.error("features.name", card.name, "gives numbers that are not finite, of public points")
+        raise checks.error("features.name", card.name, "returns features of public points that are not finite")
     return {side: x_ND if side == "public" else replace_non_finite(x_ND) for side, x_ND in feature_by_side.items()}
 
 

@@ -152,7 +152,7 @@ def _pixels_to_grid(count: float, height: int, width: int, device: torch.device)
 
 
 def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """Make the weak view, which keeps labels for sure: the recommended ranges of images, or light noise on rows."""
+    """Make the weak view, which never changes a label: the recommended ranges of images, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 

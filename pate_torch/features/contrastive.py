@@ -48,7 +48,7 @@ class ContrastiveFeatures(FeatureRecipe):
         network: Name of the network, see ``networks.build``.
         network_options: Options of the network.
         steps: Number of training steps.
-        batch_size: Number of points of a step; each gives two copies.
+        batch_size: Number of points of a step; each is distorted twice.
         learning_rate: Peak learning rate.
         weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.

@@ -37,7 +37,7 @@ from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderC
 
 TOKENIZER_FILE = "tokenizer.json"
 _NUM_CHECKED_POINTS = 16
-"""Number of public points that an encoder is tried on."""
+"""Number of public points on which ``check_batch_independence`` tries an encoder."""
 TEXT_SPEC = DataSpec(
     name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
 )
@@ -211,7 +211,7 @@ class Encoder:
                 checks.one_of("text", points.text, [str(name) for name in x])
                 x = x[points.text]
             if isinstance(x, str):
-                raise checks.error("texts", "one text", "must be a list of texts")
+                raise checks.error("texts", "a single text", "must be a list of texts")
             return texts.encode_texts("texts", list(x), points.input_shape[0])
         if is_table and points.schema is not None:
             return torch.from_numpy(points.schema.encode(x))
@@ -254,10 +254,10 @@ class Encoder:
 
         feature_SD = encode(x_S)
         if not bool(feature_SD.isfinite().all()):
-            raise checks.error("features.name", self.name, "gives numbers that are not finite, of public points")
+            raise checks.error("features.name", self.name, "returns features of public points that are not finite")
         if not torch.equal(encode(x_S), feature_SD):
-            raise checks.error("features.name", self.name, "gives other features of the same point the second time")
-        message = "lets points see each other: one has other features beside others than alone"
+            raise checks.error("features.name", self.name, "returns other features of the same point the second time")
+        message = "mixes points: a point has other features in a batch than alone"
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
         if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, and beside others
             raise dependence_error
@@ -306,7 +306,7 @@ class Encoder:
                 decoded_texts = texts.decode_texts(x_B)
                 token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
             except Exception as error:  # the message does not quote the text
-                message = "cannot read every text: it has no token for what it does not know"
+                message = "cannot read every text: it has no token for unknown words"
                 raise checks.error("features.tokenizer", str(path), message) from error
             # In a batch of one, a text keeps its length; in larger batches all have one length, which is public.
             length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length

@@ -61,7 +61,7 @@ def load_weights(module: nn.Module, weights: Path) -> None:
     common = expected.keys() & tensors.keys()
     mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
     fix = f"They must be those of {type(module).__name__}."
-    for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
+    for verb, names in (("lack", missing), ("hold the unknown", extra), ("have another shape of", mismatched)):
         if names:
             others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{others_text}", fix)
@@ -100,7 +100,7 @@ def make_onnx_runtime(weights: Path) -> Runtime:
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(str(weights), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have a base class of their own
+    except Exception as error:  # the errors of onnxruntime share no public base class
         raise checks.error("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
     inputs = session.get_inputs()
 
@@ -181,8 +181,8 @@ def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
 
 CACHE_README = """PRIVATE: do not publish, do not share.
 
-These files hold the features that a frozen encoder computed, also those of private records: whoever has them can learn
-about single records. You may delete them at any time; missing features are computed again.
+These files hold the features that a frozen encoder computed, also those of private records. They reveal single
+records. You may delete them at any time; missing features are computed again.
 """
 
 

@@ -18,7 +18,7 @@ from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
-"""Entries of one block of distances: as many as fit a core's cache, or as keep a GPU busy (256 MB)."""
+"""Number of entries of one block of distances: a block fits the cache of a core, or keeps a GPU busy (256 MB)."""
 _GROUP_COLUMNS = 16
 """Columns that share a minimum in the search for the smallest entries of a row."""
 
@@ -66,7 +66,7 @@ class Graph:
         return torch.device("cpu")
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
-        # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
+        # SciPy multiplies row by row in one thread: the same bits on every machine, also of private predictions.
         return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 

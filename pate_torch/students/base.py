@@ -1,4 +1,4 @@
-"""What students learn from, what they are, and the contract of their training."""
+"""The task of a student, the trained student, and the interface of student algorithms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StudentTask:
         label_Q: Their labels.
         posterior_QC: Class probabilities by the released noisy counts, or (``soft``) the released scores; rows sum to
             1. None if only labels were released.
-        soft: Whether ``posterior_QC`` holds scores. They are learned as they are; counts say which label is likely.
+        soft: Whether ``posterior_QC`` holds scores, which are targets; posteriors of counts are likelihoods of labels.
         round_Q: Round, from 0, in which each question was asked; None if there was one round.
         guide: Student of all rounds but the last, by the same recipe; None if there is none.
         model: Linear model that gave the last round's answers, in the guide's features; None if no model did.
@@ -46,7 +46,7 @@ class StudentTask:
     model: LinearModel | None = None
 
     def split_rounds(self) -> list[StudentTask]:
-        """The task of each round that has answers, with those answers alone, on the CPU."""
+        """Split the task into one task for each round that has answers, on the CPU."""
         if self.round_Q is None or len(self.round_Q) == 0:
             return [self]
         tasks, round_Q = [], self.round_Q.cpu()
@@ -78,7 +78,7 @@ class StudentProblem(StudentTask):
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def make_generator(self, *names: str | int) -> torch.Generator:
-        """The generator of one named use of randomness, on the points' device."""
+        """Make the generator of one named use of randomness, on the points' device."""
         return rng.make_torch_generator(self.seed, "student", *names, device=self.pool_x.device)
 
 
@@ -141,7 +141,7 @@ class Student:
         return self.encoder.encode(points, card.points, device=next(self.module.parameters()).device)
 
     def with_encoder(self, encoder: Encoder) -> Student:
-        """Return the same student with the encoder that it needs; ValueError names both hashes if it is another one."""
+        """Return the same student with its encoder; ValueError names both hashes if it is another encoder."""
         card = self.spec.encoder
         if card is None or card.points is None:
             raise checks.error("encoder", encoder.name, "is not needed: the student takes points as they are")

@@ -39,7 +39,7 @@ _CONFIDENT_FRACTION = 0.2
 """Share of the labeled points on which the model is taken to be right."""
 _MIN_LABELS_FOR_NOISE_ESTIMATE = 50
 _MIN_PROBABILITY = 1e-3
-"""Least probability of a class: one that the model has not seen is rare, not impossible."""
+"""Least probability of a class: a class that the model has not seen is rare, not impossible."""
 
 
 def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
@@ -53,7 +53,7 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
         query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
         return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
     answered_Q, posterior_QC = release.answered_Q, None
-    if release.noisy_counts is not None:  # round by round, since rounds differ in how far teachers lead
+    if release.noisy_counts is not None:  # round by round, since the lead differs between rounds
         parts = release.noisy_counts.split(release.queries_per_round)
         posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
     elif release.score_QC is not None:
@@ -96,8 +96,8 @@ def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
 def compute_class_proportions(noisy: NoisyCounts) -> Tensor:
     """Compute the share of each class among the records of each cell, float32 [Q, C].
 
-    A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
-    together outweigh the one that is there. A cell without any count above sigma gets equal proportions.
+    A count below sigma counts as zero, and sigma is subtracted from the others: otherwise nine absent classes would
+    together outweigh the class that is present. A cell without any count above sigma gets equal proportions.
     """
     excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
     total_Q1 = excess_QC.sum(1, keepdim=True)
@@ -163,7 +163,7 @@ def compute_rms(x_QD: np.ndarray) -> float:
 
 
 def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
-    """Keep the share of wrong labels below (C-1)/C: there a label says nothing, and its loss has no gradient."""
+    """Keep the share of wrong labels below (C-1)/C, where labels hold no information and the loss has no gradient."""
     return min(noise_rate, 0.95 * (1 - 1 / num_classes))
 
 

@@ -25,7 +25,7 @@ from pate_torch.students.semi_supervised import ALPHA, propagate, select_most_co
 from pate_torch.students.training import build_problem
 
 _ALPHA_LATER = 0.9
-"""``alpha`` in rounds that were asked in a student's features, whose answers say more of the points about them."""
+"""``alpha`` of later rounds, whose cells or questions were formed in a student's features: labels weigh more there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class PooledStudent(StudentAlgorithm):
             )
 
         students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
-        for tag, value, step in itertools.chain(*member_logs):  # one after the other: threads come in any order
+        for tag, value, step in itertools.chain(*member_logs):  # member by member, since the order of threads varies
             log(tag, value, step)
         spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
         description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
@@ -77,20 +77,20 @@ class PooledStudent(StudentAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTraining(StudentAlgorithm):
-    """Students of pseudo-labels, each in the features of the one before.
+    """Students of pseudo-labels, which are propagated in the features of the student before.
 
     Attributes:
         first_student: Algorithm of the first student.
-        later_students: Algorithm of each later one.
+        later_students: Algorithm of each later student.
         features: Recipe of the features in which the first graph joins points; None for principal axes.
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
-            lead. Each class is expected to have the share that the answers give it.
+            lead. The expected share of a class is its share among the answers.
         keep_fraction_later: The same share for the later students.
         alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``) of the first
             round's answers.
         num_generations: Number of students that learn from the first round's answers; each later round adds one.
-        members: Number of students of each generation, pooled; each starts from features of its own, and the next graph
-            lies in the features of all of them, concatenated.
+        members: Number of students of each generation, pooled; they start from different features, and the next graph
+            lies in the concatenated features of all of them.
         publish: ``student`` returns the student that learned from the last round's answers. ``released_model`` returns
             the released linear model itself (``method=gradients``), in the features of the students before: it was
             fitted to private records, which those students never saw, so that it does not repeat their mistakes.

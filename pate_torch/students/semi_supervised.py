@@ -1,7 +1,6 @@
 """Students that also learn from public points without labels: label spreading, FixMatch, and adversarial smoothness.
 
-Labels propagated along the k-NN graph of the public points say nothing about new points; a network that learns them
-does.
+Propagated labels along the k-NN graph of the public points label no new point; a network that learns them does.
 
 Sources: Zhou et al. 2004 (learning with local and global consistency); Sohn et al. 2020 (FixMatch); Berthelot et al.
 2020 (distribution alignment, ReMixMatch section 3.1); Tarvainen and Valpola 2017 (averaged teacher); Miyato et al. 2018

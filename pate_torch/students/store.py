@@ -114,8 +114,8 @@ def load_student(
     Args:
         location: The student's file, or a folder that has it.
         device: Device on which the student predicts.
-        encoder: Encoder through which the student sees points, where it needs one that was not published with it: an
-            ``Encoder``, or its files, {"weights": ..., "tokenizer": ...}.
+        encoder: Encoder of the points if the student needs one that was not published with it: an ``Encoder``, or its
+            files, {"weights": ..., "tokenizer": ...}. None if it was published, or if none is needed.
 
     Raises:
         ValueError: There is no student, or it needs another encoder.

@@ -1,7 +1,7 @@
 """Training by gradient descent: batches, losses of noisy labels, averaged weights, the loop, and the plain student.
 
-A student's checkpoint is always the exponential average of the weights after the last step. Nothing is selected: there
-are no private data to select on, and evaluation labels never come here.
+A student's weights are always their exponential average after the last step. No checkpoint is selected: private data
+and evaluation labels are not available here.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class AveragedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStudent(StudentAlgorithm):
-    """A student trained by gradient descent; a subclass gives the loss.
+    """A student trained by gradient descent; a subclass defines the loss.
 
     Attributes:
         include_unqueried: Whether estimated posteriors (``labels.with_label_posteriors``) of points that were not asked
@@ -245,7 +245,7 @@ class GradientStudent(StudentAlgorithm):
 
     @abstractmethod
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """The loss of one step; ``average`` is the averaged model, which may give targets."""
+        """Make the loss of one step; ``average`` is the averaged model, whose predictions may be targets."""
 
     def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
         """Make the batches and views from which the loss is computed."""
@@ -263,7 +263,7 @@ class GradientStudent(StudentAlgorithm):
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        # Channels last is what convolutions compute in: a fifth less time, and the same numbers but for rounding.
+        # Convolutions compute in channels last: a fifth less time, and the same numbers but for rounding.
         model = self.make_initial_network(problem, description).to(memory_format=torch.channels_last)
         average, note = AveragedModel(model, self.ema), DeferredLog(log)
         with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= _MAX_SINGLE_THREAD_FEATURES):

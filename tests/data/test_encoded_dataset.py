@@ -107,7 +107,9 @@ def test_a_record_of_which_nothing_finite_is_made_stops_nobody(tmp_path):
     assert data.private.x[7, 2] == 0 and bool(data.private.x.isfinite().all())
     assert torch.allclose(data.private.x[8], x[8].sqrt())
     public = dataclasses.replace(source, pool_x=x[5:9])
-    with pytest.raises(ValueError, match=r"features\.name='root': gives numbers that are not finite, of public points"):
+    with pytest.raises(
+        ValueError, match=r"features\.name='root': returns features of public points that are not finite"
+    ):
         encoded(tmp_path, public, Encoder(name="root", module=Root())).load()
 
 
@@ -178,9 +180,9 @@ class Memory(torch.nn.Module):
 
 
 WRONG = {
-    "batch statistics": (worlds.Crowd(), 4, "lets points see each other"),
+    "batch statistics": (worlds.Crowd(), 4, "mixes points"),
     "a draw": (Draw(), 1, "the second time"),
-    "a state": (Memory(), 1, "the second time|see each other"),
+    "a state": (Memory(), 1, "the second time|mixes points"),
 }
 
 

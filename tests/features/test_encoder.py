@@ -62,7 +62,7 @@ def test_batches_in_which_points_see_each_other_are_found_and_refused(tmp_path):
     quantized = Encoder(name="eight bits", weights=str(onnx_files.quantized(tmp_path / "q.onnx")), batch_size=4)
     x = worlds.points(ROWS, 9)
     for encoder in (crowd, quantized):
-        with pytest.raises(ValueError, match=r"features\.batch_size=4: lets points see each other.*batch_size=1"):
+        with pytest.raises(ValueError, match=r"features\.batch_size=4: mixes points.*batch_size=1"):
             encoder.check_batch_independence(x, ROWS)
         alone = dataclasses.replace(encoder, batch_size=1)
         alone.check_batch_independence(x, ROWS)
