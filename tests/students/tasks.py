@@ -86,7 +86,7 @@ def _compose(name: str) -> StudentAlgorithm:
     return instantiate(node, _convert_="all")
 
 
-def configure(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
+def configure(name: str, network: str = "small_cnn", steps: int = 25) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
     return _shorten(_compose(name), network, steps)
 
