@@ -41,8 +41,8 @@ from pate_torch.privacy.records import Release
 from pate_torch.queries.clusters import Coreset, Prototypes
 from pate_torch.queries.random import Margin, Random
 from pate_torch.students.base import Student
-from pate_torch.students.label_propagation import LabelSpreading
 from pate_torch.students.labels import make_student_task
+from pate_torch.students.semi_supervised import LabelSpreading
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
 

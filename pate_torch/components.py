@@ -36,13 +36,11 @@ from pate_torch.queries.clusters import Coreset, Medoids, Prototypes
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Margin, Random
 from pate_torch.release.membership import MembershipTest
-from pate_torch.students.fixmatch import FixMatch
-from pate_torch.students.label_propagation import LabelSpreading
 from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.students.selection import Selection
 from pate_torch.students.self_training import PooledStudent, SelfTraining
+from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.training import Supervised
-from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
 
 Component = dict[str, Any]

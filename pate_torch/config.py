@@ -14,7 +14,7 @@ from pate_torch.core import checks, run_folders
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.encoded_dataset import EncodedDataset
-from pate_torch.features.base import PointEncoder
+from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
@@ -100,7 +100,7 @@ class RunConfig:
     root: Path
     folder: Path
     student: StudentAlgorithm | None = None
-    encoder: PointEncoder | None = None
+    encoder: Encoder | None = None
     selection: Selection | None = None
     private_epsilon: PrivateEpsilon | None = None
     membership: MembershipTest | None = None

@@ -14,13 +14,24 @@ import torch
 torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def no_fresh_process(request, monkeypatch):
-    """Train a teacher again in the process of the test, not in a fresh one, which takes two seconds to import torch."""
-    if request.node.get_closest_marker("fresh_process") is None:
-        from pate_torch.teachers import independence
+@pytest.fixture(autouse=True, scope="session")
+def call_in_fresh_process():
+    """Train a teacher again in the process of the test, not in a fresh one, which takes two seconds to import torch.
 
-        monkeypatch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
+    Returns the function that starts a fresh process.
+    """
+    from pate_torch.teachers import independence
+
+    call = independence.call_in_fresh_process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
+        yield call
+
+
+@pytest.fixture(autouse=True)
+def fresh_process_where_marked(request, monkeypatch, call_in_fresh_process):
+    if request.node.get_closest_marker("fresh_process") is not None:
+        monkeypatch.setattr("pate_torch.teachers.independence.call_in_fresh_process", call_in_fresh_process)
 
 
 @pytest.fixture(autouse=True)

@@ -30,10 +30,9 @@ from pate_torch.privacy.sensitive import Votes
 from pate_torch.privacy.unit_ids import make_position_ids
 from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
-from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.selection import Selection
+from pate_torch.students.semi_supervised import FixMatch, Vat
 from pate_torch.students.training import Supervised
-from pate_torch.students.vat import Vat
 from pate_torch.teachers.recipe import TeacherRecipe
 from tests import ROOT
 from tests.command_runs import TINY, ledger_entries, train, written

@@ -13,11 +13,9 @@ from pate_torch.features.augmentation import Affine
 from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.students.base import StudentAlgorithm, StudentTask
-from pate_torch.students.fixmatch import FixMatch
-from pate_torch.students.label_propagation import LabelSpreading
 from pate_torch.students.self_training import PooledStudent, SelfTraining
+from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.training import Supervised
-from pate_torch.students.vat import Vat
 from pate_torch.teachers.engine import Chunk
 from pate_torch.teachers.recipe import TeacherRecipe
 

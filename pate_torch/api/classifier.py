@@ -51,9 +51,9 @@ from pate_torch.privacy.unit_ids import parse_unit_ids
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.session import ReleaseSession
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.fixmatch import FixMatch
 from pate_torch.students.linear import Logistic, ReleasedModel
 from pate_torch.students.self_training import SelfTraining
+from pate_torch.students.semi_supervised import FixMatch
 from pate_torch.students.store import load_student
 from pate_torch.students.training import Supervised
 from pate_torch.teachers import panel

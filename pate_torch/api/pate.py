@@ -55,10 +55,8 @@ from pate_torch.release.private_metrics import attack_student
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
-from pate_torch.students.fixmatch import FixMatch
-from pate_torch.students.label_propagation import LabelSpreading
+from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
 from pate_torch.students.training import GradientStudent, Supervised
-from pate_torch.students.vat import Vat
 from pate_torch.teachers.panel import Panel, fit_estimators, fit_modules
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import StoredEnsemble, TeacherStore

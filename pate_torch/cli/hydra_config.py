@@ -27,7 +27,8 @@ from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
 from pate_torch.data.labels_only import LabelPrivacyDataset
-from pate_torch.features.base import FeatureRecipe, PointEncoder
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
@@ -92,9 +93,9 @@ def build_run_config(cfg: DictConfig, folder: Path) -> RunConfig:
         key = getattr(error, "full_key", "") or "configuration"
         raise ValueError(f"{key}: {str(error).splitlines()[0]}") from error
     privacy = build_privacy_config(values)
-    features = instantiate_component(cfg, "features", FeatureRecipe | PointEncoder) if values["features"] else None
+    features = instantiate_component(cfg, "features", FeatureRecipe | Encoder) if values["features"] else None
     encoder = None
-    if isinstance(features, PointEncoder):  # nobody learns features of points that come encoded
+    if isinstance(features, Encoder):  # nobody learns features of points that come encoded
         cfg, encoder, features = cfg.copy(), features, None
         cfg.features = None
     student = _instantiate_optional(cfg, "student", StudentAlgorithm)

@@ -15,7 +15,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
-from pate_torch.features.base import PointEncoder
+from pate_torch.features.encoder import Encoder
 from pate_torch.features.encoding import EncodingCache
 from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
 
@@ -38,7 +38,7 @@ class EncodedDataset(DatasetSource):
     """
 
     source: DatasetSource
-    encoder: PointEncoder
+    encoder: Encoder
     root: Path
     device: torch.device
 
@@ -80,7 +80,7 @@ class EncodedDataset(DatasetSource):
 
 
 def encode_sides(
-    encoder: PointEncoder,
+    encoder: Encoder,
     points: DataSpec,
     sides: Mapping[str, Tensor],
     *,
@@ -134,7 +134,7 @@ def encode_sides(
         for side, x_N in sides.items()
     }
     if not bool(feature_by_side["public"].isfinite().all()):
-        raise checks.error("features.name", card.name, "gives numbers that are not finite, of public points")
+        raise checks.error("features.name", card.name, "returns features of public points that are not finite")
     return {side: x_ND if side == "public" else replace_non_finite(x_ND) for side, x_ND in feature_by_side.items()}
 
 

@@ -1,1 +1,1 @@
-"""Features of points, learnt or computed from public points alone."""
+"""Features of points, learned or computed from public points alone."""

@@ -1,8 +1,7 @@
 """Random distortions of points that keep their class: affine and elastic maps, cutout, masks and noise.
 
-Images are distorted in the scale where 0 is black and normalized afterwards, so that pixels from outside the image are
-background. Affine maps, flips included, are drawn apart from the batched warp: a teacher's distortions come from its
-own stream and are the same in every backend. Everything is drawn on the generator's device.
+Images are normalized after the distortion, so that pixels from outside the image are background. Affine maps are drawn
+apart from the batched warp: a teacher's distortions come from its own stream and are the same in every backend.
 """
 
 from __future__ import annotations
@@ -75,11 +74,7 @@ def warp(x: Tensor, theta: Tensor, padding: str = "zeros") -> Tensor:
 
 
 def parse_affine(augment: Affine | Mapping[str, Any] | None, key: str = "augment") -> Affine | None:
-    """Make an ``Affine`` from the mapping of a configuration; None stays None.
-
-    Raises:
-        ValueError: The value is anything else; the message names ``key``.
-    """
+    """Make an ``Affine`` from the mapping of a configuration; None stays None, and errors name ``key``."""
     if augment is None or isinstance(augment, Affine):
         return augment
     checks.mapping(key, augment, fields(Affine))
@@ -112,7 +107,14 @@ class View:
 
     def __call__(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         """Distort raw points [B, ...] (uint8 images or rows) to normalized floats; the generator is of their device."""
-        return self._distort_images(x, spec, generator) if spec.is_image else self._distort_rows(x, spec, generator)
+        if spec.is_image:
+            return self._distort_images(x, spec, generator)
+        x = spec.normalize(x)
+        if self.mask:
+            x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
+        if self.jitter:
+            x = x + self.jitter * torch.randn(x.shape, generator=generator, device=generator.device)
+        return x
 
     def _distort_images(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
         x = x.float() / 255 if x.dtype == torch.uint8 else x
@@ -120,8 +122,10 @@ class View:
         if self.affine is not None or self.elastic:
             affine = self.affine or Affine()
             grid = F.affine_grid(affine.draw(count, x.shape, generator), list(x.shape), align_corners=False)
-            if self.elastic:
-                grid = grid + self._draw_displacement(count, height, width, generator)
+            if self.elastic:  # a smooth field: 4x4 normal draws, interpolated
+                coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
+                field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
+                grid = grid + field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
             x = F.grid_sample(x, grid, padding_mode=affine.padding, align_corners=False)
         if self.jitter:
             contrast = torch.rand(count, 1, 1, 1, generator=generator, device=generator.device)
@@ -132,14 +136,8 @@ class View:
             x = x.masked_fill(self._draw_square(count, height, width, generator), 0.0)
         return x
 
-    def _draw_displacement(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """Draw a smooth field [B, H, W, 2] in grid coordinates: 4x4 normal draws, interpolated."""
-        coarse = torch.randn(count, 2, 4, 4, generator=generator, device=generator.device)
-        field = F.interpolate(coarse, (height, width), mode="bicubic", align_corners=True)
-        return field.permute(0, 2, 3, 1) * _pixels_to_grid(self.elastic, height, width, generator.device)
-
     def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        """Draw bool [B, 1, H, W], True inside a square of random place and side."""
+        # True inside a square of random place and side.
         u = torch.rand(count, 3, generator=generator, device=generator.device)
         side = u[:, 0] * self.cutout * height
         rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
@@ -147,23 +145,14 @@ class View:
         inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
         return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
-    def _distort_rows(self, x: Tensor, spec: DataSpec, generator: torch.Generator) -> Tensor:
-        x = spec.normalize(x)
-        if self.mask:
-            x = x * (torch.rand(x.shape, generator=generator, device=generator.device) >= self.mask)
-        if self.jitter:
-            x = x + self.jitter * torch.randn(x.shape, generator=generator, device=generator.device)
-        return x
-
 
 @functools.lru_cache(maxsize=32)  # copied to each device once
 def _pixels_to_grid(count: float, height: int, width: int, device: torch.device) -> Tensor:
-    """Convert a number of pixels to grid coordinates, (x, y)."""
     return (count * torch.tensor([2 / width, 2 / height])).to(device)
 
 
 def make_weak_view(spec: DataSpec, augment: Affine | None) -> View:
-    """Make the weak view, which keeps labels for sure: the recommended ranges of images, or light noise on rows."""
+    """Make the weak view, which never changes a label: the recommended ranges of images, or light noise on rows."""
     return View(affine=augment) if spec.is_image else View(jitter=0.05)
 
 
@@ -171,19 +160,15 @@ def make_strong_view(spec: DataSpec, augment: Affine | None) -> View:
     """Make the strong view of consistency training: wider ranges and cutout, or a quarter of a row masked."""
     if not spec.is_image:
         return View(mask=0.25, jitter=0.1)
-    side = min(spec.input_shape[-2:])
-    elastic = 0.0 if augment is None else 0.03 * side
+    if augment is None:
+        return View(cutout=0.5, jitter=0.3)
+    elastic = 0.03 * min(spec.input_shape[-2:])
     return View(affine=widen_affine(augment), elastic=elastic, cutout=0.5, jitter=0.3)
 
 
-def widen_affine(augment: Affine | None, factor: float = 1.5) -> Affine | None:
+def widen_affine(augment: Affine, factor: float = 1.5) -> Affine:
     """Widen the ranges of a distortion; flips and padding stay."""
-    if augment is None:
-        return None
+    rotate, scale = min(augment.rotate * factor, 180.0), min(augment.scale * factor, 0.5)
     return replace(
-        augment,
-        rotate=min(augment.rotate * factor, 180.0),
-        scale=min(augment.scale * factor, 0.5),
-        shift=augment.shift * factor,
-        shear=min(augment.shear * factor, 45.0),
+        augment, rotate=rotate, scale=scale, shift=augment.shift * factor, shear=min(augment.shear * factor, 45.0)
     )

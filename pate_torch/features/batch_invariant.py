@@ -1,4 +1,4 @@
-"""Points encoded independently: no point influences the rounding of another's features, so sensitivities stay."""
+"""Functions of points in batches of one shape: no point influences the rounding of another point's result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pate_torch.core.device import run_in_parallel, single_thread_mode
 from pate_torch.core.progress import Progress
 
 BATCH_SIZE = 8
-"""Points of a batch: for small networks one point takes a third of its time alone, and larger batches gain nothing."""
+"""Number of points of a batch: small networks then take a third of the time of single points; more gain nothing."""
 _BLOCK_BATCHES = 64
 """Number of batches per copy from the device to the host."""
 

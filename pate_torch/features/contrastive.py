@@ -1,8 +1,7 @@
 """Features learned from public points without labels, which costs no privacy.
 
 The encoder learns to match two distorted copies of a point among the copies of the other points of the batch. Its
-features choose queries (points that represent a cluster), initialize a student or teachers, or are frozen inputs.
-Everything here is a function of public points, the recipe and the seed, and so releasable.
+features choose queries, initialize a student or teachers, or are frozen inputs.
 
 Source: Chen et al. 2020 (SimCLR), the normalized-temperature cross-entropy of its equation 1.
 """
@@ -30,12 +29,15 @@ from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, parse_affine
-from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.base import Device, FeatureRecipe
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.networks import ConcatFeatures, get_last_linear, remove_head
 from pate_torch.privacy.records import DataSpec, PublicPool
 
 PRECISIONS = ("float32", "bfloat16", "auto")
+_MAX_CACHED_ENCODERS = 8
+"""Number of encoders that a process keeps: for the queries, and for each of several students."""
+_ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class ContrastiveFeatures(FeatureRecipe):
         network: Name of the network, see ``networks.build``.
         network_options: Options of the network.
         steps: Number of training steps.
-        batch_size: Number of points of a step; each gives two copies.
+        batch_size: Number of points of a step; each is distorted twice.
         learning_rate: Peak learning rate.
         weight_decay: Decoupled weight decay.
         temperature: Temperature of the contrastive loss.
@@ -94,15 +96,8 @@ class ContrastiveFeatures(FeatureRecipe):
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
 
     def learn(
-        self,
-        x_P: Tensor,
-        spec: DataSpec,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: Device = "cpu", progress: Progress = do_nothing
     ) -> nn.Module:
-        # Queries and students learn the same recipe: a process learns it once per points, seed and device.
         if self.encoders > 1:
             learn = functools.partial(self.single_encoder.learn, x_P, spec, device=device)
             parts = [
@@ -110,13 +105,14 @@ class ContrastiveFeatures(FeatureRecipe):
                 for k in range(self.encoders)
             ]
             return ConcatFeatures(run_in_parallel(parts, torch.device(device), progress))
+        # Queries and students learn the same recipe: a process learns it once per points, seed and device.
         key = (repr(self), repr(spec), compute_tensor_digest(x_P), str(seed), str(device))
-        encoder = _ENCODER_CACHE.get(key)
-        if encoder is None:
-            encoder = _ENCODER_CACHE[key] = self._train(x_P.to(device), spec, seed, progress)
-            while len(_ENCODER_CACHE) > _MAX_CACHED_ENCODERS:
-                _ENCODER_CACHE.popitem(last=False)
-        return copy.deepcopy(encoder)
+        if key not in _ENCODER_CACHE:
+            _ENCODER_CACHE[key] = self._train(x_P.to(device), spec, seed, progress)
+        encoder = copy.deepcopy(_ENCODER_CACHE[key])
+        while len(_ENCODER_CACHE) > _MAX_CACHED_ENCODERS:
+            _ENCODER_CACHE.popitem(last=False)
+        return encoder
 
     @property
     def single_encoder(self) -> ContrastiveFeatures:
@@ -132,14 +128,12 @@ class ContrastiveFeatures(FeatureRecipe):
         network = networks.initialize(network, rng.make_torch_generator(seed, "representation", "initial"))
         encoder = remove_head(network).to(x_P.device).to(memory_format=torch.channels_last)
         width = encoder.eval()(spec.normalize(x_P[:1])).shape[1]
-        head = nn.Sequential(nn.Linear(width, self.projection), nn.ReLU(), nn.Linear(self.projection, self.projection))
+        layers = nn.Linear(width, self.projection), nn.Linear(self.projection, self.projection)
         projection_generator = rng.make_torch_generator(seed, "representation", "projection")
-        for parameter in head.parameters():  # networks.initialize would set the output layer to zero
-            if parameter.dim() > 1:
-                nn.init.orthogonal_(parameter, generator=projection_generator)
-            else:
-                nn.init.zeros_(parameter)
-        head.to(x_P.device)
+        for layer in layers:  # networks.initialize would set the output layer to zero
+            nn.init.orthogonal_(layer.weight, generator=projection_generator)
+            nn.init.zeros_(layer.bias)
+        head = nn.Sequential(layers[0], nn.ReLU(), layers[1]).to(x_P.device)
         generator = rng.make_torch_generator(seed, "representation", "views", device=x_P.device)
         view = make_strong_view(spec, parse_affine(self.augment))
         size = min(self.batch_size, len(x_P))
@@ -174,7 +168,7 @@ def learn_features(
     recipe: FeatureRecipe | None, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
 ) -> Tensor | None:
     """Compute unit-length features of the public points, float32 [P, D]; None without a recipe."""
-    encoder = learn_encoder(recipe, pool, spec, seed, device, stages)
+    encoder = None if recipe is None else learn_encoder(recipe, pool, spec, seed, device, stages)
     return None if encoder is None else to_graph_device(encode(encoder, pool.x, spec), device)
 
 
@@ -184,11 +178,6 @@ def autocast(precision: str, device: torch.device) -> Any:
         is_fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_amx_tile_supported()
         precision = "bfloat16" if is_fast and device.type in ("cpu", "cuda") else "float32"
     return torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
-
-
-_MAX_CACHED_ENCODERS = 8
-"""Number of encoders that a process keeps: for the queries, and for each of several students."""
-_ENCODER_CACHE: OrderedDict[tuple[str, ...], nn.Module] = OrderedDict()
 
 
 def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
@@ -201,13 +190,11 @@ def compute_contrastive_loss(z_2BD: Tensor, temperature: float) -> Tensor:
 
 def transfer_weights(encoder: nn.Module, network: nn.Module) -> None:
     """Copy the encoder's weights into a network of the same design, except for its classifier."""
-    head = get_last_linear(network)
-    trunk = {name: value for name, value in network.state_dict().items() if not name.startswith(head + ".")}
-    encoder_state = encoder.state_dict()
-    shapes, encoder_shapes = ({n: v.shape for n, v in state.items()} for state in (trunk, encoder_state))
-    if shapes != encoder_shapes:
+    classifier, state, own_state = get_last_linear(network) + ".", encoder.state_dict(), network.state_dict()
+    trunk_shapes = {name: value.shape for name, value in own_state.items() if not name.startswith(classifier)}
+    if trunk_shapes != {name: value.shape for name, value in state.items()}:
         raise ValueError("features.network: must be the student's network with the same network_options")
-    network.load_state_dict(encoder_state, strict=False)
+    network.load_state_dict(state, strict=False)
 
 
 @torch.no_grad()

@@ -3,8 +3,7 @@ r"""A frozen public network of the user's turns texts, images or rows into featu
     python train.py dataset=text dataset.path=mails.csv features=encoder \
         features.weights=table.safetensors features.tokenizer=tokenizer.json
 
-Teachers, methods and students see the features alone, and the published student names the encoder that it needs by
-its hash. Everything here is public except the points.
+Teachers, methods and students see the features alone, and the published student names the encoder by its hash.
 
 Guarantee: a point's features are a function of that point and the encoder alone, bit for bit: batches have one shape,
 and a point's place in its batch depends on its content (``map_batch_invariant``). With ``batch_size=1``, the default,
@@ -30,50 +29,44 @@ from torch import Tensor, nn
 from pate_torch.core import checks, texts
 from pate_torch.core.files import compute_file_digest, get_tensor_bytes
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.features.base import PointEncoder
+from pate_torch.features import encoding
+from pate_torch.features.base import Device
 from pate_torch.features.batch_invariant import map_batch_invariant
-from pate_torch.features.encoding import (
-    Points,
-    Runtime,
-    Tokens,
-    import_optional,
-    load_weights,
-    make_onnx_runtime,
-    make_static_runtime,
-    make_torch_runtime,
-)
 from pate_torch.networks import remove_head
-from pate_torch.privacy.records import DataSpec, EncoderCard
+from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
 
-POOLINGS = ("mean", "first")
+TOKENIZER_FILE = "tokenizer.json"
+_NUM_CHECKED_POINTS = 16
+"""Number of public points on which ``check_batch_independence`` tries an encoder."""
+TEXT_SPEC = DataSpec(
+    name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
+)
+"""The specification of texts that belong to no data set."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Encoder(PointEncoder):
+class Encoder:
     """A frozen encoder: an ONNX file, a table of token vectors with a tokenizer, or a torch module with its weights.
 
     Attributes:
-        name: Name that its makers gave it.
+        name: Name that the authors of the encoder gave it.
         weights: A .safetensors or .onnx file, or "package:path" for a file of an installed package, whose code is not
-            run; None if the module has its own weights.
-        module: A torch module; None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
+            run. None if the module has its own weights.
+        module: A torch module. None if ``weights`` is an ONNX file or, with a tokenizer, a table of token vectors.
         tokenizer: A tokenizer.json, for texts.
         max_length: Largest number of tokens of a text; longer texts are cut.
-        special_tokens: Whether the tokenizer adds its special tokens; None for all but tables of token vectors.
-        pooling: Which vector represents a text: the "mean" of its tokens' vectors, or the "first".
+        special_tokens: Whether the tokenizer adds its special tokens. None adds them except for tables of vectors.
+        pooling: Vector that represents a text: the "mean" of its tokens' vectors, or the "first".
         headless: Whether to remove the module's last linear layer, whose inputs are then the features.
-        size: Height and width that images are resized to; None to keep their size.
-        mean: Mean of each channel, in 0..1, that images are normalized by; None for the mean of the data.
-        std: Standard deviation of each channel; None for that of the data.
-        batch_size: Number of points of a batch; above 1, public points are tried for features that depend on others.
+        size: Height and width to which images are resized. None if they keep their size.
+        mean: Mean of each channel, in 0..1, by which images are normalized. None for the mean of the data.
+        std: Standard deviation of each channel. None for that of the data.
+        batch_size: Number of points of a batch.
         license: License of the encoder, for the privacy statement.
         trained_on: Training data of the encoder, as far as declared.
-        disjoint: Whether you know that its training data hold no private record; otherwise the statement warns.
+        disjoint: Whether you know that the training data hold no private record; otherwise the statement warns.
         publish: Whether to put the files beside the published student, if the license allows it.
-        cache_gb: Largest size of the encoded points on disk, in GB; 0 to keep none.
-
-    Raises:
-        ValueError: An option is invalid; the message names its key.
+        cache_gb: Largest size of the encoded points on disk, in GB; 0 keeps none.
     """
 
     name: str = "encoder"
@@ -97,16 +90,13 @@ class Encoder(PointEncoder):
     def __post_init__(self) -> None:
         facts = {"license": self.license, "trained_on": self.trained_on, "disjoint": self.disjoint}
         EncoderCard(name=self.name, kind="given", **facts)  # type: ignore[arg-type]
+        for key, check in ENCODER_OPTION_CHECKS.items():
+            if check is not None and getattr(self, key) is not None:
+                check(f"features.{key}", getattr(self, key))
         checks.integer("features.max_length", self.max_length, low=2)
-        checks.integer("features.batch_size", self.batch_size, low=1)
-        if self.special_tokens is not None:
-            checks.boolean("features.special_tokens", self.special_tokens)
-        checks.one_of("features.pooling", self.pooling, POOLINGS)
+        checks.one_of("features.pooling", self.pooling, ("mean", "first"))
         checks.non_negative("features.cache_gb", self.cache_gb)
-        checks.boolean("features.headless", self.headless)
         checks.boolean("features.publish", self.publish)
-        if self.size is not None:
-            checks.integer("features.size", self.size, low=1)
         if (self.mean is None) != (self.std is None):
             raise checks.error("features.std", self.std, "must be given together with features.mean")
         if self.module is not None and not isinstance(self.module, nn.Module):
@@ -144,10 +134,12 @@ class Encoder(PointEncoder):
         return digests
 
     def get_published_files(self) -> dict[str, Path]:
+        """Return the files to publish beside the student, by their names there; none unless the owner agrees."""
         files = self.files.items() if self.publish else ()
         return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
 
     def make_card(self, points: DataSpec) -> EncoderCard:
+        """Describe the encoder for a release; ValueError if it cannot take these points."""
         if points.kind == "text" and self.tokenizer is None:
             fix = "Set it to a tokenizer.json."
             raise checks.error("features.tokenizer", None, "must be given: points are texts", fix)
@@ -180,15 +172,7 @@ class Encoder(PointEncoder):
 
     @classmethod
     def from_card(cls, card: EncoderCard, files: Mapping[str, str]) -> Encoder:
-        """Make the encoder that a student needs from local files.
-
-        Args:
-            card: The card of the student.
-            files: Paths by "weights" and "tokenizer".
-
-        Raises:
-            ValueError: The encoder is a module, whose code no file holds, or a file has another key.
-        """
+        """Make the encoder of a student's card from local files, by "weights" and "tokenizer"."""
         if card.kind not in ("onnx", "static"):
             fix = "Give Encoder(module=..., weights=...), of pate_torch.features.encoder."
             raise checks.error("encoder", card.name, f"is {card.module or 'unknown'}, whose code no file holds", fix)
@@ -199,42 +183,35 @@ class Encoder(PointEncoder):
     @staticmethod
     def locate_files(card: EncoderCard, folder: Path) -> dict[str, str]:
         """Locate the files of a published encoder, by "weights" and "tokenizer"."""
-        if card.file is not None and card.file != Path(card.file).name:
-            problem = "must be the plain name of a file in the folder of the encoder"
-            raise checks.error("encoder.file", card.file, problem)
         names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
     @property
     def architecture(self) -> str:
-        versions = f"torch {torch.__version__}"
-        return versions if self.module is None else f"{versions} {self.module!r}"
+        """The code that decides the features beside the card's ``identity``, as part of the key of the cache."""
+        module = "" if self.module is None else f" {self.module!r}"
+        return f"torch {torch.__version__}{module}"
 
     def encode(
-        self,
-        x: Any,
-        points: DataSpec | None = None,
-        *,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
-        points = TEXT_SPEC if points is None else points
-        x = self.to_tensor(x, points)
-        runner = self.make_runner(points, device)
+        """Compute features [N, D], float32 on the CPU, of each point by itself, bit for bit."""
+        x, run = self.to_tensor(x, points), self.make_runner(points, device)
 
         def encode_batches(batches: Iterator[Tensor]) -> Tensor:
-            return torch.stack([runner(x_B) for x_B in batches]).cpu()  # one copy from a GPU
+            return torch.stack([run(x_B) for x_B in batches]).cpu()  # one copy from a GPU
 
         return map_batch_invariant(encode_batches, x, progress, self.batch_size)
 
     def to_tensor(self, x: Any, points: DataSpec) -> Tensor:
+        """Convert points, such as texts or the columns of a table, to a tensor."""
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         if points.kind == "text" and not isinstance(x, Tensor):
             if is_table:
                 checks.one_of("text", points.text, [str(name) for name in x])
                 x = x[points.text]
             if isinstance(x, str):
-                raise checks.error("texts", "one text", "must be a list of texts")
+                raise checks.error("texts", "a single text", "must be a list of texts")
             return texts.encode_texts("texts", list(x), points.input_shape[0])
         if is_table and points.schema is not None:
             return torch.from_numpy(points.schema.encode(x))
@@ -244,26 +221,28 @@ class Encoder(PointEncoder):
             raise checks.error("points", tuple(x.shape), f"must be {points.kind} of shape (N, {expected_shape})")
         return x
 
-    def make_runner(self, points: DataSpec, device: torch.device | str = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from a batch of raw points to features.
-
-        Raises:
-            ValueError: The weights do not fit the module, or the encoder cannot take points of this shape.
-        """
+    def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
+        """Make a function from raw points to features, float32 [B, D]; ValueError if the encoder cannot take them."""
         card = self.make_card(points)
-        run = self._make_runtime(card, device)
+        compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
+
+        def run(x_B: Tensor) -> Tensor:
+            inputs = preprocess(x_B)
+            return encoding.pool_features(compute(inputs), inputs, pooling)
+
         dtype = torch.uint8 if points.is_image or points.kind == "text" else torch.float32
         blank = torch.zeros(self.batch_size, *points.input_shape, dtype=dtype)
         try:
-            run(preprocess(blank))
+            run(blank)
         except Exception as error:  # a module of the user may raise anything
             reason = " ".join(str(error).split())[:200]
             message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
             raise checks.error("features.name", self.name, message, "Give it points as it was trained on.") from error
-        return lambda x_B: run(preprocess(x_B))
+        return run
 
-    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: torch.device | str = "cpu") -> None:
+    def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: Device = "cpu") -> None:
+        """Raise ValueError if the features of one public point depend on another point."""
         # In layers that normalize over a batch, and in quantization by a batch's range, features depend on the other
         # points of the batch; in a module with a state, on earlier points. A sample is tried in two orders, and alone.
         run, size = self.make_runner(points, device), self.batch_size
@@ -275,10 +254,10 @@ class Encoder(PointEncoder):
 
         feature_SD = encode(x_S)
         if not bool(feature_SD.isfinite().all()):
-            raise checks.error("features.name", self.name, "gives numbers that are not finite, of public points")
+            raise checks.error("features.name", self.name, "returns features of public points that are not finite")
         if not torch.equal(encode(x_S), feature_SD):
-            raise checks.error("features.name", self.name, "gives other features of the same point the second time")
-        message = "lets points see each other: one has other features beside others than alone"
+            raise checks.error("features.name", self.name, "returns other features of the same point the second time")
+        message = "mixes points: a point has other features in a batch than alone"
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
         if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, and beside others
             raise dependence_error
@@ -288,16 +267,15 @@ class Encoder(PointEncoder):
             if not torch.equal(run(single_x)[slot].cpu(), feature_SD[slot]):
                 raise dependence_error
 
-    def _make_runtime(self, card: EncoderCard, device: torch.device | str) -> Runtime:
-        if card.kind == "static":
-            return make_static_runtime(self.files["weights"])
-        if card.kind == "onnx":
-            return make_onnx_runtime(self.files["weights"], self.pooling)
+    def _make_runtime(self, device: Device) -> encoding.Runtime:
+        if self.kind != "torch":
+            make = encoding.make_static_runtime if self.kind == "static" else encoding.make_onnx_runtime
+            return make(self.files["weights"])
         module = copy.deepcopy(self.module)
         assert module is not None
         if "weights" in self.files:
-            load_weights(module, self.files["weights"])
-        return make_torch_runtime(remove_head(module) if self.headless else module, self.pooling, device)
+            encoding.load_weights(module, self.files["weights"])
+        return encoding.make_torch_runtime(remove_head(module) if self.headless else module, device)
 
     def _normalize(self, points: DataSpec, x_B: Tensor) -> Tensor:
         if not points.is_image:
@@ -310,9 +288,9 @@ class Encoder(PointEncoder):
             z = (z.expand(-1, len(mean), -1, -1) - mean) / std  # a gray image becomes three equal channels
         return z
 
-    def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], Points]:
+    def _make_tokenizer(self, card: EncoderCard) -> Callable[[Tensor], encoding.Tokens]:
         path = self.files["tokenizer"]
-        tokenizers = import_optional("tokenizers", "text", "features.tokenizer", str(path))
+        tokenizers = encoding.import_optional("tokenizers", "text", "features.tokenizer", str(path))
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain exceptions
@@ -323,37 +301,24 @@ class Encoder(PointEncoder):
         tokenizer.enable_truncation(self.max_length)
         add_special_tokens = bool(card.options["special_tokens"])
 
-        def tokenize(x_B: Tensor) -> Tokens:
+        def tokenize(x_B: Tensor) -> encoding.Tokens:
             try:
                 decoded_texts = texts.decode_texts(x_B)
                 token_ids = [tokenizer.encode(t, add_special_tokens=add_special_tokens).ids for t in decoded_texts]
             except Exception as error:  # the message does not quote the text
-                message = "cannot read every text: it has no token for what it does not know"
+                message = "cannot read every text: it has no token for unknown words"
                 raise checks.error("features.tokenizer", str(path), message) from error
             # In a batch of one, a text keeps its length; in larger batches all have one length, which is public.
             length = max(1, len(token_ids[0])) if self.batch_size == 1 else self.max_length
             ids_BL = torch.tensor([ids + [pad_id] * (length - len(ids)) for ids in token_ids], dtype=torch.int64)
             count_B = torch.tensor([len(ids) for ids in token_ids])
-            return Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
+            return encoding.Tokens(ids_BL, (torch.arange(length) < count_B[:, None]).long())
 
         return tokenize
 
 
-TOKENIZER_FILE = "tokenizer.json"
-_NUM_CHECKED_POINTS = 16
-"""Number of public points that an encoder is tried on."""
-TEXT_SPEC = DataSpec(
-    name="texts", num_classes=2, input_shape=(4096,), class_names=("0", "1"), mean=(0.0,), std=(1.0,), text="text"
-)
-"""The specification of texts that belong to no data set."""
-
-
 def resolve_file(key: str, location: str) -> Path:
-    """Find a file, or "package:path" for a file of an installed package, without running the package's code.
-
-    Raises:
-        ValueError: There is no such file.
-    """
+    """Find a file, or "package:path" for a file of an installed package, without running the package's code."""
     path = Path(checks.nonempty_string(key, location)).expanduser()
     if path.is_file():
         return path
@@ -369,7 +334,6 @@ def resolve_file(key: str, location: str) -> Path:
 
 
 def _compute_digest(module: nn.Module) -> str:
-    """Compute the SHA-256 of a module's tensors and their names."""
     state = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         state.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.core.files import atomic_replacement, compute_tensor_digest, create_private_folder, read_tensors
 from pate_torch.core.run_folders import hold_lock
+from pate_torch.features.base import Device
 
 
 class Tokens(NamedTuple):
@@ -30,10 +31,10 @@ class Tokens(NamedTuple):
 
 Points = Tensor | Tokens
 Runtime = Callable[[Points], Tensor]
-"""Maps a batch of points, or of their tokens, to features, float32 [B, D], on the encoder's device."""
+"""Maps a batch of points, or of their tokens, to the output of the encoder's network, on its device."""
 
 
-def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | str) -> Runtime:
+def make_torch_runtime(module: nn.Module, device: Device) -> Runtime:
     """Make the runtime of a torch module, in evaluation mode."""
     module = module.to(device).eval().requires_grad_(False)
 
@@ -42,17 +43,13 @@ def make_torch_runtime(module: nn.Module, pooling: str, device: torch.device | s
         inputs = points if isinstance(points, Tokens) else (points,)
         output = module(*(tensor.to(device) for tensor in inputs))
         output = getattr(output, "last_hidden_state", output)  # the output of the models of transformers
-        return _pool_features(output[0] if isinstance(output, tuple | list) else output, points, pooling)
+        return output[0] if isinstance(output, tuple | list) else output
 
     return run
 
 
 def load_weights(module: nn.Module, weights: Path) -> None:
-    """Load all tensors of a safetensors file into a module.
-
-    Raises:
-        ValueError: The file is of another kind, or its tensors have other names or shapes than the module's.
-    """
+    """Load all tensors of a safetensors file into a module; ValueError if names or shapes are not the module's."""
     if weights.suffix in {".pt", ".pth", ".bin", ".ckpt"}:
         fix = (
             'Convert it once, without running code of it: python -c "from pate_torch.features.encoding import convert; '
@@ -64,7 +61,7 @@ def load_weights(module: nn.Module, weights: Path) -> None:
     common = expected.keys() & tensors.keys()
     mismatched = sorted(name for name in common if expected[name].shape != tensors[name].shape)
     fix = f"They must be those of {type(module).__name__}."
-    for verb, names in (("lack", missing), ("hold, beside what fits,", extra), ("have another shape of", mismatched)):
+    for verb, names in (("lack", missing), ("hold the unknown", extra), ("have another shape of", mismatched)):
         if names:
             others_text = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise checks.error("features.weights", str(weights), f"{verb} {names[0]}{others_text}", fix)
@@ -80,11 +77,7 @@ def convert(pickle: Path | str, weights: Path | str) -> None:
 
 
 def make_static_runtime(weights: Path) -> Runtime:
-    """Make the runtime of a safetensors file with a table of token vectors [V, D], which computes their mean.
-
-    Raises:
-        ValueError: The file holds anything but one table.
-    """
+    """Make the runtime of a safetensors file that holds one table of token vectors [V, D]."""
     tables = list(read_tensors(weights).values())
     if len(tables) != 1 or tables[0].dim() != 2:
         fix = "Give features.module, the network that they are of."
@@ -93,17 +86,13 @@ def make_static_runtime(weights: Path) -> Runtime:
 
     def run(points: Points) -> Tensor:
         assert isinstance(points, Tokens)
-        return _pool_features(table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)], points, "mean")
+        return table_VD[points.ids_BL.clamp(max=len(table_VD) - 1)]
 
     return run
 
 
-def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
-    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU.
-
-    Raises:
-        ValueError: onnxruntime is not installed, or the file is no readable ONNX file.
-    """
+def make_onnx_runtime(weights: Path) -> Runtime:
+    """Make the runtime of an ONNX file, by onnxruntime on one thread of the CPU."""
     ort = import_optional("onnxruntime", "onnx", "features.weights", str(weights))
     check_no_external_data(weights)
     options = ort.SessionOptions()
@@ -111,13 +100,13 @@ def make_onnx_runtime(weights: Path, pooling: str) -> Runtime:
     options.log_severity_level = 3
     try:
         session = ort.InferenceSession(str(weights), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have a base class of their own
+    except Exception as error:  # the errors of onnxruntime share no public base class
         raise checks.error("features.weights", str(weights), f"is not a readable ONNX file ({error})") from error
     inputs = session.get_inputs()
 
     def run(points: Points) -> Tensor:
         feed = {onnx_input.name: _make_onnx_input(onnx_input, points) for onnx_input in inputs}
-        return _pool_features(torch.from_numpy(np.asarray(session.run(None, feed)[0])), points, pooling)
+        return torch.from_numpy(np.asarray(session.run(None, feed)[0]))
 
     return run
 
@@ -158,7 +147,6 @@ def check_no_external_data(weights: Path) -> None:
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
-    """The value of an input of an ONNX file, by its name and type."""
     kind = np.float32 if "float" in onnx_input.type else np.int32 if "int32" in onnx_input.type else np.int64
     if not isinstance(points, Tokens):
         value = points
@@ -170,7 +158,7 @@ def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:
 
 
 def import_optional(module: str, extra: str, key: str, value: str) -> Any:
-    """Import a package of an extra; ValueError if it is not installed."""
+    """Import a package of an extra."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -178,8 +166,8 @@ def import_optional(module: str, extra: str, key: str, value: str) -> Any:
         raise checks.error(key, value, f"needs the package {module}", fix) from error
 
 
-def _pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
-    """Features, float32 [B, D]: the mean or the first of tokens' vectors [B, L, D], or the mean of a feature map."""
+def pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
+    """Pool the output of a network to float32 [B, D]: the mean or first of token vectors, the mean of a feature map."""
     output = output.float()
     if isinstance(points, Tokens) and output.dim() == 3:
         if pooling == "first":
@@ -193,18 +181,17 @@ def _pool_features(output: Tensor, points: Points, pooling: str) -> Tensor:
 
 CACHE_README = """PRIVATE: do not publish, do not share.
 
-Points as a frozen encoder sees them, private ones too: whoever has them can learn about single records. They are
-encoded again when they are missing, so that all of it may be deleted at any time.
+These files hold the features that a frozen encoder computed, also those of private records. They reveal single
+records. You may delete them at any time; missing features are computed again.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodingCache:
-    """PRIVATE. Features on disk, found again by a hash of the encoder, its options and the points.
+    """PRIVATE. Features on disk, ``<root>/features/<data set>-<side>-<key>.safetensors``, in a folder of the owner's.
 
-    The files are ``<root>/features/<data set>-<side>-<key>.safetensors``. A hash of private points is as private as
-    they are, and so is the folder, which only its owner can enter. The least recently used file is deleted first when
-    the limit is passed. To forget a record, delete the files of its data set: ``rm <root>/features/<data set>-*``.
+    The key is a hash of the encoder, its options and the points, and as private as they are. When the limit is passed,
+    the least recently used file is deleted first. To forget a record, delete the files of its data set.
 
     Attributes:
         root: The folder of teachers and ledger.
@@ -219,9 +206,13 @@ class EncodingCache:
     def get_or_encode(
         self, name: str, key_facts: Mapping[str, object], x_N: Tensor, encode: Callable[[], Tensor]
     ) -> Tensor:
-        """Return the features of the points: those on disk, else those that ``encode`` computes.
+        """Return the features of the points: those on disk, or else those that ``encode`` computes.
 
-        ``name`` begins the file's name; ``key_facts`` is plain data that decides the features beside the points.
+        Args:
+            name: Start of the file's name.
+            key_facts: Plain data that decides the features beside the points.
+            x_N: The points.
+            encode: Function that computes the features.
         """
         if not self.max_bytes:
             return encode()
@@ -229,10 +220,10 @@ class EncodingCache:
         key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
         file = create_private_folder(self.root / "features", CACHE_README) / f"{name}-{key}.safetensors"
 
-        def report_busy(holder: str) -> None:
+        def report_wait(holder: str) -> None:
             self.notify(f"Waiting for {holder}, which encodes the same points.")
 
-        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_busy):
+        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
             if file.exists():
                 try:
                     feature_ND = read_tensors(file)["features"]
@@ -242,7 +233,7 @@ class EncodingCache:
                     file.unlink(missing_ok=True)
             feature_ND = encode()
             self._save(file, feature_ND)
-        return feature_ND
+            return feature_ND
 
     def _save(self, file: Path, x_ND: Tensor) -> None:
         size = x_ND.numel() * x_ND.element_size()

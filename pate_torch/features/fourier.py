@@ -20,7 +20,7 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.core.rng import make_torch_generator
-from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.base import Device, FeatureRecipe
 from pate_torch.networks import Fourier, remove_head
 from pate_torch.privacy.records import DataSpec
 
@@ -50,28 +50,17 @@ class FourierFeatures(FeatureRecipe):
         return {"name": "fourier", "options": {"cosines": self.cosines}}
 
     def learn(
-        self,
-        x_P: Tensor,
-        spec: DataSpec,
-        *,
-        seed: int,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+        self, x_P: Tensor, spec: DataSpec, *, seed: int, device: Device = "cpu", progress: Progress = do_nothing
     ) -> nn.Module:
         generator = make_torch_generator(seed, "representation", "fourier")
         network = remove_head(networks.build("fourier", spec.input_shape, spec.num_classes, cosines=self.cosines))
         module = next(layer for layer in network.modules() if isinstance(layer, Fourier))
         z_PD = spec.normalize(x_P.cpu()).flatten(1)
         compared = torch.randperm(len(z_PD), generator=generator)[:_NUM_COMPARED_POINTS]
-        distance = self.width * _compute_median_distance(z_PD[compared])
-        module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / distance)
+        distance = torch.pdist(z_PD[compared].double())
+        distance = distance[distance > 0]
+        scale = self.width * (float(distance.median()) if len(distance) else 1.0)
+        module.frequency_DF.copy_(torch.randn(module.frequency_DF.shape, generator=generator) / scale)
         module.phase_F.copy_(torch.rand(module.phase_F.shape, generator=generator) * 2 * math.pi)
         progress(1, 1)
         return network.to(device).eval()
-
-
-def _compute_median_distance(z_PD: Tensor) -> float:
-    """The median over all pairs that differ; 1 if no pair does."""
-    distance = torch.pdist(z_PD.double())
-    distance = distance[distance > 0]
-    return float(distance.median()) if len(distance) else 1.0

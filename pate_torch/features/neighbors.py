@@ -18,20 +18,18 @@ from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.records import DataSpec
 
 _CPU_BLOCK_ENTRIES, _GPU_BLOCK_ENTRIES = 1 << 21, 1 << 26
-"""Entries of one block of distances: as many as fit a core's cache, or as keep a GPU busy (256 MB)."""
+"""Number of entries of one block of distances: a block fits the cache of a core, or keeps a GPU busy (256 MB)."""
 _GROUP_COLUMNS = 16
 """Columns that share a minimum in the search for the smallest entries of a row."""
 
 
-def split_blocks(x_PD: Tensor, width: int) -> list[slice]:
-    """Split the rows into blocks, the first the largest, that with ``width`` numbers a row suit the points' device."""
-    rows = max(1, (_CPU_BLOCK_ENTRIES if x_PD.device.type == "cpu" else _GPU_BLOCK_ENTRIES) // max(1, width))
-    return [slice(start, min(start + rows, len(x_PD))) for start in range(0, len(x_PD), rows)]
-
-
 @single_thread_mode()  # the rounding depends on the number of threads
-def project_principal(x_PD: Tensor, width: int) -> Tensor:
-    """Center points and project them on their leading principal axes, [P, min(D, width)]."""
+def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
+    """Project normalized points on their leading principal axes, [P, min(D, width)] on the CPU.
+
+    These rows compare raw points where no features are learned.
+    """
+    x_PD = spec.normalize(x_P.cpu()).flatten(1)
     x_PD = x_PD - x_PD.mean(0)
     if x_PD.shape[1] <= width:
         return x_PD
@@ -40,11 +38,6 @@ def project_principal(x_PD: Tensor, width: int) -> Tensor:
         return x_PD @ torch.linalg.eigh(x_PD.T @ x_PD).eigenvectors[:, -width:]
     values, vectors = torch.linalg.eigh(x_PD @ x_PD.T)
     return vectors[:, -width:] * values[-width:].clamp(min=0).sqrt()
-
-
-def compute_coordinates(x_P: Tensor, spec: DataSpec, width: int = 64) -> Tensor:
-    """Make rows to compare raw points by, without learned features: on at most ``width`` axes, on the CPU."""
-    return project_principal(spec.normalize(x_P.cpu()).flatten(1), width)
 
 
 def to_graph_device(x_PD: Tensor, device: torch.device) -> Tensor:
@@ -73,7 +66,7 @@ class Graph:
         return torch.device("cpu")
 
     def __matmul__(self, value_PC: Tensor) -> Tensor:
-        # By SciPy in one thread, row by row: the same bits on every machine, where private opinions are propagated too.
+        # SciPy multiplies row by row in one thread: the same bits on every machine, also of private predictions.
         return torch.from_numpy(self.weight_PP @ value_PC.numpy())
 
 
@@ -105,13 +98,14 @@ def find_nearest(x_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     One product and one selection per block are twice as fast as scikit-learn's brute force (benchmarks/README.md).
     """
-    norm_P = x_PD.square().sum(1)
-    parts, row_blocks = [], split_blocks(x_PD, len(x_PD))
-    buffer_BP = x_PD.new_empty(row_blocks[0].stop, len(x_PD))  # allocated once, which saves a fifth of the time
-    for rows in row_blocks:
-        squared_BP = torch.add(norm_P, norm_P[rows, None], out=buffer_BP[: rows.stop - rows.start])
-        squared_BP.addmm_(x_PD[rows], x_PD.T, alpha=-2)
-        squared_BP.diagonal(rows.start).fill_(torch.inf)
+    norm_P, parts = x_PD.square().sum(1), []
+    block_rows = max(1, (_CPU_BLOCK_ENTRIES if x_PD.device.type == "cpu" else _GPU_BLOCK_ENTRIES) // len(x_PD))
+    buffer_BP = x_PD.new_empty(min(block_rows, len(x_PD)), len(x_PD))  # allocated once: saves a fifth of the time
+    for start in range(0, len(x_PD), block_rows):
+        x_BD, norm_B = x_PD[start : start + block_rows], norm_P[start : start + block_rows]
+        squared_BP = torch.add(norm_P, norm_B[:, None], out=buffer_BP[: len(x_BD)])
+        squared_BP.addmm_(x_BD, x_PD.T, alpha=-2)
+        squared_BP.diagonal(start).fill_(torch.inf)
         parts.append(_select_smallest(squared_BP, count))
     return torch.cat([values for values, _ in parts]).clamp(min=0), torch.cat([indices for _, indices in parts])
 

@@ -86,7 +86,7 @@ class GradientMethod(RecordMethod):
         if self.num_rounds > 1 and not self.releases_guide:
             fix = "Use student@guide_student=same."
             raise checks.error("student.publish", "released_model", "lies in the features of its own guide", fix)
-        features = student.feature_recipe
+        features = student.features
         if not self.is_guided and features != self.features:
             expected_name = "none" if self.features is None else self.features.name
             problem = f"must be those in which the model is fitted to the records: features={expected_name}"

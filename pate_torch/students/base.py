@@ -1,4 +1,4 @@
-"""What students learn from, what they are, and the contract of their training."""
+"""The task of a student, the trained student, and the interface of student algorithms."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from pate_torch.core import checks, rng
 from pate_torch.core.progress import Log, Progress, do_nothing
-from pate_torch.features.base import FeatureRecipe, PointEncoder
-from pate_torch.privacy.records import DataSpec, LinearModel
+from pate_torch.features.base import FeatureRecipe
+from pate_torch.features.encoder import Encoder
+from pate_torch.privacy.records import DataSpec, EncoderCard, LinearModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class StudentTask:
         label_Q: Their labels.
         posterior_QC: Class probabilities by the released noisy counts, or (``soft``) the released scores; rows sum to
             1. None if only labels were released.
-        soft: Whether ``posterior_QC`` holds scores. They are learned as they are; counts say which label is likely.
+        soft: Whether ``posterior_QC`` holds scores, which are targets; posteriors of counts are likelihoods of labels.
         round_Q: Round, from 0, in which each question was asked; None if there was one round.
         guide: Student of all rounds but the last, by the same recipe; None if there is none.
         model: Linear model that gave the last round's answers, in the guide's features; None if no model did.
@@ -44,12 +45,17 @@ class StudentTask:
     guide: Student | None = None
     model: LinearModel | None = None
 
-    def select(self, index_S: Tensor) -> StudentTask:
-        """The task with these of its answers alone, on the CPU."""
-        posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[index_S]
-        round_S = None if self.round_Q is None else self.round_Q.cpu()[index_S]
-        query_S, label_S = self.query_Q.cpu()[index_S], self.label_Q.cpu()[index_S]
-        return replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=round_S)
+    def split_rounds(self) -> list[StudentTask]:
+        """Split the task into one task for each round that has answers, on the CPU."""
+        if self.round_Q is None or len(self.round_Q) == 0:
+            return [self]
+        tasks, round_Q = [], self.round_Q.cpu()
+        for r in round_Q.unique().tolist():
+            asked_Q = round_Q == r
+            posterior_SC = None if self.posterior_QC is None else self.posterior_QC.cpu()[asked_Q]
+            query_S, label_S = self.query_Q.cpu()[asked_Q], self.label_Q.cpu()[asked_Q]
+            tasks.append(replace(self, query_Q=query_S, label_Q=label_S, posterior_QC=posterior_SC, round_Q=None))
+        return tasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +78,7 @@ class StudentProblem(StudentTask):
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
 
     def make_generator(self, *names: str | int) -> torch.Generator:
-        """The generator of one named use of randomness, on the points' device."""
+        """Make the generator of one named use of randomness, on the points' device."""
         return rng.make_torch_generator(self.seed, "student", *names, device=self.pool_x.device)
 
 
@@ -92,7 +98,7 @@ class Student:
     module: nn.Module
     spec: DataSpec
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    encoder: PointEncoder | None = None
+    encoder: Encoder | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ class Student:
         return self.spec.class_names
 
     def encode(self, points: Any, *, unknown: str = "error") -> Tensor:
-        """Raw points as a tensor: arrays as they are, tables by the schema, and by the encoder what is not encoded yet.
+        """Convert raw points to a tensor: tables by the schema, and points that are not encoded yet by the encoder.
 
         Args:
             points: uint8 images, feature rows, texts, or a table: a DataFrame or {column: values}.
@@ -112,7 +118,7 @@ class Student:
         spec, width = self.spec, tuple(self.spec.input_shape)
         is_array = hasattr(points, "shape") and hasattr(points, "dtype")
         if spec.encoder and not (is_array and "float" in str(points.dtype) and tuple(points.shape[1:]) == width):
-            return self._encode_features(points)
+            return self._encode_features(points, spec.encoder)
         if isinstance(points, Mapping) or hasattr(points, "columns"):
             if spec.schema is None:
                 fix = f"Give an array of shape (N, {', '.join(map(str, width))})."
@@ -124,9 +130,7 @@ class Student:
             raise checks.error("points", tuple(x.shape), problem, "" if spec.schema is None else "Or give a DataFrame.")
         return x
 
-    def _encode_features(self, points: Any) -> Tensor:
-        card = self.spec.encoder
-        assert card is not None
+    def _encode_features(self, points: Any, card: EncoderCard) -> Tensor:
         if card.points is None:
             problem = f"must be features of {card.name}, float rows [N, {self.spec.input_shape[0]}]"
             raise checks.error("points", type(points).__name__, problem, "Encode them as the data were.")
@@ -134,46 +138,40 @@ class Student:
             problem = f"needs the encoder {card.name}: weights {card.file or ''} with SHA-256 {card.sha256}"
             fix = "load_student(..., encoder=Encoder(weights=...)), of pate_torch.features.encoder."
             raise checks.error("student", self.spec.name, problem, fix)
-        device = next(self.module.parameters()).device
-        return self.encoder.encode(self.encoder.to_tensor(points, card.points), card.points, device=device)
+        return self.encoder.encode(points, card.points, device=next(self.module.parameters()).device)
 
-    def with_encoder(self, encoder: PointEncoder) -> Student:
-        """The same student, with the encoder that it needs.
-
-        Raises:
-            ValueError: The encoder is another one; names both hashes.
-        """
-        needed_card = self.spec.encoder
-        if needed_card is None or needed_card.points is None:
+    def with_encoder(self, encoder: Encoder) -> Student:
+        """Return the same student with its encoder; ValueError names both hashes if it is another encoder."""
+        card = self.spec.encoder
+        if card is None or card.points is None:
             raise checks.error("encoder", encoder.name, "is not needed: the student takes points as they are")
-        given_card = encoder.make_card(needed_card.points)
-        for key, value in needed_card.identity.items():
-            if given_card.identity[key] != value:
-                fix = f"Use {needed_card.name}, weights {needed_card.file} with SHA-256 {needed_card.sha256}."
-                raise checks.error(f"encoder {key}", given_card.identity[key], f"must be the student's, {value!r}", fix)
+        given = encoder.make_card(card.points).identity
+        for key, value in card.identity.items():
+            if given[key] != value:
+                fix = f"Use {card.name}, weights {card.file} with SHA-256 {card.sha256}."
+                raise checks.error(f"encoder {key}", given[key], f"must be the student's, {value!r}", fix)
         return replace(self, encoder=encoder)
 
     @torch.no_grad()
-    def compute_logits(self, x: Any, batch: int = 1024) -> Tensor:
-        """Logits, float32 [Q, C], of raw points as ``encode`` takes them."""
-        self.module.eval()
-        device = next(self.module.parameters()).device
-        parts = [self.module(self.spec.normalize(part.to(device))).float() for part in self.encode(x).split(batch)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.spec.num_classes)
+    def compute_logits(self, x: Any) -> Tensor:
+        """Compute logits, float32 [Q, C], of raw points as ``encode`` takes them."""
+        network, device = self.module.eval(), next(self.module.parameters()).device
+        parts = self.encode(x).split(1024)
+        return torch.cat([network(self.spec.normalize(part.to(device))).float() for part in parts])
 
-    def compute_probabilities(self, x: Any, batch: int = 1024) -> Tensor:
-        """Class probabilities on the CPU, float32 [Q, C], of raw points."""
-        return self.compute_logits(x, batch).softmax(1).cpu()
+    def compute_probabilities(self, x: Any) -> Tensor:
+        """Compute class probabilities of raw points, float32 [Q, C] on the CPU."""
+        return self.compute_logits(x).softmax(1).cpu()
 
     predict_proba = compute_probabilities  # scikit-learn's name
 
-    def predict(self, x: Any, batch: int = 1024) -> Tensor:
-        """The likeliest class of each raw point, int64 [Q]."""
-        return self.compute_probabilities(x, batch).argmax(1)
+    def predict(self, x: Any) -> Tensor:
+        """Return the likeliest class of each raw point, int64 [Q]."""
+        return self.compute_probabilities(x).argmax(1)
 
-    def predict_names(self, x: Any, batch: int = 1024) -> list[str]:
-        """The name of the likeliest class of each raw point."""
-        return [self.class_names[label] for label in self.predict(x, batch).tolist()]
+    def predict_names(self, x: Any) -> list[str]:
+        """Return the name of the likeliest class of each raw point."""
+        return [self.class_names[label] for label in self.predict(x).tolist()]
 
 
 class StudentAlgorithm(ABC):
@@ -181,9 +179,12 @@ class StudentAlgorithm(ABC):
 
     Attributes:
         name: Name in settings and reports.
+        features: Recipe of the student's features, which are learned from public points; None if it takes points as
+            they are.
     """
 
     name: str
+    features: FeatureRecipe | None = None
 
     @property
     def returns_released_model(self) -> bool:
@@ -195,23 +196,12 @@ class StudentAlgorithm(ABC):
         """The algorithm of the student that guides rounds of questions; None if it cannot guide any."""
         return self
 
-    @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        """How the student's features are learned from public points; None if it takes points as they are."""
-        return None
-
     def check(self, spec: DataSpec) -> None:  # noqa: B027
         """Raise ValueError for data that the algorithm cannot take."""
 
     @abstractmethod
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
         """Train a student on released answers and public points.
 

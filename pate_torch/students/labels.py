@@ -1,16 +1,14 @@
-"""What released answers say of the labels: posteriors from noisy counts, and an estimate of the noise in labels.
+"""Label posteriors from noisy counts, and an estimate of the noise in labels; both use released values alone.
 
-The Gaussian mechanism's price is that of the whole noisy count vector, and its argmax throws most of it away: how far
-the winner leads. Given the right class, the counts are modeled as a lead g of that class over the others plus noise,
-so the likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
+The price of the Gaussian mechanism covers the whole noisy count vector, of which the argmax loses the lead of the
+winner. Given the right class, the counts are modeled as a lead g of that class over the others plus noise, so the
+likelihood of class c is proportional to exp(g z_c / sigma^2), z the noisy counts.
 
-Where labels alone were released, a network with room for it learns wrong labels as they are. A logistic regression, or
-the mean of many neighbors, has little room, and cross-validation on the labels chooses how little. Where its
-predictions of unseen labels are most confident they are taken to be right, and labels that contradict them are counted
-as wrong. There is no estimate where labels are few, or where no model predicts more of them than the commonest label
-does, by more than a standard error: the best of many models is a little better by luck.
-
-Everything here is arithmetic on released values and public points.
+Where labels alone were released, a large network learns wrong labels as they are. A logistic regression, or the mean
+of many neighbors, cannot, and cross-validation on the labels chooses its capacity. Its most confident predictions of
+unseen labels are taken to be right, and labels that contradict them are counted as wrong. There is no estimate where
+labels are few, or where no model predicts more of them than the commonest label does, by more than a standard error:
+the best of many models is a little better by luck.
 """
 
 from __future__ import annotations
@@ -41,11 +39,11 @@ _CONFIDENT_FRACTION = 0.2
 """Share of the labeled points on which the model is taken to be right."""
 _MIN_LABELS_FOR_NOISE_ESTIMATE = 50
 _MIN_PROBABILITY = 1e-3
-"""Least probability of a class: one that the model has not seen is rare, not impossible."""
+"""Least probability of a class: a class that the model has not seen is rare, not impossible."""
 
 
 def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> StudentTask:
-    """The pool and the answers, with the noisy counts or the scores behind them where there are any.
+    """Make the task of the pool and the answers, with the noisy counts or the scores behind them if there are any.
 
     Answers that were given for cells, or by a model, speak for every public point.
     """
@@ -55,7 +53,7 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
         query_Q, round_Q = torch.arange(len(pool)).repeat(len(rounds)), rounds.repeat_interleave(len(pool))
         return StudentTask(spec, pool.x, query_Q, label_Q, posterior_QC=share_QC, round_Q=round_Q, model=release.model)
     answered_Q, posterior_QC = release.answered_Q, None
-    if release.noisy_counts is not None:  # round by round, since rounds differ in how far teachers lead
+    if release.noisy_counts is not None:  # round by round, since the lead differs between rounds
         parts = release.noisy_counts.split(release.queries_per_round)
         posterior_QC = torch.cat([compute_label_posterior(part) for part in parts])[answered_Q]
     elif release.score_QC is not None:
@@ -66,7 +64,7 @@ def make_student_task(spec: DataSpec, pool: PublicPool, release: Release) -> Stu
 
 
 def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
-    """(label, class shares) of every public point, round after round, [Q] and [Q, C] with Q = R P."""
+    """Compute labels [Q] and class shares [Q, C] of every public point, round after round: Q = R P."""
     if release.score_RPC is not None:
         share_QC = release.score_RPC.flatten(0, 1).softmax(1)
         return share_QC.argmax(1), share_QC
@@ -76,7 +74,7 @@ def _compute_pool_labels(release: Release) -> tuple[Tensor, Tensor]:
 
 
 def estimate_lead(noisy: NoisyCounts) -> float:
-    """The maximum-likelihood lead g > 0, in votes; the class of each question is unknown.
+    """Estimate the lead g > 0, in votes, by maximum likelihood; the class of each question is unknown.
 
     log-likelihood: sum_q log mean_c exp((g z_qc - g^2 (1 - 1/C) / 2) / sigma^2), z centered in each row.
     """
@@ -89,17 +87,17 @@ def estimate_lead(noisy: NoisyCounts) -> float:
 
 
 def compute_label_posterior(noisy: NoisyCounts) -> Tensor:
-    """Class probabilities, float32 [Q, C], from a uniform prior; the lead is estimated from all questions together."""
+    """Compute class probabilities, float32 [Q, C], from a uniform prior and a lead estimated from all questions."""
     if len(noisy.counts_QC) == 0:
         return torch.zeros(noisy.counts_QC.shape)
     return (estimate_lead(noisy) * _center_rows(noisy) / noisy.sigma**2).softmax(1).float()
 
 
 def compute_class_proportions(noisy: NoisyCounts) -> Tensor:
-    """How common each class is among the records of each cell, float32 [Q, C], rows summing to 1.
+    """Compute the share of each class among the records of each cell, float32 [Q, C].
 
-    A count below sigma counts as zero, and sigma is subtracted from the others: else nine classes that are absent would
-    together outweigh the one that is there. A cell without any count above sigma gets equal proportions.
+    A count below sigma counts as zero, and sigma is subtracted from the others: otherwise nine absent classes would
+    together outweigh the class that is present. A cell without any count above sigma gets equal proportions.
     """
     excess_QC = (noisy.counts_QC.double().cpu() - noisy.sigma).clamp(min=0)
     total_Q1 = excess_QC.sum(1, keepdim=True)
@@ -114,7 +112,7 @@ def _center_rows(noisy: NoisyCounts) -> Tensor:
 def select_by_cross_validation(
     x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, models: Sequence[Any] = _MODELS
 ) -> tuple[Any, np.ndarray]:
-    """The model with the best cross-validated predictions, and those predictions: class probabilities [Q, C].
+    """Return the model with the best cross-validated predictions, and these: class probabilities [Q, C].
 
     Ties go to the greater likelihood, then to the first. All labels of one point (``point_Q``) are in one fold.
     """
@@ -137,7 +135,7 @@ def select_by_cross_validation(
 
 
 def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
-    """Class probabilities of other points, [P, C], by a model fitted to these labels."""
+    """Predict class probabilities of other points, [P, C], by a model fitted to these labels."""
     proba_PC = np.full((len(x_PD), num_classes), _MIN_PROBABILITY)
     present_classes = np.unique(label_Q)
     if len(present_classes) == 1:
@@ -160,19 +158,19 @@ def suppress_class_warnings() -> Iterator[None]:
 
 
 def compute_rms(x_QD: np.ndarray) -> float:
-    """The root mean square: divided by it, one ridge means the same for features of any size."""
+    """Compute the root mean square: divided by it, one ridge means the same for features of any size."""
     return max(float(np.sqrt(np.square(x_QD).mean())), 1e-12)
 
 
 def clip_noise_rate(noise_rate: float, num_classes: int) -> float:
-    """The share of wrong labels, kept below (C-1)/C: there a label says nothing, and its loss has no gradient."""
+    """Keep the share of wrong labels below (C-1)/C, where labels hold no information and the loss has no gradient."""
     return min(noise_rate, 0.95 * (1 - 1 / num_classes))
 
 
 def with_label_posteriors(problem: StudentProblem, *, include_unqueried: bool) -> StudentProblem:
-    """The problem with label posteriors in the place of labels, or as it is where there is no estimate.
+    """Return the problem with label posteriors in place of labels, or as it is where there is no estimate.
 
-    With ``include_unqueried`` all public points have one, asked or not.
+    With ``include_unqueried`` all public points have a posterior, asked or not.
     """
     if len(problem.query_Q) < _MIN_LABELS_FOR_NOISE_ESTIMATE:
         return problem

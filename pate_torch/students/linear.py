@@ -1,7 +1,4 @@
-"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that gradients were fitted to.
-
-The latter (``mechanism=gradient_descent``) was fitted to private records, with noise, and is returned as it is.
-"""
+"""Linear students: logistic regression on the answers (LZCW21 section 5), and the model that noisy gradients fitted."""
 
 from __future__ import annotations
 
@@ -54,15 +51,9 @@ class Logistic(StudentAlgorithm):
             checks.positive("student.ridge", self.ridge)
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The linear classifier."""
+        """Return the linear classifier."""
         problem = build_problem(task, seed, torch.device("cpu"))
         spec, label_Q = task.spec, problem.label_Q.numpy()
         x_QD = spec.normalize(problem.pool_x[problem.query_Q], torch.float64).flatten(1).numpy()
@@ -89,7 +80,7 @@ class Logistic(StudentAlgorithm):
 def _fit_logistic(
     x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weights [C, D] and biases [C] of scikit-learn's fit, of all classes."""
+    """Fit scikit-learn's model and return weights [C, D] and biases [C] of all classes."""
     weight_CD = np.zeros((num_classes, x_QD.shape[1]))
     bias_C = np.full(num_classes, _MISSING_CLASS_LOGIT)
     present_classes = np.unique(label_Q)
@@ -108,7 +99,7 @@ def _fit_logistic(
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel(StudentAlgorithm):
-    """The model that gradients were fitted to (``method=gradients``), as it was released. Nothing is trained.
+    """The linear model that noisy gradients fitted to private records (``method=gradients``). Nothing is trained.
 
     Attributes:
         features: Recipe of the run's features; None if the model takes the points themselves.
@@ -122,28 +113,14 @@ class ReleasedModel(StudentAlgorithm):
         return True
 
     @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        return self.features
-
-    @property
     def guide(self) -> None:
-        """None: later rounds lie in features of a student, and this one has none of its own."""
+        """None: later rounds lie in the features of a student, and this student learns none."""
         return None
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The model.
-
-        Raises:
-            ValueError: No model was released, or it is of other features.
-        """
+        """Return the model. Raises ValueError if no model was released, or if it is a model of other features."""
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student
@@ -152,7 +129,7 @@ class ReleasedModel(StudentAlgorithm):
 def make_linear_student(
     task: StudentTask, guide: Student | None, recipe: FeatureRecipe | None, seed: int, device: torch.device
 ) -> Student:
-    """The model of the last round, over the features in which it was fitted to the records.
+    """Make the model of the last round, over the features in which it was fitted to the records.
 
     Args:
         task: Task of the last round, with the released model and its answers.
@@ -196,7 +173,7 @@ def make_linear_student(
 
 
 def _compute_logit_deviation(student: Student, task: StudentTask, model: LinearModel) -> float:
-    """The largest distance of the student's logits from the released ones, in units of their spread."""
+    """Compute the largest distance of the student's logits from the released ones, in units of their spread."""
     assert task.posterior_QC is not None, "a model was released with its logits"
     released_QC = task.posterior_QC.cpu().double()
     comparable_Q = (released_QC > _MIN_COMPARED_PROBABILITY).all(1)

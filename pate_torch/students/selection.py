@@ -1,4 +1,4 @@
-"""Choosing among several students with private records, at a price: tuning on private data is never free by accident.
+"""Choosing among several students by private records, at a price: the exponential mechanism over students.
 
 A part of the private units is held out of every teacher's shard. Each candidate learns from the same released labels;
 the exponential mechanism picks one by its errors on the held-out records, and the ledger is charged before it draws.
@@ -50,7 +50,7 @@ class Selection:
             raise checks.error("selection.candidates", list(self.candidates), "must name at least two students")
 
     def privacy_events(self) -> tuple[PrivacyEvent, ...]:
-        """The price of one choice."""
+        """Return the price of one choice."""
         return (BoundedRangeEvent(eta=self.epsilon),)
 
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
@@ -65,7 +65,7 @@ class Selection:
             raise checks.error("selection", self.name, problem, "Use selection=none.")
         training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
         if not (len(training) and len(validation)):
-            raise checks.error("selection.validation", self.validation, "leaves one side without records")
+            raise checks.error("selection.validation", self.validation, "leaves no record on one side")
         return replace(data, private=training), validation
 
     def choose(
@@ -83,7 +83,7 @@ class Selection:
         """
         budget.check_events(self.privacy_events())
         students = {name: fit(name, algorithm) for name, algorithm in self.candidates.items()}
-        # A record's content is its unit's name where a source has none better, so equal records are one unit.
+        # Without unit ids, a unit is named by the content of its record: equal records are one unit.
         validation = select_one_per_unit(validation, budget.adjacency)
         errors = [
             int((student.compute_probabilities(validation.x).argmax(1) != validation.y).sum())

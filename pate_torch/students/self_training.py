@@ -1,8 +1,8 @@
 """Students made of students: several pooled, and generations that learn from the most confident propagated labels.
 
-In self-training the graph joins the public points; the next generation repeats it in the features of the student
-before. It serves many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the
-mistakes (docs/experiments/reverse-nearest-neighbors.md).
+In self-training a graph joins the public points, for each generation in the features of the student before it. Use it
+for many answers of which some are wrong, or that speak for a cell of points: neighbors outvote the mistakes
+(docs/experiments/reverse-nearest-neighbors.md).
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
-from pate_torch.students.label_propagation import ALPHA, propagate, select_most_confident
 from pate_torch.students.linear import make_linear_student
+from pate_torch.students.semi_supervised import ALPHA, propagate, select_most_confident
 from pate_torch.students.training import build_problem
 
 _ALPHA_LATER = 0.9
-"""``alpha`` in rounds that were asked in a student's features, whose answers say more of the points about them."""
+"""``alpha`` of later rounds, whose cells or questions were formed in a student's features: labels weigh more there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledStudent(StudentAlgorithm):
     """Several fits of ``member``; the module returns their mean log-probabilities.
 
-    The first fit is the one that ``member`` alone would give; each other has a seed, and so features, of its own.
-    Answers are public, so members cost no privacy.
+    The first fit is the one that ``member`` alone would give; every fit has another seed, and so other features.
 
     Attributes:
         member: Algorithm of each fit.
@@ -49,19 +48,12 @@ class PooledStudent(StudentAlgorithm):
         _check_algorithm("member", self.member)
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when the member cannot take the data."""
         self.member.check(spec)
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The pool of the members."""
+        """Return the pool of the members."""
         member_logs: list[list[tuple[str, float, int]]] = [[] for _ in range(self.members)]
 
         def fit_member(k: int, progress: Progress) -> Student:
@@ -74,7 +66,7 @@ class PooledStudent(StudentAlgorithm):
             )
 
         students = run_in_parallel([functools.partial(fit_member, k) for k in range(self.members)], device, progress)
-        for tag, value, step in itertools.chain(*member_logs):  # one after the other: threads come in any order
+        for tag, value, step in itertools.chain(*member_logs):  # member by member, since the order of threads varies
             log(tag, value, step)
         spec, design = task.spec, {key: students[0].network[key] for key in ("name", "options")}
         description = networks.describe("voting", spec.input_shape, spec.num_classes, members=self.members, of=design)
@@ -85,20 +77,20 @@ class PooledStudent(StudentAlgorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class SelfTraining(StudentAlgorithm):
-    """Students of pseudo-labels, each in the features of the one before.
+    """Students of pseudo-labels, which are propagated in the features of the student before.
 
     Attributes:
         first_student: Algorithm of the first student.
-        later_students: Algorithm of each later one.
+        later_students: Algorithm of each later student.
         features: Recipe of the features in which the first graph joins points; None for principal axes.
         keep_fraction: Share of each class's propagated labels that the first student learns from: those with the widest
-            lead. Each class is expected to have the share that the answers give it.
+            lead. The expected share of a class is its share among the answers.
         keep_fraction_later: The same share for the later students.
         alpha: Share that comes from the neighbors in label propagation (``neighbors.propagate_labels``) of the first
             round's answers.
         num_generations: Number of students that learn from the first round's answers; each later round adds one.
-        members: Number of students of each generation, pooled; each starts from features of its own, and the next graph
-            lies in the features of all of them, concatenated.
+        members: Number of students of each generation, pooled; they start from different features, and the next graph
+            lies in the concatenated features of all of them.
         publish: ``student`` returns the student that learned from the last round's answers. ``released_model`` returns
             the released linear model itself (``method=gradients``), in the features of the students before: it was
             fitted to private records, which those students never saw, so that it does not repeat their mistakes.
@@ -130,37 +122,33 @@ class SelfTraining(StudentAlgorithm):
         return self.publish == "released_model"
 
     @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        return self.features
-
-    @property
     def guide(self) -> SelfTraining:
         return replace(self, publish="student")
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError when one of the students cannot take the data."""
         for part in (self.first_student, self.later_students, self.features):
             if part is not None:
                 part.check(spec)
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The student of the last generation, or the model of the last round.
+        """Return the student of the last generation, or the model of the last round.
 
-        Where the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the
-        last, and the others follow it.
+        If the guide is one of this recipe's own students (``task.guide``), it has learned from all rounds but the last,
+        and the others follow it.
 
         Raises:
             ValueError: There are no labels, or (``publish``) no model was released.
         """
-        rounds = _split_rounds(task)
+
+        def make_progress(generation: int) -> Progress:
+            return lambda done, total: progress(generation * total + done, len(tasks) * total)
+
+        def make_log(suffix: str) -> Log:
+            return lambda tag, value, step: log(tag + suffix, value, step)
+
+        rounds = task.split_rounds()
         tasks = rounds[:1] * self.num_generations + rounds[1:]
         first_generation = 0 if task.guide is None else len(tasks) - 1
         if self.returns_released_model:  # the answers of the last round are the model's own
@@ -168,55 +156,32 @@ class SelfTraining(StudentAlgorithm):
         student = task.guide
         curves = {} if student is None else dict(student.curves)
         for generation in range(first_generation, len(tasks)):
-            student = self._fit_generation(tasks, generation, student, seed, device, progress, log)
-            curves |= {_format_tag(tag, generation): curve for tag, curve in student.curves.items()}
+            suffix = f"/{generation}" if generation else ""
+            problem = build_problem(tasks[generation], seed, device)
+            algorithm, keep_fraction = self.later_students, self.keep_fraction_later
+            if student is None:
+                algorithm, keep_fraction = self.first_student, self.keep_fraction
+            if self.members > 1:
+                algorithm = PooledStudent(member=algorithm, members=self.members)
+            alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
+            share_C = problem.target_QC.mean(0)
+            share_PC = propagate(problem, self.features, share_C, previous_student=student, alpha=alpha)
+            class_P = select_most_confident(share_PC, keep_fraction).cpu()
+            query_Q = (class_P >= 0).nonzero().squeeze(1)
+            student = algorithm.fit(
+                StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
+                seed=seed,
+                device=device,
+                progress=make_progress(generation),
+                log=make_log(suffix),
+            )
+            curves |= {tag + suffix: curve for tag, curve in student.curves.items()}
         if self.returns_released_model:
             student = make_linear_student(rounds[-1], student, self.features, seed, device)
         assert student is not None
         return replace(student, curves=curves)
 
-    def _fit_generation(
-        self,
-        tasks: list[StudentTask],
-        generation: int,
-        previous_student: Student | None,
-        seed: int,
-        device: torch.device,
-        progress: Progress,
-        log: Log,
-    ) -> Student:
-        """Train on the most confident propagated labels, in the features of the student before, if there is one."""
-        task, problem = tasks[generation], build_problem(tasks[generation], seed, device)
-        is_first = previous_student is None
-        alpha = self.alpha if generation < self.num_generations else _ALPHA_LATER
-        share_C = problem.target_QC.mean(0)
-        share_PC = propagate(problem, self.features, share_C, previous_student=previous_student, alpha=alpha)
-        class_P = select_most_confident(share_PC, self.keep_fraction if is_first else self.keep_fraction_later).cpu()
-        query_Q = (class_P >= 0).nonzero().squeeze(1)
-        algorithm = self.first_student if is_first else self.later_students
-        if self.members > 1:
-            algorithm = PooledStudent(member=algorithm, members=self.members)
-        return algorithm.fit(
-            StudentTask(task.spec, task.pool_x, query_Q, class_P[query_Q]),
-            seed=seed,
-            device=device,
-            progress=lambda done, total: progress(generation * total + done, len(tasks) * total),
-            log=lambda tag, value, step: log(_format_tag(tag, generation), value, step),
-        )
-
 
 def _check_algorithm(key: str, algorithm: object) -> None:
     if not isinstance(algorithm, StudentAlgorithm):
         raise checks.error(f"student.{key}", algorithm, "must be a student algorithm", "Give it a _target_.")
-
-
-def _split_rounds(task: StudentTask) -> list[StudentTask]:
-    """The task of each round that has answers."""
-    if task.round_Q is None or len(task.round_Q) == 0:
-        return [task]
-    return [replace(task.select(task.round_Q.cpu() == r), round_Q=None) for r in task.round_Q.unique().tolist()]
-
-
-def _format_tag(tag: str, generation: int) -> str:
-    """The curve's name, with the number of the generation behind it but for the first."""
-    return f"{tag}/{generation}" if generation else tag

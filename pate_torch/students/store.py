@@ -28,7 +28,6 @@ from pate_torch import networks
 from pate_torch.core import checks
 from pate_torch.core.files import SHARED_FILE_MODE, atomic_replacement
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER
-from pate_torch.features.base import PointEncoder
 from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.records import OPTIONAL_SPEC_FIELDS, DataSpec
 from pate_torch.students.base import Student
@@ -50,11 +49,7 @@ def save(student: Student, path: Path) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
-    """Load the student in ``path``.
-
-    Raises:
-        ValueError: The file is missing, damaged or not a student of ours.
-    """
+    """Load the student in ``path``. Raises ValueError if the file is missing, damaged, or no student."""
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header: dict[str, str] = file.metadata() or {}
@@ -64,10 +59,10 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
     try:
         facts: Any = json.loads(header.get(METADATA_KEY, "{}"))
     except (ValueError, RecursionError):
-        facts = {}
-    facts = facts if isinstance(facts, dict) else {}
-    if facts.get("format") != FORMAT:
-        raise checks.error("student", str(path), f"has format {facts.get('format')!r}, not {FORMAT!r}")
+        facts = None
+    file_format = facts.get("format") if isinstance(facts, dict) else None
+    if file_format != FORMAT:
+        raise checks.error("student", str(path), f"has format {file_format!r}, not {FORMAT!r}")
     try:
         network: dict[str, Any] = facts["network"]
         spec = DataSpec.from_dict(facts["spec"] | {key: facts[key] for key in OPTIONAL_SPEC_FIELDS if key in facts})
@@ -90,7 +85,7 @@ def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]
     design: Any = network
     while isinstance(design, dict):  # a network may be made of another
         options = design.get("options") or {}
-        counts = [options.get(name, 1) for name in ("members", "blocks", "depth")]
+        counts = [options.get(name, 1) for name in ("members", "blocks")]
         if max(*counts, *(len(v) for v in options.values() if isinstance(v, list)), 1) > len(tensors) + 8:
             raise ValueError("its network has more layers than the file has tensors")
         design = options.get("of")
@@ -101,11 +96,7 @@ def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]
 
 
 def find_student_file(location: Path | str) -> Path:
-    """The student's file: ``location`` itself, or in the folder of a run or of its release.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Find the student's file: ``location`` itself, or in the folder of a run or of its release."""
     location = Path(location)
     for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
         if candidate.is_file():
@@ -116,15 +107,15 @@ def find_student_file(location: Path | str) -> Path:
 def load_student(
     location: Path | str,
     device: torch.device | str = "cpu",
-    encoder: PointEncoder | Mapping[str, Path | str] | None = None,
+    encoder: Encoder | Mapping[str, Path | str] | None = None,
 ) -> Student:
     """Load a released student, by its file or the folder of its run. No code in the file is run.
 
     Args:
         location: The student's file, or a folder that has it.
         device: Device on which the student predicts.
-        encoder: Encoder through which the student sees points, where it needs one that was not published with it: an
-            ``Encoder``, or its files, {"weights": ..., "tokenizer": ...}.
+        encoder: Encoder of the points if the student needs one that was not published with it: an ``Encoder``, or its
+            files, {"weights": ..., "tokenizer": ...}. None if it was published, or if none is needed.
 
     Raises:
         ValueError: There is no student, or it needs another encoder.
@@ -151,14 +142,9 @@ class ExportedModel(nn.Module):
 
     def __init__(self, module: nn.Module, spec: DataSpec) -> None:
         super().__init__()
-        self.module = module
-        shape = (-1, 1, 1) if spec.is_image else (-1,)
-        self.scale = 255.0 if spec.is_image else 1.0
-        self.mean: Tensor
-        self.std: Tensor
-        # Buffers, so that they go where the weights go.
-        self.register_buffer("mean", torch.tensor(spec.mean, dtype=torch.float32).view(shape))
-        self.register_buffer("std", torch.tensor(spec.std, dtype=torch.float32).view(shape))
+        self.module, self.scale = module, 255.0 if spec.is_image else 1.0
+        mean, std = spec.get_constants(torch.float32, torch.device("cpu"))
+        self.mean, self.std = nn.Buffer(mean), nn.Buffer(std)  # they move to the device of the weights
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module((x.float() / self.scale - self.mean) / self.std).softmax(1)
@@ -189,7 +175,6 @@ def export(student: Student, path: Path | str) -> Path:
 
 
 def _make_example(spec: DataSpec, size: int) -> Tensor:
-    """Any points of the right shape: the program must not depend on them."""
     values = torch.arange(size * math.prod(spec.input_shape)).view(size, *spec.input_shape)
     return (values % 251).to(torch.uint8) if spec.is_image else (values % 7).float()
 

@@ -1,7 +1,7 @@
 """Training by gradient descent: batches, losses of noisy labels, averaged weights, the loop, and the plain student.
 
-A student's checkpoint is always the exponential average of the weights after the last step. Nothing is selected: there
-are no private data to select on, and evaluation labels never come here.
+A student's weights are always their exponential average after the last step. No checkpoint is selected: private data
+and evaluation labels are not available here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pate_torch.core.device import single_thread_mode
 from pate_torch.core.optimizers import Adam
 from pate_torch.core.progress import Log, Progress, do_nothing
 from pate_torch.features.augmentation import Affine, make_strong_view, make_weak_view, parse_affine
-from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import PRECISIONS, ContrastiveFeatures, autocast, transfer_weights
 from pate_torch.privacy.records import DataSpec
 from pate_torch.students.base import Student, StudentAlgorithm, StudentProblem, StudentTask
@@ -36,12 +35,8 @@ TensorLog = Callable[[str, Tensor, int], None]
 
 SYNC_EVERY = 50
 """Number of steps between host synchronizations: reading the loss at every step would stall a GPU."""
-
-MAX_SINGLE_THREAD_FEATURES = 400
-"""Largest number of features of a point for which a training step on a CPU gains nothing from threads.
-
-A default run on 8x8 digits took 21 s with one thread; with four, beside other work, it had not finished after 60 s.
-"""
+_MAX_SINGLE_THREAD_FEATURES = 400
+"""Largest number of features of a point for which a training step on a CPU gains nothing from threads."""
 
 
 def build_problem(task: StudentTask, seed: int, device: torch.device, label_noise: float = 0.0) -> StudentProblem:
@@ -64,28 +59,24 @@ def build_problem(task: StudentTask, seed: int, device: torch.device, label_nois
     flip_rate = clip_noise_rate(label_noise, task.spec.num_classes)
     posterior_QC = task.posterior_QC
     if posterior_QC is not None:
-        posterior_QC = _smooth_posteriors(posterior_QC, len(query_Q), flip_rate).to(device)
+        posterior_QC = posterior_QC.cpu().float()
+        fits = posterior_QC.dim() == 2 and len(posterior_QC) == len(query_Q) and bool((posterior_QC >= 0).all())
+        if not fits or not torch.allclose(posterior_QC.sum(1), torch.ones(len(query_Q)), atol=1e-3):
+            shape = tuple(posterior_QC.shape)
+            raise ValueError(f"labels: label posteriors {shape} must be a row of probabilities for each question")
+        rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
+        posterior_QC = (1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class
+        # Never 0: a model that firmly contradicts a posterior must keep a gradient.
+        posterior_QC = posterior_QC.clamp(min=1e-6).to(device)
     moved = (task.pool_x.to(device), query_Q.to(device), label_Q.to(device), posterior_QC)
     return StudentProblem(task.spec, *moved, soft=task.soft, flip_rate=flip_rate, seed=seed)
 
 
-def _smooth_posteriors(posterior_QC: Tensor, num_queries: int, flip_rate: float) -> Tensor:
-    """Label posteriors after symmetric flips, never 0: a model that firmly contradicts one must keep a gradient."""
-    posterior_QC = posterior_QC.cpu().float()
-    if posterior_QC.dim() != 2 or len(posterior_QC) != num_queries:
-        raise ValueError(f"labels: label posteriors of shape {tuple(posterior_QC.shape)} for {num_queries} questions")
-    sums_to_1 = torch.allclose(posterior_QC.sum(1), torch.ones(num_queries), atol=1e-3)
-    if not (sums_to_1 and bool((posterior_QC >= 0).all())):
-        raise ValueError("labels: label posteriors must be non-negative, and every row must sum to 1")
-    rate_per_wrong_class = flip_rate / (posterior_QC.shape[1] - 1)
-    return ((1 - flip_rate - rate_per_wrong_class) * posterior_QC + rate_per_wrong_class).clamp(min=1e-6)
-
-
 def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: Tensor) -> Tensor:
-    """Minus the log likelihood of what was released about the chosen questions, [B].
+    """Compute minus the log likelihood of the released answers to the chosen questions, [B].
 
-    Of labels it is ``compute_label_loss``, of scores the cross-entropy with them, and of noisy counts -log sum_c p_c
-    P(counts | c), so that of two classes which the noise left close the model may take either.
+    For labels this is ``compute_label_loss``, for scores the cross-entropy with them, and for noisy counts -log sum_c
+    p_c P(counts | c), so that the model may take either of two classes which the noise left close.
     """
     if problem.posterior_QC is None:
         return compute_label_loss(logits_BC, problem.label_Q[index_B], problem.flip_rate)
@@ -95,12 +86,10 @@ def compute_released_loss(problem: StudentProblem, logits_BC: Tensor, index_B: T
 
 
 def compute_label_loss(logits_BC: Tensor, label_B: Tensor, flip_rate: float) -> Tensor:
-    """Cross-entropy of the label as it was released, [B]: forward correction with symmetric flips.
+    """Compute the cross-entropy of released labels, [B], with symmetric flips (Patrini et al. 2017, "forward").
 
     P(released = c) = (1 - flip) p_c + flip (1 - p_c)/(C - 1). With flip > 0 a label that the model firmly contradicts
     loses its gradient, so wrong labels weigh little once the rest is learned.
-
-    Source: Patrini et al. 2017, "forward" correction.
     """
     log_p_B = -F.cross_entropy(logits_BC, label_B, reduction="none")
     if flip_rate == 0:
@@ -120,12 +109,12 @@ def iterate_batches(count: int, size: int, generator: torch.Generator) -> Iterat
 
 
 class Sampler:
-    """Draws batches of a problem's points and distorts them, labeled and unlabeled ones from streams of their own.
+    """Batches of a problem's points with distortions; labeled and unlabeled ones have their own random streams.
 
     Attributes:
         labeled_batches: Endless batches of positions in the problem's answers.
         unlabeled_batches: Endless batches of indices of public points.
-        generator: Stream of the views, which are drawn in the order in which they are asked for.
+        generator: Stream of the views, which are drawn in the order of the calls.
     """
 
     def __init__(self, problem: StudentProblem, augment: Affine | None, batch_size: int, unlabeled_batch: int):
@@ -137,24 +126,25 @@ class Sampler:
         self._strong_view = make_strong_view(problem.spec, augment)
 
     def weak(self, index_B: Tensor) -> Tensor:
-        """Weakly distorted, normalized public points."""
+        """Distort and normalize public points weakly."""
         return self._weak_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
 
     def strong(self, index_B: Tensor) -> Tensor:
-        """Strongly distorted, normalized public points."""
+        """Distort and normalize public points strongly."""
         return self._strong_view(self.problem.pool_x[index_B], self.problem.spec, self.generator)
-
-    def weak_labeled(self, index_B: Tensor) -> Tensor:
-        """Weakly distorted points of a labeled batch."""
-        return self.weak(self.problem.query_Q[index_B])
 
 
 class DeferredLog:
-    """Losses and notes of a training, which stay on the device until ``flush`` passes them to ``log``."""
+    """Losses and notes of a training, which stay on the device until ``flush`` passes them to ``log``.
+
+    Attributes:
+        curves: Logged values by tag, as (step, value).
+    """
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._pending: list[tuple[str | None, Tensor, int]] = []
+        self.curves: dict[str, list[tuple[int, float]]] = {}
 
     def __call__(self, tag: str | None, value: Tensor, step: int) -> None:
         """Note a value of one step; without a tag it is a loss that is only checked to be finite."""
@@ -166,12 +156,13 @@ class DeferredLog:
         Raises:
             FloatingPointError: A loss was not finite.
         """
-        values = torch.stack([value for _, value, _ in self._pending]).tolist() if self._pending else []
+        values = torch.stack([value for _, value, _ in self._pending]).tolist()
         pending, self._pending = self._pending, []
         for (tag, _, step), value in zip(pending, values, strict=True):
             if tag in (None, "student/loss") and not math.isfinite(value):
                 raise FloatingPointError(f"student loss is {value} at step {step}: lower student.learning_rate")
             if tag is not None:
+                self.curves.setdefault(tag, []).append((step, value))
                 self._log(tag, value, step)
 
 
@@ -195,7 +186,7 @@ class AveragedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientStudent(StudentAlgorithm):
-    """A student trained by gradient descent; a subclass gives the loss.
+    """A student trained by gradient descent; a subclass defines the loss.
 
     Attributes:
         include_unqueried: Whether estimated posteriors (``labels.with_label_posteriors``) of points that were not asked
@@ -246,10 +237,6 @@ class GradientStudent(StudentAlgorithm):
             fix = "Give it a _target_, as in conf/dataset/digits.yaml, or set it to null."
             raise checks.error("student.features", self.features, "must be a recipe or null", fix)
 
-    @property
-    def feature_recipe(self) -> FeatureRecipe | None:
-        return self.features
-
     def check(self, spec: DataSpec) -> None:
         """Raise ValueError when the network cannot take the data."""
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
@@ -258,10 +245,10 @@ class GradientStudent(StudentAlgorithm):
 
     @abstractmethod
     def make_objective(self, problem: StudentProblem, average: AveragedModel, note: TensorLog) -> Objective:
-        """The loss of one step; ``average`` is the averaged model, which may give targets."""
+        """Make the loss of one step; ``average`` is the averaged model, whose predictions may be targets."""
 
     def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
-        """The batches and views of which the loss is taken."""
+        """Make the batches and views from which the loss is computed."""
         return Sampler(problem, parse_affine(self.augment), self.batch_size, unlabeled_batch)
 
     def is_logged(self, step: int) -> bool:
@@ -269,35 +256,22 @@ class GradientStudent(StudentAlgorithm):
         return step % max(1, self.steps // 50) == 0
 
     def fit(
-        self,
-        task: StudentTask,
-        *,
-        seed: int,
-        device: torch.device,
-        progress: Progress = do_nothing,
-        log: Log = do_nothing,
+        self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """The averaged model after the last step. All that is logged follows from released values and public points."""
-        problem = build_problem(task, seed, device, self.label_noise or 0.0)
-        spec = task.spec
+        """Return the averaged model after the last step."""
+        problem, spec = build_problem(task, seed, device, self.label_noise or 0.0), task.spec
         if self.label_noise is None and task.posterior_QC is None and not spec.is_image:
             problem = with_label_posteriors(problem, include_unqueried=self.include_unqueried)
         description = networks.describe(self.network, spec.input_shape, spec.num_classes, **self.network_options)
-        # Channels last is what convolutions compute in: a fifth less time, and the same numbers but for rounding.
+        # Convolutions compute in channels last: a fifth less time, and the same numbers but for rounding.
         model = self.make_initial_network(problem, description).to(memory_format=torch.channels_last)
-        curves: dict[str, list[tuple[int, float]]] = {}
-
-        def note(tag: str, value: float, step: int) -> None:
-            curves.setdefault(tag, []).append((step, value))
-            log(tag, value, step)
-
-        average, deferred_log = AveragedModel(model, self.ema), DeferredLog(note)
-        with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= MAX_SINGLE_THREAD_FEATURES):
-            self._optimize(model, average, self.make_objective(problem, average, deferred_log), progress, deferred_log)
-        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, curves)
+        average, note = AveragedModel(model, self.ema), DeferredLog(log)
+        with single_thread_mode(device.type == "cpu" and math.prod(spec.input_shape) <= _MAX_SINGLE_THREAD_FEATURES):
+            self._optimize(model, average, self.make_objective(problem, average, note), progress, note)
+        return Student(description, average.module.to(memory_format=torch.contiguous_format), spec, note.curves)
 
     def make_initial_network(self, problem: StudentProblem, description: dict[str, Any]) -> nn.Module:
-        """The network before the first step: fresh, or with a trunk learned from the public points."""
+        """Make the network of the first step: a fresh one, or one with a trunk learned from the public points."""
         device = problem.pool_x.device
         generator = rng.make_torch_generator(problem.seed, "student", "initial")
         model = networks.initialize(networks.rebuild(description), generator).to(device)
@@ -307,7 +281,7 @@ class GradientStudent(StudentAlgorithm):
         return model
 
     def _optimize(
-        self, model: nn.Module, average: AveragedModel, loss: Objective, progress: Progress, deferred_log: DeferredLog
+        self, model: nn.Module, average: AveragedModel, loss: Objective, progress: Progress, note: DeferredLog
     ) -> None:
         decayed_params = [p for p in model.parameters() if p.dim() > 1]
         undecayed_params = [p for p in model.parameters() if p.dim() <= 1]
@@ -322,9 +296,9 @@ class GradientStudent(StudentAlgorithm):
                 optimizer.step(self.learning_rate * compute_lr_factor(step, self.steps))
             average.update()
             is_last_step = step == self.steps - 1
-            deferred_log("student/loss" if is_last_step or self.is_logged(step) else None, value, step)
+            note("student/loss" if is_last_step or self.is_logged(step) else None, value, step)
             if is_last_step or (step + 1) % SYNC_EVERY == 0:
-                deferred_log.flush()
+                note.flush()
             progress(step + 1, self.steps)
 
 
@@ -339,32 +313,14 @@ class Supervised(GradientStudent):
 
         def compute_loss(model: nn.Module, step: int) -> Tensor:
             index_B = next(sampler.labeled_batches)
-            return compute_released_loss(problem, model(sampler.weak_labeled(index_B)).float(), index_B).mean()
+            return compute_released_loss(problem, model(sampler.weak(problem.query_Q[index_B])).float(), index_B).mean()
 
         return compute_loss
 
 
-@dataclass(frozen=True, kw_only=True)
-class SemiSupervisedStudent(GradientStudent):
-    """A gradient student whose loss also takes public points without labels.
-
-    Attributes:
-        unlabeled_batch: Number of public points in a batch.
-    """
-
-    unlabeled_batch: int = 128
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.integer("student.unlabeled_batch", self.unlabeled_batch, low=1)
-
-    def make_sampler(self, problem: StudentProblem, unlabeled_batch: int = 1) -> Sampler:
-        return super().make_sampler(problem, self.unlabeled_batch)
-
-
-def compute_lr_factor(step: int, steps: int, warmup: float = 0.05) -> float:
-    """The share of the peak learning rate: a short linear rise, then half a cosine down to a hundredth."""
-    warmup_steps = max(1, round(warmup * steps))
+def compute_lr_factor(step: int, steps: int) -> float:
+    """Compute the share of the peak learning rate: a linear rise over 5 % of the steps, then half a cosine to 1 %."""
+    warmup_steps = max(1, round(0.05 * steps))
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))

@@ -46,24 +46,18 @@ def _model(nodes: list[bytes], constants: list[bytes], inputs: list[bytes], outp
     return _field(1, 8) + _field(7, graph) + _field(8, _field(2, 13))
 
 
-def linear(path: Path, weight_DF: np.ndarray) -> Path:
-    """Rows x W."""
-    nodes = [_node("MatMul", ["x", "w"], ["y"])]
-    path.write_bytes(
-        _model(nodes, [_tensor("w", weight_DF)], [_value("x", FLOAT, "b", "d")], [_value("y", FLOAT, "b", "f")])
-    )
-    return path
-
-
-def external(path: Path, weight_DF: np.ndarray) -> Path:
-    """Rows x W, with W in a file beside it."""
-    beside = path.with_name(f"{path.name}_data")
-    beside.write_bytes(weight_DF.astype("<f4").tobytes())
-    place = _field(1, "location") + _field(2, beside.name)
-    dims = b"".join(_field(1, size) for size in weight_DF.shape)
-    weight = dims + _field(2, FLOAT) + _field(8, "w") + _field(13, place) + _field(14, 1)
-    nodes = [_node("MatMul", ["x", "w"], ["y"])]
-    path.write_bytes(_model(nodes, [weight], [_value("x", FLOAT, "b", "d")], [_value("y", FLOAT, "b", "f")]))
+def linear(path: Path, weight_DF: np.ndarray | None = None, *, external: bool = False) -> Path:
+    """Rows x W, with W in the file or, if ``external``, in a file beside it."""
+    weight_DF = np.ones((4, 9)) if weight_DF is None else weight_DF
+    weight = _tensor("w", weight_DF)
+    if external:
+        beside = path.with_name(f"{path.name}_data")
+        beside.write_bytes(weight_DF.astype("<f4").tobytes())
+        dims = b"".join(_field(1, size) for size in weight_DF.shape)
+        location = _field(13, _field(1, "location") + _field(2, beside.name)) + _field(14, 1)
+        weight = dims + _field(2, FLOAT) + _field(8, "w") + location
+    inputs, outputs = [_value("x", FLOAT, "b", "d")], [_value("y", FLOAT, "b", "f")]
+    path.write_bytes(_model([_node("MatMul", ["x", "w"], ["y"])], [weight], inputs, outputs))
     return path
 
 

@@ -1,12 +1,24 @@
-"""Affine distortion: identity, known maps against plain indexing, ranges, and streams."""
+"""Distortions: known maps against plain indexing, ranges that are filled, masks and squares, and streams."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from pate_torch.features.augmentation import Affine, warp
+from pate_torch.features.augmentation import (
+    Affine,
+    View,
+    make_strong_view,
+    make_weak_view,
+    parse_affine,
+    warp,
+    widen_affine,
+)
+from pate_torch.privacy.records import DataSpec
+
+SPEC = DataSpec(name="images", num_classes=2, input_shape=(1, 8, 8), class_names=("a", "b"), mean=(0.3,), std=(0.38,))
 
 
 def stream(seed=0):
@@ -78,3 +90,53 @@ def test_shear_tilts_one_axis_by_up_to_its_angle():
 def test_refuses(bad):
     with pytest.raises(ValueError, match="augment"):
         Affine(**bad)
+
+
+def test_no_distortion_is_normalization_and_seeds_decide_the_rest():
+    x = (255 * images(20, 1, 8)).byte()
+    torch.testing.assert_close(View()(x, SPEC, stream()), SPEC.normalize(x))
+    view = make_strong_view(SPEC, Affine(rotate=10))
+    first, again, other = (view(x, SPEC, stream(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_cutout_erases_a_square_to_the_mean():
+    x = torch.full((200, 1, 8, 8), 255, dtype=torch.uint8)
+    erased = View(cutout=0.5)(x, SPEC, stream())
+    hidden = erased == 0
+    assert 0 < hidden.float().mean() < 0.25  # at most half the side, so a quarter of the area
+    for image in hidden[:, 0]:
+        rows, columns = image.any(1).nonzero().squeeze(1), image.any(0).nonzero().squeeze(1)
+        if len(rows):
+            assert image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+    assert torch.equal(erased[~hidden], SPEC.normalize(x)[~hidden])
+
+
+def test_elastic_moves_content_by_about_its_amplitude():
+    x = torch.zeros(300, 1, 8, 8)
+    x[:, 0, 4, 4] = 1
+    spec = dataclasses.replace(SPEC, mean=(0.0,), std=(1.0,))
+    moved = View(elastic=1.0)(x, spec, stream())[:, 0]
+    mass = moved.sum((1, 2))
+    center = (moved.sum(2) * torch.arange(8)).sum(1) / mass.clamp(min=1e-6)
+    assert 0.3 < (center[mass > 0.3] - 4).std() < 1.2
+
+
+def test_rows_are_masked_and_shaken():
+    spec = dataclasses.replace(SPEC, input_shape=(6,), mean=(1.0,) * 6, std=(2.0,) * 6)
+    x = torch.full((2000, 6), 5.0)
+    masked = View(mask=0.25)(x, spec, stream())
+    assert set(masked.unique().tolist()) == {0.0, 2.0}
+    assert (masked == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # 5 deviations of 12,000 draws
+    shaken = View(jitter=0.5)(x, spec, stream()) - 2.0
+    assert shaken.std().item() == pytest.approx(0.5, rel=0.03)
+    assert make_weak_view(spec, None).mask == 0 < make_strong_view(spec, None).mask
+
+
+def test_ranges_widen_and_stay_legal():
+    wide = widen_affine(Affine(rotate=150, scale=0.4, shift=2, shear=40, flip=True, padding="border"))
+    assert wide == Affine(rotate=180, scale=0.5, shift=3, shear=45, flip=True, padding="border")
+    assert parse_affine(None) is None
+    assert parse_affine({"rotate": 3}) == Affine(rotate=3)
+    with pytest.raises(ValueError, match="cutout"):
+        View(cutout=1.5)

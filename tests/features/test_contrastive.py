@@ -1,4 +1,4 @@
-"""Features without labels, the neighbor graph over them, and the distortions they are learnt from."""
+"""Contrastive features: the published loss, encoders that depend on points and seed alone, and starts of networks."""
 
 import dataclasses
 
@@ -11,7 +11,6 @@ from pate_torch import networks
 from pate_torch.core.device import single_thread_mode
 from pate_torch.core.rng import derive_member_seed, make_torch_generator
 from pate_torch.features import contrastive
-from pate_torch.features.augmentation import Affine, View, make_strong_view, make_weak_view, parse_affine, widen_affine
 from pate_torch.features.contrastive import ContrastiveFeatures, compute_contrastive_loss, encode, transfer_weights
 from pate_torch.networks import get_last_linear, make_feature_extractor, remove_head
 from pate_torch.privacy.records import DataSpec
@@ -58,29 +57,27 @@ def test_learning_brings_the_classes_together_without_labels():
     assert after > before and after > 0.9
 
 
-def test_an_encoder_is_the_seed_s_and_the_points_alone():
-    x, _ = digits(80)
-    recipe = dataclasses.replace(RECIPE, steps=3)
-    first = recipe.learn(x, SPEC, seed=0).state_dict()
-    contrastive._ENCODER_CACHE.clear()
-    torch.manual_seed(99)
-    again, other = (recipe.learn(x, SPEC, seed=seed).state_dict() for seed in (0, 1))
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert any(not torch.equal(first[key], other[key]) for key in first)
-
-
-def test_the_same_recipe_is_learnt_once_and_handed_out_as_copies():
+def test_the_same_recipe_is_learned_once_and_copied_and_depends_on_points_and_seed():
     x, _ = digits(80)
     calls: list[tuple[int, int]] = []
     recipe = dataclasses.replace(RECIPE, steps=4)
+
+    def learn(x=x, seed=0):
+        return recipe.learn(x, SPEC, seed=seed, progress=lambda *p: calls.append(p))
+
     contrastive._ENCODER_CACHE.clear()
-    first = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
+    changed, second = learn(), learn()
     with torch.no_grad():
-        next(first.parameters()).zero_()
-    second = recipe.learn(x, SPEC, seed=0, progress=lambda *p: calls.append(p))
-    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)] and next(second.parameters()).abs().sum() > 0
-    recipe.learn(x.flip(0), SPEC, seed=0, progress=lambda *p: calls.append(p))
-    assert len(calls) == 8, "other points: learnt anew"
+        next(changed.parameters()).zero_()
+    first = learn().state_dict()
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert all(torch.equal(value, first[key]) for key, value in second.state_dict().items())
+    contrastive._ENCODER_CACHE.clear()
+    torch.manual_seed(99)
+    assert all(torch.equal(value, first[key]) for key, value in learn().state_dict().items())
+    for other in (learn(seed=1), learn(x.flip(0))):
+        assert any(not torch.equal(value, first[key]) for key, value in other.state_dict().items())
+    assert len(calls) == 16
 
 
 def test_several_encoders_are_those_of_their_seeds_side_by_side():
@@ -90,36 +87,28 @@ def test_several_encoders_are_those_of_their_seeds_side_by_side():
     calls: list[tuple[int, int]] = []
     features = recipe.compute_features(x, SPEC, seed=4, progress=lambda *p: calls.append(p))
     assert calls[-1] == (15, 15)
-    parts = []
-    for k in range(3):  # the slow twin: one after the other, learnt anew
-        contrastive._ENCODER_CACHE.clear()
-        with single_thread_mode():
-            parts.append(
-                dataclasses.replace(recipe, encoders=1).compute_features(x, SPEC, seed=derive_member_seed(4, k))
-            )
+    contrastive._ENCODER_CACHE.clear()
+    with single_thread_mode():  # the slow twin: one after the other, learned anew
+        parts = [recipe.single_encoder.compute_features(x, SPEC, seed=derive_member_seed(4, k)) for k in range(3)]
     assert torch.equal(features, torch.nn.functional.normalize(torch.cat(parts, 1), dim=1))
     assert derive_member_seed(4, 0) == 4 and len({derive_member_seed(4, k) for k in range(3)}) == 3
-    assert not torch.allclose(parts[0], parts[1]), "each from a start of its own"
+    assert not torch.allclose(parts[0], parts[1]), "each from its own start"
 
 
 def test_student_k_starts_from_encoder_k(monkeypatch):
     x, y = digits(60)
-    recipe = dataclasses.replace(RECIPE, steps=2, encoders=2)
-    started = {}
+    recipe, started = dataclasses.replace(RECIPE, steps=2, encoders=2), {}
     fit = Supervised.fit
 
-    def spy(self, task, *, seed, **rest):
-        network = self.make_initial_network(
-            build_problem(task, seed, CPU), networks.describe(self.network, (1, 8, 8), 10, **SMALL)
-        )
+    def spy(self, task, seed, **rest):
+        description = networks.describe(self.network, (1, 8, 8), 10, **SMALL)
+        network = self.make_initial_network(build_problem(task, seed, CPU), description)
         started[seed] = make_feature_extractor(network)
         return fit(self, task, seed=seed, **rest)
 
     monkeypatch.setattr(Supervised, "fit", spy)
     student = Supervised(network_options=SMALL, steps=2, features=recipe)
-    PooledStudent(member=student, members=2).fit(
-        StudentTask(SPEC, x, torch.arange(60), torch.from_numpy(np.asarray(y))), seed=4, device=CPU
-    )
+    PooledStudent(member=student, members=2).fit(StudentTask(SPEC, x, torch.arange(60), y), seed=4, device=CPU)
     together = recipe.learn(x, SPEC, seed=4)
     for k in range(2):
         ours, theirs = started[derive_member_seed(4, k)].state_dict(), together.encoders[k].state_dict()
@@ -142,11 +131,12 @@ def test_transfer_moves_the_trunk_and_leaves_the_classifier():
     for key, value in network.state_dict().items():
         expected = before[key] if key.startswith(head) else encoder.state_dict()[key]
         assert torch.equal(value, expected)
-    wrong = networks.build("small_cnn", (1, 8, 8), 10, channels=(8, 16), hidden=33)
-    with pytest.raises(ValueError, match="same network_options"):
-        transfer_weights(encoder, wrong)
-    with pytest.raises(ValueError, match="same network_options"):
-        transfer_weights(encoder, networks.build("lean_cnn", (1, 8, 8), 10))
+    for wrong in (
+        networks.build("small_cnn", (1, 8, 8), 10, channels=(8, 16), hidden=33),
+        networks.build("lean_cnn", (1, 8, 8), 10),
+    ):
+        with pytest.raises(ValueError, match="same network_options"):
+            transfer_weights(encoder, wrong)
 
 
 def test_features_have_unit_length_and_rows_may_be_few():
@@ -163,69 +153,3 @@ def test_features_have_unit_length_and_rows_may_be_few():
 def test_bad_recipes_are_named(change, key):
     with pytest.raises(ValueError, match=f"features.{key}"):
         dataclasses.replace(RECIPE, **change)
-
-
-# Views ------------------------------------------------------------------------------------------------------------
-
-
-def test_no_distortion_is_normalization_and_seeds_decide_the_rest():
-    x, _ = digits(20)
-    torch.testing.assert_close(View()(x, SPEC, make_torch_generator(0, "v")), SPEC.normalize(x))
-    view = make_strong_view(SPEC, Affine(rotate=10))
-    first, again, other = (view(x, SPEC, make_torch_generator(seed, "v")) for seed in (0, 0, 1))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_cutout_erases_a_square_to_the_mean():
-    x = torch.full((200, 1, 8, 8), 255, dtype=torch.uint8)
-    erased = View(cutout=0.5)(x, SPEC, make_torch_generator(0, "v"))
-    hidden = erased == 0
-    assert 0 < hidden.float().mean() < 0.25  # at most half the side, so a quarter of the area
-    for image in hidden[:, 0]:
-        rows, columns = image.any(1).nonzero().squeeze(1), image.any(0).nonzero().squeeze(1)
-        if len(rows):
-            assert image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
-    assert torch.equal(erased[~hidden], SPEC.normalize(x)[~hidden])
-
-
-def test_elastic_moves_content_by_about_its_amplitude():
-    x = torch.zeros(300, 1, 8, 8)
-    x[:, 0, 4, 4] = 1
-    spec = dataclasses.replace(SPEC, mean=(0.0,), std=(1.0,))
-    moved = View(elastic=1.0)(x, spec, make_torch_generator(0, "v"))[:, 0]
-    mass = moved.sum((1, 2)).clamp(min=1e-6)
-    center = (moved.sum(2) * torch.arange(8)).sum(1) / mass
-    spread = (center[moved.sum((1, 2)) > 0.3] - 4).std()
-    assert 0.3 < spread < 1.2
-    assert torch.allclose(View(elastic=0.0)(x, spec, make_torch_generator(0, "v")), x)
-
-
-def test_rows_are_masked_and_shaken():
-    spec = dataclasses.replace(SPEC, input_shape=(6,), mean=(1.0,) * 6, std=(2.0,) * 6)
-    x = torch.full((2000, 6), 5.0)
-    masked = View(mask=0.25)(x, spec, make_torch_generator(0, "v"))
-    assert set(masked.unique().tolist()) == {0.0, 2.0}
-    assert (masked == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # 5 deviations of 12,000 draws
-    shaken = View(jitter=0.5)(x, spec, make_torch_generator(0, "v")) - 2.0
-    assert shaken.std().item() == pytest.approx(0.5, rel=0.03)
-    assert make_weak_view(spec, None).mask == 0 < make_strong_view(spec, None).mask
-
-
-def test_ranges_widen_and_stay_legal():
-    wide = widen_affine(Affine(rotate=150, scale=0.4, shift=2, shear=40, flip=True, padding="border"))
-    assert wide == Affine(rotate=180, scale=0.5, shift=3, shear=45, flip=True, padding="border")
-    assert widen_affine(None) is None and parse_affine(None) is None
-    assert parse_affine({"rotate": 3}) == Affine(rotate=3)
-    with pytest.raises(ValueError, match="cutout"):
-        View(cutout=1.5)
-
-
-def test_a_student_with_a_recipe_starts_from_its_encoder():
-    x, y = digits(60)
-    recipe = dataclasses.replace(RECIPE, steps=2)
-    task = StudentTask(SPEC, x, torch.arange(20), y[:20])
-    problem = build_problem(task, 3, torch.device("cpu"))
-    student = Supervised(network_options=SMALL, features=recipe)
-    model = student.make_initial_network(problem, networks.describe("small_cnn", (1, 8, 8), 10, **SMALL))
-    encoder = recipe.learn(x, SPEC, seed=3)
-    assert all(torch.equal(model.state_dict()[key], value) for key, value in encoder.state_dict().items())

@@ -43,7 +43,7 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.queries.clusters import Medoids
 from pate_torch.release import store as release_store
 from pate_torch.release.statement import format_plain_words, format_sentence
-from pate_torch.students import label_propagation
+from pate_torch.students import semi_supervised
 from pate_torch.students.base import StudentTask
 from pate_torch.students.labels import compute_class_proportions
 from pate_torch.students.self_training import SelfTraining
@@ -390,7 +390,7 @@ def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_o
     x, y = images(90, seed=1)
     graphs = []
     monkeypatch.setattr(
-        label_propagation, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
+        semi_supervised, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
     )
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
     student = SelfTraining(first_student=small, later_students=small, num_generations=2, members=3)

@@ -80,7 +80,7 @@ def parts(case: Case, home: Path) -> dict[str, Any]:
     adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
     made = {name: known[case[name]](image, case["noise"], adjacency) for name, known in choices.values().items()}
     for role in ("student", "guide_student"):  # as their files say: features: ${features}
-        if hasattr(made[role], "features"):
+        if "features" in getattr(type(made[role]), "__dataclass_fields__", ()):
             made[role] = dataclasses.replace(made[role], features=made["features"])
     target = None if case["target"] == "none" else float(case["target"])
     given: dict[str, Any] = {

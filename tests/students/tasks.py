@@ -8,6 +8,7 @@ import torch
 from hydra import compose
 from hydra.utils import instantiate
 
+from pate_torch import networks
 from pate_torch.cli import hydra_config
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import Column, TableSchema
@@ -36,6 +37,18 @@ def rows(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(2, (count,), generator=generator)
     return torch.randn(count, 6, generator=generator) + 2.0 * (2 * y[:, None] - 1), y
+
+
+def make_student(spec: DataSpec, network: str) -> Student:
+    """A network of random weights, with statistics that are not those of a fresh one."""
+    description = networks.describe(network, spec.input_shape, spec.num_classes)
+    module, draw = networks.rebuild(description), torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)
+    for name, buffer in module.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand(buffer.shape, generator=draw) + 0.5)
+    return Student(description, module.eval(), spec)
 
 
 def vectors(right: float, count: int = 400) -> tuple[StudentTask, torch.Tensor, torch.Tensor]:
@@ -73,7 +86,7 @@ def _compose(name: str) -> StudentAlgorithm:
     return instantiate(node, _convert_="all")
 
 
-def configure(name: str, network: str = "small_cnn", steps: int = 40) -> StudentAlgorithm:
+def configure(name: str, network: str = "small_cnn", steps: int = 25) -> StudentAlgorithm:
     """A student as its YAML describes it, on a small network and with few steps."""
     return _shorten(_compose(name), network, steps)
 
@@ -82,17 +95,8 @@ def _shorten(student, network: str, steps: int):
     fields = {field.name for field in dataclasses.fields(student)}
     parts = {key for key in ("member", "first_student", "later_students") if key in fields}
     options = {"channels": (8, 16), "hidden": 32} if network == "small_cnn" else {}
-    small = {
-        "steps": steps,
-        "network": network,
-        "network_options": options,
-        "batch_size": 16,
-        "unlabeled_batch": 32,
-        "members": 2,
-    }
-    if "first_student" in fields:
-        del small["members"]
+    small = {"steps": steps, "network": network, "network_options": options, "batch_size": 16, "unlabeled_batch": 32}
+    small |= {} if "first_student" in fields else {"members": 2}
     changes = {key: value for key, value in small.items() if key in fields}
-    return dataclasses.replace(
-        student, **changes, **{key: _shorten(getattr(student, key), network, steps) for key in parts}
-    )
+    changes |= {key: _shorten(getattr(student, key), network, steps) for key in parts}
+    return dataclasses.replace(student, **changes)

@@ -8,21 +8,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from pate_torch import load_student, networks
+from pate_torch import load_student
 from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.students import store
-from pate_torch.students.base import Student
-from tests.students.tasks import FRAME, TABLE, make_task
+from tests.students.tasks import FRAME, TABLE, make_student, make_task
 
 
 @pytest.fixture
 def student():
-    network = networks.describe("logistic", TABLE.input_shape, TABLE.num_classes)
-    module = networks.rebuild(network)
-    for parameter in module.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-    return Student(network, module.eval(), TABLE)
+    return make_student(TABLE, "logistic")
 
 
 def header(path):
@@ -70,25 +65,20 @@ def test_a_damaged_schema_is_refused_in_one_line(student, tmp_path, monkeypatch)
         load_student(tmp_path)
 
 
-def test_facts_go_through_json_and_to_workers():
-    images = DataSpec(
-        name="i",
-        num_classes=2,
-        input_shape=(1, 8, 8),
-        class_names=("a", "b"),
-        mean=(0.0,),
-        std=(1.0,),
-        resize="bilinear",
-    )
+def test_facts_go_through_json():
+    shape = {"input_shape": (1, 8, 8), "mean": (0.0,), "std": (1.0,)}
+    images = DataSpec(name="i", num_classes=2, class_names=("a", "b"), resize="bilinear", **shape)
     for spec, kind in ((TABLE, "table"), (images, "images"), (dataclasses.replace(TABLE, schema=None), "rows")):
-        assert DataSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == DataSpec.from_dict(spec.to_dict()) == spec
+        assert DataSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
         assert spec.kind == kind and ("schema" in spec.to_dict()) == (kind == "table")
 
 
-def test_a_selection_of_answers_keeps_what_belongs_to_each():
+def test_the_task_of_a_round_keeps_the_answers_of_that_round():
     task, y = make_task(12)
-    posterior_QC, round_Q = torch.rand(12, 3), torch.arange(12) // 4
-    some = dataclasses.replace(task, posterior_QC=posterior_QC, round_Q=round_Q).select(torch.tensor([5, 5, 2]))
-    assert some.query_Q.tolist() == [5, 5, 2] and torch.equal(some.label_Q, y[[5, 5, 2]])
-    assert torch.equal(some.posterior_QC, posterior_QC[[5, 5, 2]]) and some.round_Q.tolist() == [1, 1, 0]
-    assert task.select(torch.arange(12) < 3).round_Q is None
+    posterior_QC, round_Q = torch.rand(12, 3), torch.tensor([0, 2, 0, 2, 2, 5] * 2)
+    assert task.split_rounds() == [task]
+    rounds = dataclasses.replace(task, posterior_QC=posterior_QC, round_Q=round_Q).split_rounds()
+    for part, r in zip(rounds, (0, 2, 5), strict=True):
+        asked = (round_Q == r).nonzero().squeeze(1)
+        assert torch.equal(part.query_Q, asked) and torch.equal(part.label_Q, y[asked]) and part.round_Q is None
+        assert torch.equal(part.posterior_QC, posterior_QC[asked])

@@ -1,8 +1,8 @@
 """What released answers say of the labels: posteriors of counts, estimates of the noise, and who learns from them."""
 
+import csv
 import dataclasses
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -12,8 +12,10 @@ from scipy import stats
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NoisyCounts, PublicPool, Release
+from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
 from pate_torch.students.labels import (
@@ -23,10 +25,10 @@ from pate_torch.students.labels import (
     with_label_posteriors,
 )
 from pate_torch.students.training import Supervised, build_problem
-from pate_torch.teachers import independence
 from tests import killed_runs
 from tests.run_configs import changed
 from tests.students.tasks import CPU, vectors
+from tests.tiny_runs import summary, tiny
 from tests.worlds import IMAGES
 
 # Noisy counts ---------------------------------------------------------------------------------------------------------
@@ -106,7 +108,6 @@ def test_scores_of_answered_questions_become_shares():
 def finished(tmp_path_factory):
     """A run of nine questions in three rounds, with the task that its student was given."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(independence, "call_in_fresh_process", lambda packed, *rest: pickle.loads(packed)(*rest))
         tasks, fit = [], Supervised.fit
         patch.setattr(Supervised, "fit", lambda self, task, **rest: tasks.append(task) or fit(self, task, **rest))
         changes = {"mechanism": GNMax(sigma=4.0, counts=True), "query": Random(rounds=3), "num_queries": 9}
@@ -138,27 +139,48 @@ def test_counts_are_released_and_read_back_for_another_student(finished):
 
 
 @pytest.mark.parametrize(
-    "file,old,new",
-    [
-        ("labels.csv", None, None),
-        ("release.json", [3, 3, 3], [3, 3, 2]),
-        ("release.json", [3, 3, 3], [10, -1, 0]),
-    ],
+    "file,rounds", [("labels.csv", None), ("release.json", [3, 3, 2]), ("release.json", [10, -1, 0])]
 )
-def test_edited_counts_and_rounds_are_refused(finished, file, old, new):
+def test_edited_counts_and_rounds_are_refused(finished, file, rounds):
     plan, report, *_ = finished
     path = plan.folder / "release" / file
     before = path.read_text()
-    if old is None:
-        header, first, *rest = before.splitlines()
-        path.write_text("\n".join([header, first.rpartition(",")[0] + ",999", *rest]) + "\n")
-    else:
-        path.write_text(json.dumps(json.loads(before) | {"queries_by_round": new}))
+    edited = before.replace("\n", ",999\n", 2).replace(",999", "", 1)
+    path.write_text(edited if rounds is None else json.dumps(json.loads(before) | {"queries_by_round": rounds}))
     try:
         with pytest.raises(ValueError, match="edited"):
             pipeline.run(changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "edited"))
     finally:
         path.write_text(before)
+
+
+def test_scores_of_soft_labels_are_released_and_read_again(tmp_path, monkeypatch):
+    opened, release = [], SoftSparseVector.release
+
+    def spy(self, votes, noise, context):
+        opened.append(votes)
+        return release(self, votes, noise, context)
+
+    monkeypatch.setattr(SoftSparseVector, "release", spy)
+    mechanism = SoftSparseVector(epsilon=1e4, delta=1e-4, max_failures=60, bins=2)
+    plan = changed(tiny(tmp_path), mechanism=mechanism, budget_epsilon=2e4)
+    pipeline.run(plan)
+    assert [type(one) for one in opened] == [SoftVotes] and opened[0].score_KQS.shape == (12, 20, 3)
+    torch.testing.assert_close(opened[0].score_KQS.sum(2), torch.ones(12, 20))
+    rows = list(csv.DictReader((plan.folder / "release" / "labels.csv").read_text().splitlines()))
+    table = [[row[f"score_{c}"] for c in range(3)] for row in rows]
+    for row, scores in zip(rows, table, strict=True):
+        assert (row["label"] == "-1") == ("" in scores)
+        if "" not in scores:
+            assert {float(score) for score in scores} <= {0.25, 0.5, 0.75}
+            assert max(scores) == scores[int(row["label"])]
+    assert summary(plan)["queries_answered"] > 10 and summary(plan)["student_accuracy"] > 0.8
+    statement = (plan.folder / "release" / "privacy.json").read_text()
+    assert "class probabilities" in statement and "a score of each class" in statement
+    with Ledger(plan.root / "ledger.sqlite") as ledger:
+        data = plan.dataset.load()
+        found, _, _ = release_store.read(plan.root, summary(plan)["release_id"], data.pool, data.spec, ledger)
+    assert [["" if np.isnan(score) else repr(score) for score in row] for row in found.score_QC.tolist()] == table
 
 
 # Labels alone ---------------------------------------------------------------------------------------------------------

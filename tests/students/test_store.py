@@ -8,30 +8,11 @@ import torch
 from safetensors.torch import save_file
 
 import pate_torch
-from pate_torch import networks
-from pate_torch.privacy.records import DataSpec
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.students import store
 from pate_torch.students.base import Student
-from tests.students.tasks import FRAME, TABLE
+from tests.students.tasks import FRAME, ROWS, TABLE, make_student
 from tests.worlds import IMAGES
-
-ROWS = DataSpec(
-    name="rows", num_classes=2, input_shape=(5,), class_names=("no", "yes"), mean=(1.0,) * 5, std=(2.0,) * 5
-)
-
-
-def make_student(spec: DataSpec = ROWS, network: str = "mlp") -> Student:
-    """A network of random weights, with statistics that are not those of a fresh one."""
-    description = networks.describe(network, spec.input_shape, spec.num_classes)
-    module = networks.rebuild(description)
-    draw = torch.Generator().manual_seed(0)
-    for parameter in module.parameters():
-        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)
-    for name, buffer in module.named_buffers():
-        if "running" in name:
-            buffer.copy_(torch.rand(buffer.shape, generator=draw) + 0.5)
-    return Student(network=description, module=module.eval(), spec=spec)
 
 
 @pytest.mark.parametrize("spec,network", [(IMAGES, "small_cnn"), (TABLE, "logistic")], ids=["images", "table"])
@@ -55,14 +36,14 @@ def test_an_exported_student_says_the_same_of_any_number_of_points(tmp_path, spe
 
 
 def test_a_program_that_differs_is_not_passed_off(tmp_path, monkeypatch):
-    student = make_student(network="logistic")
+    student = make_student(ROWS, "logistic")
     monkeypatch.setattr(Student, "compute_probabilities", lambda self, x: torch.full((len(x), 2), 0.5))
     with pytest.raises(ArithmeticError, match="differs"):
         store.export(student, tmp_path / "student.pt2")
 
 
 def test_load_student_takes_a_file_a_run_or_its_release(tmp_path):
-    student, folder, x = make_student(), tmp_path / "run" / "release", torch.randn(6, 5)
+    student, folder, x = make_student(ROWS, "mlp"), tmp_path / "run" / "release", torch.randn(6, 6)
     folder.mkdir(parents=True)
     store.save(student, folder / "student.safetensors")
     for where in (folder / "student.safetensors", folder, folder.parent, str(folder.parent)):
@@ -74,12 +55,12 @@ def test_load_student_takes_a_file_a_run_or_its_release(tmp_path):
 
 def test_the_command_writes_beside_a_release_and_never_into_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(store, "export", lambda student, path: path)
-    store.save(make_student(), tmp_path / "student.safetensors")
+    store.save(make_student(ROWS, "mlp"), tmp_path / "student.safetensors")
     assert store.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "student.pt2")
     release = tmp_path / "run" / "release"
     release.mkdir(parents=True)
-    store.save(make_student(), release / "student.safetensors")
+    store.save(make_student(ROWS, "mlp"), release / "student.safetensors")
     (release / "privacy.json").write_text("{}")
     assert store.main([str(tmp_path / "run")]) == store.main([str(release / "student.safetensors")]) == 0
     assert capsys.readouterr().out.split() == [str(tmp_path / "run" / "student.pt2")] * 2

@@ -7,11 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pate_torch import networks
 from pate_torch.students.base import StudentTask
-from pate_torch.students.fixmatch import Alignment
-from pate_torch.students.label_propagation import compute_expected_shares
-from pate_torch.students.self_training import PooledStudent
 from pate_torch.students.training import (
     AveragedModel,
     Supervised,
@@ -20,9 +16,8 @@ from pate_torch.students.training import (
     compute_released_loss,
     iterate_batches,
 )
-from pate_torch.students.vat import _frozen_statistics, compute_smoothness
 from tests.students.tasks import CPU, ROWS, compute_accuracy, make_task
-from tests.worlds import IMAGES, images
+from tests.worlds import IMAGES
 
 
 def build(posterior_QC=None, soft=False, **changes):
@@ -124,51 +119,3 @@ def test_the_first_loss_that_is_not_finite_is_named(steps):
 
     with pytest.raises(FloatingPointError, match=r"student loss is inf at step 7: lower student\.learning_rate"):
         Bursts(network="logistic", steps=steps).fit(make_task()[0], seed=0, device=CPU)
-
-
-def test_alignment_restores_the_expected_proportions():
-    problem = build_problem(make_task(label_Q=torch.tensor([0, 1, 2] * 4))[0], 0, CPU)
-    align = Alignment(compute_expected_shares(problem, "uniform"), decay=0.0)
-    skewed = torch.softmax(torch.randn(4000, 3) + torch.tensor([1.5, 0.0, -0.5]), 1)
-    before, after = skewed.mean(0), align(skewed).mean(0)
-    assert (after - 1 / 3).abs().max() < (before - 1 / 3).abs().max() / 3
-    torch.testing.assert_close(align(skewed).sum(1), torch.ones(4000))
-    missing = build_problem(make_task(label_Q=torch.tensor([0, 1] * 6))[0], 0, CPU)
-    assert compute_expected_shares(missing, "uniform").tolist() == [0.5, 0.5, 0.0]
-    assert compute_expected_shares(missing, "labels").tolist() == pytest.approx([7 / 15, 7 / 15, 1 / 15])
-
-
-def test_smoothness_leaves_running_statistics_alone():
-    model = networks.build("small_cnn", (1, 8, 8), 3).train()
-    before = {key: value.clone() for key, value in model.state_dict().items() if "running" in key}
-    with _frozen_statistics(model):
-        model(torch.randn(16, 1, 8, 8))
-    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
-    model(torch.randn(16, 1, 8, 8))
-    assert any(not torch.equal(model.state_dict()[key], value) for key, value in before.items())
-
-
-def test_the_adversary_finds_a_worse_direction_than_chance():
-    generator = torch.Generator().manual_seed(0)
-    model = networks.initialize(networks.build("mlp", (6,), 2), generator)
-    with torch.no_grad():
-        list(model.parameters())[-2].normal_(generator=generator)
-    x = torch.randn(64, 6, generator=generator)
-    adversarial = compute_smoothness(model, x, 0.5, generator).item()
-    noise = torch.randn(x.shape, generator=generator)
-    noise = 0.5 * noise / noise.square().mean(1, keepdim=True).sqrt()
-    here, there = model(x).log_softmax(1), model(x + noise).log_softmax(1)
-    assert adversarial > 1.5 * F.kl_div(there, here, log_target=True, reduction="batchmean").item()
-
-
-def test_a_pool_is_of_members_of_whom_the_first_is_the_student_alone():
-    task, _ = make_task()
-    member = Supervised(steps=3)
-    student = PooledStudent(member=member, members=3).fit(task, seed=0, device=CPU)
-    alone = member.fit(task, seed=0, device=CPU).module.state_dict()
-    assert all(torch.equal(value, alone[name]) for name, value in student.module.members[0].state_dict().items())
-    x, _ = images(20, seed=5)
-    mean = torch.stack([one(task.spec.normalize(x)).log_softmax(1) for one in student.module.members]).mean(0)
-    torch.testing.assert_close(student.compute_probabilities(x), mean.softmax(1))
-    weights = [next(one.parameters()) for one in student.module.members]
-    assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])

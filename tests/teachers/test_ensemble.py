@@ -47,6 +47,8 @@ def test_a_diverged_teacher_still_votes_once(ensemble):
     diverged = TeacherEnsemble(ensemble.network, params, ensemble.trained_K, spec())
     assert not diverged.predict(X)[1].any()
     assert torch.equal(diverged.count_votes(X).counts_QC.sum(1).long(), torch.full((50,), 24))
+    untrained = TeacherEnsemble(ensemble.network, ensemble.params, torch.zeros(24, dtype=torch.bool), spec())
+    assert untrained.predict_proba(X)[..., 0].eq(1).all()
 
 
 def test_parameters_are_checked_and_withheld(ensemble):

@@ -9,31 +9,200 @@ is trained alone and one that is trained beside others. All other layers have a 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeGuard
+from operator import itemgetter
+from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from pate_torch.core import checks
-from pate_torch.networks.modules import (
-    AxisRules,
-    Flatten,
-    Fourier,
-    HalfPlaneRules,
-    L2Normalize,
-    MeanShift,
-    Residual,
-    Voting,
-    make_feature_extractor,
-)
 
-Description = dict[str, Any]
 Design = Mapping[str, Any] | None
 """Name and options of a network; None for logistic regression."""
+
+
+class Residual(nn.Module):
+    """A residual block, shortcut(x) + branch(x)."""
+
+    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.shortcut = branch, shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.branch(x)
+
+
+class Flatten(nn.Flatten):
+    """Flattens images; their gradient gets the memory layout of the images.
+
+    Otherwise pooling and ReLU would combine two gradients of different layouts, which takes ten times as long.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            x.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+        return super().forward(x)
+
+
+class Voting(nn.Module):
+    """Mean log-probabilities of several networks."""
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x).log_softmax(1) for member in self.members]).mean(0)
+
+
+class L2Normalize(nn.Module):
+    """Scales rows to length 1, [B, ...] -> [B, D]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x.float().flatten(1), dim=1)
+
+
+class ConcatFeatures(nn.Module):
+    """Concatenates the unit-length features of several encoders."""
+
+    def __init__(self, encoders: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(encoders)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([F.normalize(encoder(x).float().flatten(1), dim=1) for encoder in self.encoders], 1)
+
+
+class Fourier(nn.Module):
+    """Appends F random cosines to a point, [B, D] -> [B, D + F] (Rahimi and Recht 2007; ``features.fourier``)."""
+
+    def __init__(self, width: int, cosines: int) -> None:
+        super().__init__()
+        self.frequency_DF = nn.Buffer(torch.zeros(width, cosines))
+        self.phase_F = nn.Buffer(torch.zeros(cosines))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, math.sqrt(2) * torch.cos(x @ self.frequency_DF + self.phase_F)], 1)
+
+
+class MeanShift(nn.Module):
+    """Moves unit-length features to the weighted mean of their nearest public features, [B, D] -> [B, D].
+
+    Features move to where public points are dense, and classes apart (mean shift, Fukunaga and Hostetler 1975). The
+    k-th of the ``neighbors`` nearest of P public points weighs d_K^2 - d_k^2. The last one weighs nothing, so that the
+    mean does not jump where one point takes the place of another.
+    """
+
+    def __init__(self, points: int, width: int, neighbors: int) -> None:
+        super().__init__()
+        self.neighbors = min(neighbors, points)
+        self.place_PD = nn.Buffer(torch.zeros(points, width))  # students on disk use this name
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        # A product, because it rounds private features alike, which come in batches of one shape.
+        nearest = (x_BD @ self.place_PD.T).topk(self.neighbors, dim=1)  # d^2 = 2 - 2 x.p
+        weight_BK = (nearest.values - nearest.values[:, -1:]).clamp(min=1e-9)  # equal distances: equal weights
+        weight_BK = weight_BK / weight_BK.sum(1, keepdim=True)
+        return (weight_BK[:, :, None] * self.place_PD[nearest.indices]).sum(1)
+
+
+class _Rules(nn.Module):
+    """R rules that accept or reject a point: one rule for two classes, else one rule for each class.
+
+    If several rules accept a point, the rarest wins; if none does, the most frequent. ``share_R`` is the share of the
+    public points that each rule accepts. The logit of the predicted class is 40: its softmax is 1 in float32.
+    """
+
+    def __init__(self, rules: int) -> None:
+        super().__init__()
+        self.share_R = nn.Buffer(torch.zeros(rules))
+
+    def evaluate(self, x_BD: Tensor) -> Tensor:
+        """Whether each rule accepts each point, bool [B, R]."""
+        raise NotImplementedError
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        is_yes_BR = self.evaluate(x_BD)
+        if is_yes_BR.shape[1] == 1:
+            return 40.0 * torch.cat([~is_yes_BR, is_yes_BR], 1).float()
+        return 40.0 * (is_yes_BR + 0.25 * torch.where(is_yes_BR, -self.share_R, self.share_R))
+
+
+class AxisRules(_Rules):
+    """Rules low <= x_feature < high or their complements (thresholds, intervals, stumps), [B, D] -> [B, C].
+
+    Cuts are float64, since they lie between neighboring float32 values of a feature.
+    """
+
+    def __init__(self, rules: int) -> None:
+        super().__init__(rules)
+        self.low_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
+        self.high_R = nn.Parameter(torch.zeros(rules, dtype=torch.float64), requires_grad=False)
+        self.feature_R = nn.Buffer(torch.zeros(rules, dtype=torch.int64))
+        self.inside_R = nn.Buffer(torch.ones(rules, dtype=torch.bool))
+
+    def evaluate(self, x_BD: Tensor) -> Tensor:
+        value_BR = x_BD.double()[:, self.feature_R]
+        return ((value_BR >= self.low_R) & (value_BR < self.high_R)) == self.inside_R
+
+
+class HalfPlaneRules(_Rules):
+    """Rules "left of the line tail -> head, or on it up to the tail", or constant rules, [B, 2] -> [B, C]."""
+
+    def __init__(self, rules: int) -> None:
+        super().__init__(rules)
+        self.tail_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
+        self.head_RD = nn.Parameter(torch.zeros(rules, 2, dtype=torch.float64), requires_grad=False)
+        self.always_R = nn.Buffer(torch.zeros(rules, dtype=torch.bool))
+
+    def evaluate(self, x_BD: Tensor) -> Tensor:
+        edge_RD, offset_BRD = self.head_RD - self.tail_RD, x_BD.double()[:, None] - self.tail_RD
+        side_BR = edge_RD[:, 0] * offset_BRD[..., 1] - edge_RD[:, 1] * offset_BRD[..., 0]
+        beyond_BR = (edge_RD * offset_BRD).sum(2) > 0
+        is_yes_BR = (side_BR > 0) | ((side_BR == 0) & ~beyond_BR)
+        return torch.where((edge_RD == 0).all(1), self.always_R, is_yes_BR)
+
+
+def get_last_linear(network: nn.Module) -> str:
+    """Return the name of a network's classifier, its last linear layer.
+
+    Raises:
+        ValueError: The network has no linear layer, or is one.
+    """
+    names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
+    if not names:
+        raise ValueError("features: the network needs a last linear layer apart from its trunk")
+    return names[-1]
+
+
+def remove_head(network: nn.Module) -> nn.Module:
+    """Replace the classifier of a network by the identity, in place, and return the network."""
+    network.set_submodule(get_last_linear(network), nn.Identity())
+    return network
+
+
+def make_feature_extractor(network: nn.Module) -> nn.Module:
+    """Copy a network without its classifier, whose inputs are the features.
+
+    A vote gives the features of all members side by side; a network without a linear layer gives the points themselves.
+    """
+    if isinstance(network, Voting):
+        return ConcatFeatures([make_feature_extractor(member) for member in network.members])
+    try:
+        return remove_head(copy.deepcopy(network))
+    except ValueError:
+        return nn.Flatten()
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Count the parameters of a network."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -> tuple[int, int, int]:
@@ -43,13 +212,13 @@ def _check_image_shape(name: str, input_shape: tuple[int, ...], min_size: int) -
     return input_shape[0], input_shape[1], input_shape[2]
 
 
-def _make_conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, bias: bool = True) -> nn.Conv2d:
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=bias)
-
-
 def _make_norm(kind: str, channels: int) -> nn.Module:
     checks.one_of("network.norm", kind, ("group", "batch"))
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(math.gcd(8, channels), channels)
+
+
+def _make_conv_block(inputs: int, outputs: int, norm: str, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), _make_norm(norm, outputs), nn.ReLU()]
 
 
 def _make_dense(sizes: Sequence[int], num_classes: int) -> list[nn.Module]:
@@ -75,10 +244,8 @@ def lean_cnn(
     """Two 3x3 convolutions of stride 2, then dense layers; strides cost a quarter of the arithmetic of pooling."""
     depth, height, width = _check_image_shape("lean_cnn", input_shape, 4)
     first, second = channels
+    layers = [nn.Conv2d(depth, first, 3, 2, 1), nn.ReLU(), nn.Conv2d(first, second, 3, 2, 1), nn.ReLU()]
     size = second * math.ceil(height / 4) * math.ceil(width / 4)
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((depth, first), (first, second)):
-        layers += [_make_conv(inputs, outputs, stride=2), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, hidden], num_classes))
 
 
@@ -95,10 +262,9 @@ def convnet(
     """
     depth, height, width = _check_image_shape("convnet", input_shape, 8)
     first, second = channels
+    layers: list[nn.Module] = [nn.Conv2d(depth, first, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(first, second, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
     size = second * (height // 4) * (width // 4)
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((depth, first), (first, second)):
-        layers += [_make_conv(inputs, outputs, 5), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), *_make_dense([size, *hidden], num_classes))
 
 
@@ -107,10 +273,8 @@ def _make_residual_block(inputs: int, outputs: int, stride: int, norm: str) -> n
     branch = nn.Sequential(
         _make_norm(norm, inputs),
         nn.ReLU(),
-        _make_conv(inputs, outputs, stride=stride, bias=False),
-        _make_norm(norm, outputs),
-        nn.ReLU(),
-        _make_conv(outputs, outputs, bias=False),
+        *_make_conv_block(inputs, outputs, norm, stride),
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
     )
     is_identity = inputs == outputs and stride == 1
     shortcut = nn.Identity() if is_identity else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
@@ -122,7 +286,7 @@ def resnet(
 ) -> nn.Module:
     """A small residual network for teachers, with group normalization."""
     depth, _, _ = _check_image_shape("resnet", input_shape, 8)
-    layers: list[nn.Module] = [_make_conv(depth, width, bias=False)]
+    layers: list[nn.Module] = [nn.Conv2d(depth, width, 3, padding=1, bias=False)]
     inputs = width
     for stage, outputs in enumerate((width, 2 * width, 4 * width)):
         for block in range(blocks):
@@ -143,11 +307,9 @@ def small_cnn(
     """A student for images of about 8x8: two convolutions, one pooling, dense layers."""
     depth, height, width = _check_image_shape("small_cnn", input_shape, 4)
     first, second = channels
+    layers = [*_make_conv_block(depth, first, norm), *_make_conv_block(first, second, norm), nn.MaxPool2d(2)]
     size = second * (height // 2) * (width // 2)
-    layers: list[nn.Module] = []
-    for inputs, outputs in ((depth, first), (first, second)):
-        layers += [_make_conv(inputs, outputs, bias=False), _make_norm(norm, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.MaxPool2d(2), Flatten(), *_make_dense([size, hidden], num_classes))
+    return nn.Sequential(*layers, Flatten(), *_make_dense([size, hidden], num_classes))
 
 
 def cnn(
@@ -158,13 +320,11 @@ def cnn(
     It has 1.1 M parameters on 28x28 at the default width, nine tenths of them in the dense layers, where they are fast.
     """
     depth, height, image_width = _check_image_shape("cnn", input_shape, 8)
-    plan = [(width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1)]
+    sizes = [depth, width, 2 * width, 2 * width, 4 * width, 4 * width]
     layers: list[nn.Module] = []
-    inputs = depth
-    for outputs, stride in plan:
-        layers += [_make_conv(inputs, outputs, stride=stride, bias=False), _make_norm(norm, outputs), nn.ReLU()]
-        inputs = outputs
-    size = inputs * math.ceil(height / 4) * math.ceil(image_width / 4)
+    for (inputs, outputs), stride in zip(pairwise(sizes), (1, 2, 1, 2, 1), strict=True):
+        layers += _make_conv_block(inputs, outputs, norm, stride)
+    size = sizes[-1] * math.ceil(height / 4) * math.ceil(image_width / 4)
     return nn.Sequential(*layers, Flatten(), *_make_dense([size, hidden], num_classes))
 
 
@@ -221,20 +381,16 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    checks.one_of("network", name, BUILDERS)
     parameters = inspect.signature(BUILDERS[name]).parameters.values()
     allowed_options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed_options:
             problem = f"network {name!r} takes {', '.join(allowed_options) or 'no options'}"
             raise checks.error("network option", option, problem)
-        if option in ("norm", "of"):
-            continue
-        for size in value if _is_list(value) else [value]:
-            checks.integer(f"network.{option}", size, low=1)
-
-
-def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+        if option not in ("norm", "of"):
+            for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+                checks.integer(f"network.{option}", size, low=1)
 
 
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
@@ -243,27 +399,24 @@ def build(name: str, input_shape: Sequence[int], num_classes: int, **options: An
     Raises:
         ValueError: The name or an option is unknown, or the network cannot take the data.
     """
-    checks.one_of("network", name, BUILDERS)
-    checks.integer("num_classes", num_classes, low=2)
     _check_options(name, options)
+    checks.integer("num_classes", num_classes, low=2)
     return BUILDERS[name](tuple(int(size) for size in input_shape), num_classes, **options)
 
 
-def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> Description:
+def describe(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> dict[str, Any]:
     """Describe a network by plain data (JSON), from which ``rebuild`` builds it again."""
-    checks.one_of("network", name, BUILDERS)
     _check_options(name, options)
-    plain = {key: list(value) if _is_list(value) else value for key, value in options.items()}
+    plain = {k: list(v) if isinstance(v, Sequence) and not isinstance(v, str) else v for k, v in options.items()}
     shape = [int(size) for size in input_shape]
     return {"name": name, "input_shape": shape, "num_classes": int(num_classes), "options": plain}
 
 
 def rebuild(description: Mapping[str, Any]) -> nn.Module:
     """Build the network that ``describe`` described."""
+    get_parts = itemgetter("name", "input_shape", "num_classes", "options")
     try:
-        name, shape, num_classes, options = (
-            description[key] for key in ("name", "input_shape", "num_classes", "options")
-        )
+        name, shape, num_classes, options = get_parts(description)
     except (KeyError, TypeError):
         raise checks.error("network", description, "must hold name, input_shape, num_classes and options") from None
     return build(name, shape, num_classes, **options)
@@ -283,11 +436,11 @@ def initialize(module: nn.Module, generator: torch.Generator) -> nn.Module:
         parameter.zero_()
     for layer in layers[:-1]:
         fan_in = layer.weight[0].numel()
-        values = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32) * math.sqrt(2 / fan_in)
-        layer.weight.copy_(values)
+        normal = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32)
+        layer.weight.copy_(normal * math.sqrt(2 / fan_in))
         if layer.bias is not None:
-            values = torch.rand(layer.bias.shape, generator=generator, dtype=torch.float32)
-            layer.bias.copy_((2 * values - 1) / math.sqrt(fan_in))
+            uniform = torch.rand(layer.bias.shape, generator=generator, dtype=torch.float32)
+            layer.bias.copy_((2 * uniform - 1) / math.sqrt(fan_in))
     for norm in module.modules():
         if isinstance(norm, nn.GroupNorm | nn.BatchNorm2d):
             norm.weight.fill_(1)

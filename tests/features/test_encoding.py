@@ -1,0 +1,94 @@
+"""Runtimes of encoders refuse foreign weights, and the cache of features keeps what was used last."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pate_torch.features import encoding
+from pate_torch.features.encoder import TEXT_SPEC, Encoder
+from tests.features import encoder_worlds as worlds
+from tests.features import onnx_files
+from tests.features.encoder_worlds import IMAGES, ROWS
+
+
+def test_onnx_files_with_tensors_in_another_file_are_refused(tmp_path):
+    """No hash of the encoder would cover the other file."""
+    encoding.check_no_external_data(onnx_files.linear(tmp_path / "in.onnx"))
+    outside = Encoder(name="outside", weights=str(onnx_files.linear(tmp_path / "o.onnx", external=True)))
+    with pytest.raises(ValueError, match=r"features\.weights='.*o\.onnx': keeps tensors in another file"):
+        outside.encode(worlds.points(ROWS, 3), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"head.bias": None}, r"lack head\.bias\."),
+        ({"tail.bias": torch.zeros(1)}, r"hold the unknown tail\.bias\."),
+        ({"head.bias": torch.zeros(9), "head.weight": torch.zeros(9)}, r"have another shape of head\.bias and 1 more"),
+    ],
+)
+def test_weights_that_do_not_fit_the_module_are_named(change, why, tmp_path):
+    encoder = worlds.eye(tmp_path)
+    tensors = load_file(encoder.weights) | change
+    save_file({name: value for name, value in tensors.items() if value is not None}, encoder.weights)
+    with pytest.raises(ValueError, match=rf"features\.weights='.*eye\.safetensors': {why}.*Eye"):
+        encoder.make_runner(IMAGES)
+
+
+@pytest.mark.parametrize("name", ["eye.safetensors", "t.onnx", "table.safetensors"])
+def test_files_of_another_format_are_named(name, tmp_path):
+    encoder, spec = worlds.eye(tmp_path), IMAGES
+    if name != "eye.safetensors":
+        words = {"tokenizer": worlds.WORDS} if name == "table.safetensors" else {}
+        encoder, spec = Encoder(name="t", weights=str(tmp_path / name), **words), TEXT_SPEC if words else ROWS
+    (tmp_path / name).write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=rf"{name}.*not a (readable ONNX|safetensors) file"):
+        encoder.make_runner(spec)
+    if name == "table.safetensors":
+        save_file({"a": torch.zeros(2, 2), "b": torch.zeros(2, 2)}, tmp_path / name)
+        with pytest.raises(ValueError, match="not one table"):
+            encoder.make_runner(spec)
+
+
+class Dangerous:
+    """Opens a file when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (open, (str(self.mark), "w"))
+
+
+def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
+    network, file, weights = worlds.Eye(), tmp_path / "eye.pth", tmp_path / "eye.safetensors"
+    torch.save({"state_dict": network.state_dict()}, file)
+    with pytest.raises(ValueError, match=r"is a pickle.*convert\('eye\.pth', 'eye\.safetensors'\)"):
+        Encoder(name="eye", module=worlds.Eye(), weights=str(file)).make_runner(IMAGES)
+    encoding.convert(file, weights)
+    assert all(torch.equal(value, network.state_dict()[name]) for name, value in load_file(weights).items())
+    Encoder(name="eye", module=worlds.Eye(), weights=str(weights)).make_runner(IMAGES)
+    file.write_bytes(pickle.dumps(Dangerous(tmp_path / "ran")))
+    with pytest.raises(Exception, match=r"weights_only|Weights only"):
+        encoding.convert(file, weights)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
+    def ask(name, max_bytes=1000, notify=lambda _: None):
+        cache = encoding.EncodingCache(root=tmp_path, max_bytes=max_bytes, notify=notify)
+        cache.get_or_encode(name, {}, torch.zeros(1), lambda: torch.ones(100))  # 480 bytes on disk
+        return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
+
+    for age, name in enumerate(("first", "second")):
+        names = ask(name)
+        for file in (tmp_path / "features").glob(f"{name}-*"):
+            os.utime(file, (age, age))
+    assert names == {"first", "second"}
+    ask("first")  # used again
+    messages = []
+    assert ask("third") == ask("none", max_bytes=0) == {"first", "third"}
+    assert ask("large", max_bytes=300, notify=messages.append) == {"first", "third"} and "not kept" in messages[0]
