@@ -18,6 +18,7 @@ from pate_torch.core import checks
 from pate_torch.hypotheses.classes import HypothesisClass
 from pate_torch.hypotheses.sample import (
     Floats,
+    Ints,
     Sample,
     charge_events,
     check_points,
@@ -89,10 +90,15 @@ def run_exponential_mechanism(
     return _choose(hypotheses, candidates, sample, epsilon, budget)
 
 
+def count_errors(hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample) -> Ints:
+    """PRIVATE. Count the errors of each candidate: one replaced record changes each count by at most 1."""
+    return hypotheses.count_errors(candidates, sample.x, sample.y)
+
+
 def _choose(
     hypotheses: HypothesisClass, candidates: Sequence[Any], sample: Sample, epsilon: float, budget: NoiseProvider
 ) -> ChosenHypothesis:
-    errors = hypotheses.count_errors(candidates, sample.x, sample.y)
+    errors = count_errors(hypotheses, candidates, sample)
     if len(candidates) == 1:
         return ChosenHypothesis(candidates[0], 0, ())
     events: tuple[PrivacyEvent, ...] = (BoundedRangeEvent(eta=epsilon),)
