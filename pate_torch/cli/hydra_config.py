@@ -17,12 +17,12 @@ from typing import Any, cast
 import hydra.utils
 import torch
 from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pate_torch.components import COMPONENTS
+from pate_torch.components import COMPONENTS, get_component
 from pate_torch.config import PrivacyConfig, RunConfig, Study
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
@@ -39,13 +39,23 @@ from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import TeacherRecipe
 
 
+class _ComponentNode(ConfigNode):
+    """A component in Hydra's store, whose class is imported once a configuration names it."""
+
+    def __init__(self, group: str, name: str) -> None:
+        self.name, self.group, self.package, self.provider = name, group, None, None
+
+    @functools.cached_property
+    def node(self) -> DictConfig:  # type: ignore[override]
+        return OmegaConf.create(get_component(str(self.group), self.name))
+
+
 @functools.cache
 def register_components() -> None:
     """Tell Hydra, for the rest of this process, of the package's components and of the resolvers that conf/ names."""
     store = ConfigStore.instance()
     for group, components in COMPONENTS.items():
-        for name, component in components.items():
-            store.store(group=group, name=name, node=component)
+        store.repo[group] = {f"{name}.yaml": _ComponentNode(group, name) for name in components}
     store.store(group="features", name="none", node={"features": None}, package="_global_")
     OmegaConf.register_new_resolver("adjacency_of", get_adjacency, replace=True)
     OmegaConf.register_new_resolver("home_folder", run_folders.get_home_folder, replace=True)
