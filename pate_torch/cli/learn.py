@@ -15,58 +15,42 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-from hydra import compose as hydra_compose
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import format_error
+from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
-from pate_torch.core import checks, run_folders
+from pate_torch.core import checks
 from pate_torch.hypotheses.algorithms import ALGORITHMS, HYPOTHESIS_CLASSES, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.pipeline import run
 
-REPLACE_ONE_SETTING = "partition=replace_one"
 
-
-def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
+def compose_config(name: str, words: Sequence[str]) -> RunConfig:
     """Compose the configuration of a run of this algorithm.
 
     Args:
         name: Name of the algorithm.
-        settings: Path of a table (or none), and key=value settings.
+        words: Path of a table (or none), and key=value settings.
 
     Raises:
         ValueError: There are two tables or no data set, or the partition is not replace_one.
     """
-    tables = [word for word in settings if "=" not in word]
-    keys = [word.partition("=")[0] for word in settings]
-    overrides = [word for word in settings if "=" in word]
+    tables = [word for word in words if "=" not in word]
+    values = {key: value for key, _, value in (word.partition("=") for word in words if "=" in word)}
     if len(tables) > 1:
         raise checks.error("table", tables[1], "is a second table", "Give public records by dataset.public_path.")
     if tables:
-        overrides = ["dataset=csv", f"dataset.path={tables[0]}", *overrides]
-        if "dataset.public_path" not in keys and "dataset.roles" not in keys:
-            overrides.append("dataset.roles=position")
-    elif "dataset" not in keys:
+        values = {"dataset": "csv", "dataset.path": tables[0], **values}
+        if "dataset.public_path" not in values:
+            values.setdefault("dataset.roles", "position")
+    elif "dataset" not in values:
         fix = "pate learn ALGORITHM table.csv dataset.label=..., or dataset=<name>."
         raise checks.error("table", None, "must be given: records to learn from", fix)
-    if "partition" in keys and REPLACE_ONE_SETTING not in overrides:
+    if values.setdefault("partition", "replace_one") != "replace_one":
         reason = "these algorithms are private for a record that is replaced, with a public number of records"
-        (setting,) = (word for word in overrides if word.startswith("partition="))
-        raise checks.error(
-            "partition", setting.partition("=")[2], reason, f"Leave it out, or say {REPLACE_ONE_SETTING}."
-        )
-    cfg = hydra_compose(
-        "config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE_SETTING, *overrides]
-    )
-    folder = Path(run_folders.get_run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.get_run_id()
-    return hydra_config.build_run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
+        raise checks.error("partition", values["partition"], reason, "Leave it out, or say partition=replace_one.")
+    return hydra_config.compose_labeling([f"{key}={value}" for key, value in values.items()], name)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -115,15 +99,14 @@ def _print_bounds(options: LearnOptions, dimension: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command; its exit code."""
     parsed = _make_parser().parse_intermixed_args(arguments)
-    try:
-        options = LearnOptions(
-            **{field.name: getattr(parsed, field.name) for field in dataclasses.fields(LearnOptions)}
-        )
+
+    def learn() -> None:
+        fields = dataclasses.fields(LearnOptions)
+        options = LearnOptions(**{field.name: getattr(parsed, field.name) for field in fields})
         if parsed.algorithm == "bounds":
-            _print_bounds(options, parsed.dimension)
-            return 0
+            return _print_bounds(options, parsed.dimension)
         with hydra_config.open_configuration():
             config = compose_config(parsed.algorithm, parsed.settings)
         if config.method.noise != "torch":
@@ -136,10 +119,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             below_guarantee=parsed.below_guarantee,
         )
         run(dataclasses.replace(config, method=method))
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        is_value_error = isinstance(error, ValueError) and not isinstance(
-            error, HydraException | OmegaConfBaseException
-        )
-        print(f"error: {error if is_value_error else format_error(error)}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_or_refuse(learn)
