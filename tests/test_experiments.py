@@ -12,6 +12,7 @@ from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
+from pate_torch.config import Study
 from pate_torch.cli import train as command
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.teachers.recipe import PublicStart
@@ -30,7 +31,8 @@ def configured(home: Path, *overrides: str):
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with hydra_config.open_configuration():
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return hydra_config.build_run_config(cfg, folder), hydra_config.build_study(cfg)
+    study = None if cfg.study is None else hydra_config.instantiate_component(cfg, "study", Study)
+    return hydra_config.build_run_config(cfg, folder), study
 
 
 def run(home: Path, *overrides: str):
