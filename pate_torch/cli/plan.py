@@ -198,9 +198,7 @@ def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_s
     facts = source.declared_facts()
     are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
     if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
-        raise refuse(
-            "holds the very records that this plan must not look at, unless each has its own dataset.path"
-        )
+        raise refuse("holds the very records that this plan must not look at, unless each has its own dataset.path")
     if not facts.is_benchmark:
         raise refuse("is not declared as public, and a plan looks at no private record")
     if planned_facts.num_private is None:
