@@ -1,94 +1,26 @@
 """The components that a run is configured from: ``mechanism=laplace`` names ``COMPONENTS["mechanism"]["laplace"]``.
 
 Each component is a mapping from keys to values, as a YAML file of the group would be: ``_target_`` names a dataclass,
-and the other keys are the fields of that dataclass, whose docstring explains them. A default stands in the dataclass
-alone, unless the configuration of the run decides the value, as in ``sigma: ${recommended.sigma}``. Data sets and
-experiments are YAML files in conf/, and a user's own components are YAML files, too.
+and the other keys are fields of that dataclass, whose docstring explains them. ``get_component`` adds the fields that a
+mapping leaves out, so that a default stands in the dataclass alone. Data sets and experiments are YAML files in conf/,
+and a user's own components are YAML files, too.
+
+Classes are named, not imported: importing all of them takes seconds.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import pkgutil
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pate_torch.features.contrastive import ContrastiveFeatures
-from pate_torch.features.encoder import Encoder
-from pate_torch.features.fourier import FourierFeatures
-from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
-from pate_torch.mechanisms.exponential import ExponentialMechanism
-from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.mechanisms.laplace import LNMax
-from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
-from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
-from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVector
-from pate_torch.methods.dpsgd import DPSGD
-from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.queries.clusters import Coreset, Medoids, Prototypes
-from pate_torch.queries.disagreement import Disagreement
-from pate_torch.queries.random import Margin, Random
-from pate_torch.release.membership import MembershipTest
-from pate_torch.students.linear import Logistic, ReleasedModel
-from pate_torch.students.selection import Selection
-from pate_torch.students.self_training import PooledStudent, SelfTraining
-from pate_torch.students.semi_supervised import FixMatch, LabelSpreading, Vat
-from pate_torch.students.training import Supervised
-from pate_torch.teachers.recipe import PublicStart, TeacherRecipe
-
 Component = dict[str, Any]
 
-_FROM_OTHER_GROUPS: Final = {field.name for field in dataclasses.fields(LabelingMethod)} - {"name"} | {"teacher"}
-"""Fields of a method whose values are components of other groups, or keys of the top level."""
-_FOR_CALLERS: Final = {"alias", "noise_multiplier"}
-"""Fields of a method that Python code alone sets."""
 
-
-def configure(component: type, from_run: Mapping[str, str], **values: Any) -> Component:
-    """The configuration of one component.
-
-    Args:
-        component: Dataclass of the component.
-        from_run: Interpolations that take the place of a default, by the name of the field.
-        **values: Values that take the place of either.
-    """
-    values = {"_target_": f"{component.__module__}.{component.__qualname__}", **values}
-    for field in dataclasses.fields(component):
-        if field.name in values or field.name.startswith("_"):
-            continue
-        if field.name in from_run:
-            values[field.name] = from_run[field.name]
-        elif field.default is not dataclasses.MISSING:
-            values[field.name] = field.default
-        elif field.default_factory is not dataclasses.MISSING:
-            values[field.name] = field.default_factory()
-    return values
-
-
-def _configure_mechanism(component: type, **values: Any) -> Component:
-    from_run = {
-        "sigma": "${recommended.sigma}",
-        "screen_sigma": "${recommended.screen_sigma}",
-        "threshold": "${recommended.threshold}",
-        "counts": "${oc.select:recommended.counts,false}",
-        "delta": "${privacy.delta}",
-        "noise": "${noise}",
-        "adjacency": "${adjacency_of:${partition}}",
-    }
-    return configure(component, from_run, **values)
-
-
-def _configure_method(component: type, **values: Any) -> Component:
-    from_run = {"num_teachers": "${num_teachers}", "teachers_id": "${teachers}"}
-    method = configure(component, from_run, **values)
-    return {key: value for key, value in method.items() if key not in _FROM_OTHER_GROUPS | _FOR_CALLERS}
+def _target(path: str, **values: Any) -> Component:
+    return {"_target_": f"pate_torch.{path}", **values}
 
 
 _NETWORK: Final = {
@@ -99,128 +31,167 @@ _NETWORK: Final = {
 }
 _STUDENT: Final = {**_NETWORK, "steps": "${recommended.student_steps}"}
 _FEATURE_STUDENT: Final = {**_STUDENT, "features": "${features}"}
-_TEACHER: Final = {
-    "network": "${recommended.network}",
-    "steps": "${recommended.steps}",
-    "batch_size": "${recommended.batch_size}",
-    "augment": "${recommended.augment}",
-}
-
-_FEATURES: Final = {
-    "contrastive": configure(ContrastiveFeatures, {**_NETWORK, "steps": "${recommended.features_steps}"}),
-    "encoder": configure(Encoder, {}),
-    "fourier": configure(FourierFeatures, {}),
-}
-_MECHANISMS: Final = {
-    "confident": _configure_mechanism(ConfidentGNMax),
-    "exponential": _configure_mechanism(ExponentialMechanism),
-    "gaussian": _configure_mechanism(GNMax),
-    "gradient_descent": _configure_mechanism(GradientDescent),
-    "histogram": _configure_mechanism(Histogram),
-    "interactive": _configure_mechanism(InteractiveGNMax, student_confidence=0.9),
-    "laplace": _configure_mechanism(LNMax),
-    "single_stable": _configure_mechanism(DistanceToInstability, epsilon=0.1, delta=1e-9),
-    "soft_sparse_vector": _configure_mechanism(SoftSparseVector, epsilon=1.0, max_failures=20, bins=10),
-    "sparse_vector": _configure_mechanism(SparseVector, epsilon=1.0, max_failures=20),
-    "svt": {"defaults": ["sparse_vector"]},
-}
-_METHODS: Final = {
-    "dpsgd": _configure_method(DPSGD),
-    "gradients": _configure_method(
-        GradientMethod, defaults=[{"override /mechanism@_global_.mechanism": "gradient_descent"}]
-    ),
-    "reverse_knn": _configure_method(ReverseKnn, defaults=[{"override /mechanism@_global_.mechanism": "histogram"}]),
-    "teachers": _configure_method(TeacherVotes),
-    "teachers_transductive": _configure_method(TransductiveTeacherVotes),
-}
-_QUERIES: Final = {
-    "coreset": configure(Coreset, {}),
-    "disagreement": configure(Disagreement, {}),
-    "margin": configure(Margin, {}),
-    "medoids": configure(Medoids, {}),
-    "passive": configure(Random, {}, name="passive", shuffle=False),
-    "prototypes": configure(Prototypes, {}),
-    "random": configure(Random, {}),
-}
-_STUDENTS: Final = {
-    "fixmatch": configure(
-        FixMatch,
-        {
-            **_FEATURE_STUDENT,
-            "batch_size": "${recommended.student_batch}",
-            "unlabeled_batch": "${recommended.unlabeled_batch}",
-        },
-    ),
-    # Several FixMatch students, each with features and random streams of its own, whose predictions are pooled.
-    "fixmatch_ensemble": configure(
-        PooledStudent, {}, defaults=[{"/student@member": "fixmatch"}, "_self_"], name="fixmatch_ensemble"
-    ),
-    "label_spreading": configure(LabelSpreading, _FEATURE_STUDENT),
-    "logistic": configure(Logistic, {}),
-    "none": {"name": "none"},
-    "released_model": configure(ReleasedModel, {"features": "${features}"}),
-    "same": {"name": "same"},  # as guide_student: the student that is published guides the rounds, too
-    # The first student's labels are propagated already, and tell how common each class is.
-    "self_training": configure(
-        SelfTraining,
-        {"features": "${features}"},
-        defaults=[{"/student@first_student": "fixmatch"}, {"/student@later_students": "supervised"}, "_self_"],
-        first_student={
-            "batch_size": 64,
-            "unlabeled_batch": 160,
-            "propagation": 0.0,
-            "alignment": "labels",
-            "label_noise": 0.01,
-        },
-        later_students={
-            "steps": "${recommended.student_steps}",
-            "batch_size": 224,
-            "features": "${features}",
-            "label_noise": 0.005,
-        },
-    ),
-    "supervised": configure(Supervised, _NETWORK, steps=400),  # it is quick: it also guides rounds of questions
-    "vat": configure(Vat, _STUDENT),
-}
 _SELECTION_CANDIDATES: Final = [{f"/student@candidates.{name}": name} for name in ("supervised", "fixmatch", "vat")]
-_TEACHERS: Final = {
-    "convnet": configure(TeacherRecipe, _TEACHER, network="convnet"),
-    "lean_cnn": configure(TeacherRecipe, _TEACHER, network="lean_cnn"),
-    "logistic": configure(TeacherRecipe, _TEACHER, network="logistic", learning_rate=1e-2, augment=None),
-    "mlp": configure(TeacherRecipe, _TEACHER, network="mlp"),
-    # Linear heads over frozen features of the public points: they learn from a shard of some sixty records.
-    "public_start": {
-        "defaults": ["standard", {"/features@start.features": "contrastive"}, "_self_"],
-        "network": "logistic",
-        "steps": 150,
-        "batch_size": 32,
-        "learning_rate": 1e-2,
-        "label_smoothing": 0.0,
-        "start": configure(PublicStart, {}),
-    },
-    "resnet": configure(TeacherRecipe, _TEACHER, network="resnet"),
-    "standard": configure(TeacherRecipe, _TEACHER),
-}
+_TEACHER: Final = _target(
+    "teachers.recipe.TeacherRecipe",
+    network="${recommended.network}",
+    steps="${recommended.steps}",
+    batch_size="${recommended.batch_size}",
+    augment="${recommended.augment}",
+)
 _NONE: Final = {"none": {"name": "none"}}
 
 COMPONENTS: Final[Mapping[str, Mapping[str, Component]]] = {
-    "features": _FEATURES,
-    "mechanism": _MECHANISMS,
-    "membership": {**_NONE, "standard": configure(MembershipTest, {})},
-    "method": _METHODS,
-    "partition": {"add_remove": configure(AddRemove, {}), "replace_one": configure(ReplaceOne, {})},
-    "private_epsilon": {**_NONE, "smooth": configure(PrivateEpsilon, {})},
-    "query": _QUERIES,
-    "selection": {**_NONE, "exponential": configure(Selection, {}, defaults=[*_SELECTION_CANDIDATES, "_self_"])},
-    "student": _STUDENTS,
-    "teacher": _TEACHERS,
+    "features": {
+        "contrastive": _target(
+            "features.contrastive.ContrastiveFeatures", **_NETWORK, steps="${recommended.features_steps}"
+        ),
+        "encoder": _target("features.encoder.Encoder"),
+        "fourier": _target("features.fourier.FourierFeatures"),
+    },
+    "mechanism": {
+        "confident": _target("mechanisms.confident.ConfidentGNMax"),
+        "exponential": _target("mechanisms.exponential.ExponentialMechanism"),
+        "gaussian": _target("mechanisms.gaussian.GNMax"),
+        "gradient_descent": _target("mechanisms.gradient_descent.GradientDescent"),
+        "histogram": _target("mechanisms.histogram.Histogram"),
+        "interactive": _target("mechanisms.confident.InteractiveGNMax", student_confidence=0.9),
+        "laplace": _target("mechanisms.laplace.LNMax"),
+        "single_stable": _target("mechanisms.sparse_vector.DistanceToInstability", epsilon=0.1, delta=1e-9),
+        "soft_sparse_vector": _target(
+            "mechanisms.soft_sparse_vector.SoftSparseVector", epsilon=1.0, max_failures=20, bins=10
+        ),
+        "sparse_vector": _target("mechanisms.sparse_vector.SparseVector", epsilon=1.0, max_failures=20),
+        "svt": {"defaults": ["sparse_vector"]},
+    },
+    "membership": {**_NONE, "standard": _target("release.membership.MembershipTest")},
+    "method": {
+        "dpsgd": _target("methods.dpsgd.DPSGD"),
+        "gradients": _target(
+            "methods.gradients.GradientMethod",
+            defaults=[{"override /mechanism@_global_.mechanism": "gradient_descent"}],
+        ),
+        "reverse_knn": _target(
+            "methods.reverse_knn.ReverseKnn", defaults=[{"override /mechanism@_global_.mechanism": "histogram"}]
+        ),
+        "teachers": _target("methods.teacher_votes.TeacherVotes"),
+        "teachers_transductive": _target("methods.transductive.TransductiveTeacherVotes"),
+    },
+    "partition": {
+        "add_remove": _target("privacy.partition.AddRemove"),
+        "replace_one": _target("privacy.partition.ReplaceOne"),
+    },
+    "private_epsilon": {**_NONE, "smooth": _target("mechanisms.private_epsilon.PrivateEpsilon")},
+    "query": {
+        "coreset": _target("queries.clusters.Coreset"),
+        "disagreement": _target("queries.disagreement.Disagreement"),
+        "margin": _target("queries.random.Margin"),
+        "medoids": _target("queries.clusters.Medoids"),
+        "passive": _target("queries.random.Random", name="passive", shuffle=False),
+        "prototypes": _target("queries.clusters.Prototypes"),
+        "random": _target("queries.random.Random"),
+    },
+    "selection": {
+        **_NONE,
+        "exponential": _target("students.selection.Selection", defaults=[*_SELECTION_CANDIDATES, "_self_"]),
+    },
+    "student": {
+        "fixmatch": _target(
+            "students.semi_supervised.FixMatch",
+            **_FEATURE_STUDENT,
+            batch_size="${recommended.student_batch}",
+            unlabeled_batch="${recommended.unlabeled_batch}",
+        ),
+        # Several FixMatch students, each with features and random streams of its own, whose predictions are pooled.
+        "fixmatch_ensemble": _target(
+            "students.self_training.PooledStudent",
+            defaults=[{"/student@member": "fixmatch"}, "_self_"],
+            name="fixmatch_ensemble",
+        ),
+        "label_spreading": _target("students.semi_supervised.LabelSpreading", **_FEATURE_STUDENT),
+        "logistic": _target("students.linear.Logistic"),
+        "none": {"name": "none"},
+        "released_model": _target("students.linear.ReleasedModel", features="${features}"),
+        "same": {"name": "same"},  # as guide_student: the student that is published guides the rounds, too
+        # The first student's labels are propagated already, and tell how common each class is.
+        "self_training": _target(
+            "students.self_training.SelfTraining",
+            features="${features}",
+            defaults=[{"/student@first_student": "fixmatch"}, {"/student@later_students": "supervised"}, "_self_"],
+            first_student={
+                "batch_size": 64,
+                "unlabeled_batch": 160,
+                "propagation": 0.0,
+                "alignment": "labels",
+                "label_noise": 0.01,
+            },
+            later_students={
+                "steps": "${recommended.student_steps}",
+                "batch_size": 224,
+                "features": "${features}",
+                "label_noise": 0.005,
+            },
+        ),
+        # The supervised student is quick, because it also guides rounds of questions.
+        "supervised": _target("students.training.Supervised", **_NETWORK, steps=400),
+        "vat": _target("students.semi_supervised.Vat", **_STUDENT),
+    },
+    "teacher": {
+        **{network: {**_TEACHER, "network": network} for network in ("convnet", "lean_cnn", "mlp", "resnet")},
+        "logistic": {**_TEACHER, "network": "logistic", "learning_rate": 1e-2, "augment": None},
+        # Linear heads over frozen features of the public points: they learn from a shard of some sixty records.
+        "public_start": {
+            "defaults": ["standard", {"/features@start.features": "contrastive"}, "_self_"],
+            "network": "logistic",
+            "steps": 150,
+            "batch_size": 32,
+            "learning_rate": 1e-2,
+            "label_smoothing": 0.0,
+            "start": _target("teachers.recipe.PublicStart"),
+        },
+        "standard": _TEACHER,
+    },
 }
-"""The configuration of every component, by its group and its name."""
+"""What each component states, by its group and its name."""
+
+_FROM_RUN: Final = {
+    "mechanism": {
+        "sigma": "${recommended.sigma}",
+        "screen_sigma": "${recommended.screen_sigma}",
+        "threshold": "${recommended.threshold}",
+        "counts": "${oc.select:recommended.counts,false}",
+        "delta": "${privacy.delta}",
+        "noise": "${noise}",
+        "adjacency": "${adjacency_of:${partition}}",
+    },
+    "method": {"num_teachers": "${num_teachers}", "teachers_id": "${teachers}"},
+}
+"""Interpolations that take the place of a field's default, by group and field."""
+_NOT_IN_METHOD: Final = {"teacher", "alias", "noise_multiplier"}
+"""Fields of a method beside those of ``LabelingMethod`` that another group gives, or Python code alone."""
 
 
 def get_component(group: str, name: str) -> Component:
-    """A copy of one component's configuration, of the component that is meant where the name is an alias."""
-    component = COMPONENTS[group][name]
-    if set(component) == {"defaults"}:
-        return get_component(group, component["defaults"][0])
-    return copy.deepcopy(component)
+    """The configuration of one component, with all fields; an alias has that of the component that is meant."""
+    values = copy.deepcopy(COMPONENTS[group][name])
+    if set(values) == {"defaults"}:
+        return get_component(group, values["defaults"][0])
+    if "_target_" not in values:
+        return values
+    omitted, from_run = set[str](), _FROM_RUN.get(group, {})
+    if group == "method":
+        from pate_torch.methods.labeling import LabelingMethod
+
+        omitted |= _NOT_IN_METHOD | {field.name for field in dataclasses.fields(LabelingMethod)} - {"name"}
+    for field in dataclasses.fields(pkgutil.resolve_name(values["_target_"])):
+        if field.name in omitted or field.name.startswith("_"):
+            continue
+        if field.name in values:
+            values[field.name] = values.pop(field.name)  # for the order of the class
+        elif field.name in from_run:
+            values[field.name] = from_run[field.name]
+        elif field.default is not dataclasses.MISSING:
+            values[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            values[field.name] = field.default_factory()
+    return values

@@ -13,6 +13,7 @@ from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
+from pate_torch.config import Study
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.teachers.recipe import PublicStart
 from tests import ROOT
@@ -30,7 +31,8 @@ def configured(home: Path, *overrides: str):
     places = [f"paths.root={home}", f"paths.run={folder}", f"hydra.run.dir={folder}", "quiet=true", "device=cpu"]
     with hydra_config.open_configuration():
         cfg = hydra_compose("config", overrides=[*overrides, *places])
-    return hydra_config.build_run_config(cfg, folder), hydra_config.build_study(cfg)
+    study = None if cfg.study is None else hydra_config.instantiate_component(cfg, "study", Study)
+    return hydra_config.build_run_config(cfg, folder), study
 
 
 def run(home: Path, *overrides: str):
@@ -52,12 +54,7 @@ def test_every_experiment_composes(name, tmp_path):
 def test_prototypes_are_asked_of_a_thousand_teachers_from_a_public_start_below_a_tenth(tmp_path):
     plan, _ = configured(tmp_path, "experiment=mnist_prototypes")
     assert plan.dataset.name == "mnist" and plan.method.num_teachers == 1000
-    assert (
-        accounting.compute_guarantee(
-            plan.method.mechanism.privacy_events(plan.method.num_queries), plan.privacy.delta
-        ).epsilon
-        < 0.1
-    )
+    assert accounting.compute_guarantee(plan.method.label_events(), plan.privacy.delta).epsilon < 0.1
     assert isinstance(plan.method.teacher.start, PublicStart) and plan.method.mechanism.counts
     # One recipe for teachers, questions and student is learnt once.
     assert plan.method.features == plan.method.teacher.start.features == plan.student.features
@@ -76,10 +73,8 @@ def test_a_partition_of_ones_own_says_what_a_neighbor_is(kind, adjacency, tmp_pa
     found = (f"hydra.searchpath=[file://{tmp_path}/mine]", "partition=by_ward")
     for asked in (("method=reverse_knn", "mechanism=histogram"), ("method=gradients", "mechanism=gradient_descent")):
         plan, _ = configured(tmp_path, *found, *asked)
-        assert (
-            plan.partition.name == "by_ward"
-            and plan.method.mechanism.adjacency == adjacency == plan.partition.adjacency
-        )
+        assert plan.partition.name == "by_ward"
+        assert plan.method.mechanism.adjacency == adjacency == plan.partition.adjacency
 
 
 @pytest.mark.slow(reason="composes nine configurations")
@@ -108,10 +103,8 @@ def test_prototypes_run_on_glyphs(tmp_path):
         "student.unlabeled_batch=32",
     )
     assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
-    assert (
-        found["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
-        and found["accountant"] == "gdp"
-    )
+    assert found["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
+    assert found["accountant"] == "gdp"
 
 
 @pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
@@ -122,11 +115,8 @@ def test_labels_only_runs_on_digits(tmp_path):
         *("dataset.private=300", "dataset.public=60", "num_teachers=15", "mechanism.sigma=3", "num_queries=12"),
         *("student.unlabeled_batch=32", *TINY),
     )
-    assert (found["unit"], found["adjacency"], found["dataset"]) == (
-        "label of one record",
-        "replace_one",
-        "digits_labels",
-    )
+    facts = (found["unit"], found["adjacency"], found["dataset"])
+    assert facts == ("label of one record", "replace_one", "digits_labels")
     plan, _ = configured(tmp_path, "experiment=labels_only", "dataset=mnist")
     assert isinstance(plan.dataset, LabelPrivacyDataset) and plan.dataset.name == "mnist"
 

@@ -1,4 +1,4 @@
-"""Private records and public points in, a classifier that may be published out: scikit-learn's protocol.
+"""A scikit-learn classifier that learns from private records and public points, and may be published.
 
     clf = PATEClassifier(epsilon=1.0, account="clinic", num_records_about=30_000, classes=["ill", "well"])
     clf.fit(df, y, public=public_df, groups=patient_id)     # prints its choice and a forecast, charges, trains
@@ -6,7 +6,7 @@
     clf.save_release("release/"); clf.privacy_              # the statement, as in privacy.json
 
 The method and its noise follow from public facts alone (``planning.autoconfig``). Columns, categories, scaling and the
-value of a missing number come from the public points. ``PATE`` has every choice.
+values of missing numbers come from the public points. ``PATE`` has further choices.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import TeacherStore
 
 DEFAULT_CAP_EPSILON = 10.0
-"""Cap of an account that opens here, in epsilon; the cost of the fit if that is larger."""
+"""Cap of a new account, in epsilon; the cost of the fit if that is larger."""
 
 _MODULE_RECIPE = TeacherRecipe(steps=500, batch_size=64)
 """Training of a torch.nn.Module that learns from released labels."""
@@ -74,7 +74,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     Args:
         epsilon: Total cost of the released model.
         account: Name of the private data set, to which everything that is released from it is charged.
-        num_records_about: About how many private records there are, if that is public knowledge. If None, the number of
+        num_records_about: Approximate number of private records, if that is public knowledge. If None, the number of
             records under replace_one, where it is public; unknown under add_remove.
         delta: Delta of the guarantee. If None, the largest power of ten below one in ``num_records_about``, at most
             1e-5.
@@ -83,22 +83,21 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             ``classes`` is None, and the statement says so.
         categories: Mapping from a column of a DataFrame to its values. Other columns take the values of the public
             points.
-        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or the card of the encoder that made the
-            rows, each of its own point alone: ``EncoderCard(name=..., kind="given")``. None for other points.
+        encoder: A frozen ``features.encoder.Encoder`` for lists of texts; or ``EncoderCard(name=..., kind="given")``,
+            the card of the encoder that made the rows, each from one point alone. None for other points.
         method: "auto", "teachers", "gradients" or "dpsgd"; "auto" follows the rule of ``planning.autoconfig``.
         teacher: Kind of the teachers of ``method="teachers"``, as for ``PATE``. By rule if None.
-        student: What learns from the released labels: a StudentAlgorithm, which the release then holds; a scikit-learn
-            classifier, or a function that makes a torch.nn.Module, which stay here. By method if None.
+        student: Learner of the released labels: a StudentAlgorithm, which the release then holds; a scikit-learn
+            classifier, or a function that makes a torch.nn.Module, which are not released. By method if None.
         num_teachers: Number K of teachers. By rule if None.
         num_queries: Number of public points that teachers are asked about. By rule if None.
         adjacency: Neighboring relation, "add_remove" or "replace_one".
         allow_refit: Whether an account that has been charged may be charged again. A fit that was interrupted after its
             charge is finished by the same fit, for free.
         chosen_by: How this release is chosen among several settings, for the statement: "public data", "priced" or
-            "private scores" (of cross-validation on private records, for example). Not stated if None.
-        allow_duplicate_account: Whether these records may be charged to an account of another name, too.
-        spend_anyway: Whether to charge the account even if the forecast says that the labels of teachers will be mostly
-            noise.
+            "private scores" (such as those of cross-validation on private records). Not stated if None.
+        allow_duplicate_account: Whether these records may also be charged to an account of another name.
+        spend_anyway: Whether to charge the account even if the forecast says that labels will be mostly noise.
         home: Folder of ledger, teachers and runs. If None, PATE_HOME, or the store of this user for ledger and teachers
             and ``outputs`` of the working directory for runs.
         random_state: Seed of everything but the noise, which no seed may determine.
@@ -107,10 +106,10 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     Attributes:
         classes_: The classes.
-        method_: The method that was taken, with its reason (``planning.autoconfig.MethodConfig``).
+        method_: The method that was chosen, with its reason (``planning.autoconfig.MethodConfig``).
         privacy_: The privacy statement, as in privacy.json.
         release_: The folder that may be published.
-        student_: What predicts.
+        student_: The model that predicts.
     """
 
     epsilon: float = 1.0
@@ -149,9 +148,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
         Args:
             X: PRIVATE. A DataFrame, rows [N, D], or uint8 images [N, Ch, H, W]; with an encoder a list of texts.
-            y: PRIVATE. The classes [N].
+            y: PRIVATE. Classes [N].
             public: Public points of the same form, without labels. Their values may be published.
-            groups: PRIVATE. The privacy unit of each record, such as a patient. Every record is its own unit if None.
+            groups: PRIVATE. Privacy unit of each record, such as a patient. Every record is one unit if None.
 
         Raises:
             ValueError: A choice cannot work; nothing has been charged.
@@ -167,8 +166,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             pate = self._make_pate(facts, unit)
             spec = pate.make_spec(pool, pool)
             if self.verbose:
-                print(self._format_summary(facts))
-                print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
+                self._print_summary(facts, unit)
             if _is_module_factory(self.student):
                 panel.check_factory("student", self.student, spec)
             pate.fit_teachers(x, torch.from_numpy(label_N), unit_id=unit_ids, public_x=pool)
@@ -181,7 +179,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The likeliest class of each point, [N]."""
-        likeliest_N = self.predict_proba(X).argmax(1)
+        likeliest_N = self.predict_proba(X).argmax(1)  # first, since it checks that the classifier is fitted
         return self.classes_[likeliest_N]
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -199,7 +197,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self, "student_")
         folder = Path(folder)
         if folder.exists() and any(folder.iterdir()):
-            raise checks.error("folder", str(folder), "is there already", "Name a new one.")
+            raise checks.error("folder", str(folder), "is there already", "Name a new folder.")
         shutil.copytree(self.release_, folder, dirs_exist_ok=True)
         return folder
 
@@ -212,7 +210,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         """Raise ValueError for a parameter that cannot work, whatever the data."""
         if self.account is None:
-            problem = "must name whose records these are: everything released from them is charged to it"
+            problem = "must name the private data set, to which everything that is released from it is charged"
             raise checks.error("account", None, problem, 'PATEClassifier(account="clinic").')
         if self.classes is None and not checks.boolean("classes_are_public", self.classes_are_public):
             problem = "must list all classes: the values of y are private, and the release names its classes"
@@ -231,7 +229,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             raise checks.error("encoder", type(self.encoder).__name__, problem)
 
     def _read_points(self, X: Any, y: Any, public: Any) -> tuple[Tensor, np.ndarray, Tensor]:
-        """PRIVATE. Records [N, ...], their labels [N] (-1 if unusable) and public points; sets ``classes_``."""
+        """PRIVATE. Read records [N, ...], their labels [N] (-1 if unusable) and public points; set ``classes_``."""
         if public is None:
             problem = "must be given: unlabeled points that are public, from which columns and scaling are read"
             raise checks.error("public", None, problem, "fit(X, y, public=...).")
@@ -241,7 +239,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         self._transform, pool = PointTransform.from_public(public, self.categories, is_encoded=is_encoded)
         x = self._transform(X)
         if self.classes is not None and isinstance(y, list | tuple):
-            y = np.array(y, dtype=object)  # else one text would make all of them texts
+            y = np.array(y, dtype=object)  # else one text would turn all labels into texts
         y = column_or_1d(y, warn=True)
         if len(y) != len(x):
             raise checks.error("y", type(y).__name__, "must be one class for each record")
@@ -249,10 +247,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return x, np.where(has_text_N, label_N, -1), pool
 
     def _encode_texts(self, X: Any, public: Any) -> tuple[Any, Any, np.ndarray | bool]:
-        """PRIVATE. Features of private and public texts if there is an encoder, and which records have a text.
-
-        Each empty private text is replaced by a filler.
-        """
+        """PRIVATE. Encode private and public texts if there is an encoder; also return which records have a text."""
         if not isinstance(self.encoder, Encoder):
             return X, public, True
         has_text_N = np.array([texts.is_text(text) for text in X], dtype=bool)
@@ -264,7 +259,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return features["private"].numpy(), features["public"].numpy(), has_text_N
 
     def _check_points(self, X: Any, public: Any) -> tuple[Any, Any]:
-        """Check that X and public have one form. Cells of an array are checked here, those of a table on encoding."""
+        """Check that X and public have one form. Cells of a table are checked later, when they are encoded."""
         if is_images(X) != is_images(public) or is_table(X) != is_table(public):
             kinds = [f"{type(points).__name__} {getattr(points, 'dtype', '')}".strip() for points in (X, public)]
             raise checks.error("public", kinds[1], f"must be of the form of X, {kinds[0]}")
@@ -281,9 +276,9 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return X, public
 
     def _validate_points(self, X: Any, *, reset: bool) -> Any:
-        """The points as scikit-learn checks them; sets or compares names and number of features.
+        """Check points as scikit-learn does, and set or compare names and number of features.
 
-        A cell of a private record (``reset``) that is no number, or infinite, is missing and stops nobody's run.
+        A cell of a private record (``reset``) that is no number, or infinite, is missing.
         """
         if is_images(X):
             width = int(np.prod(X.shape[1:]))
@@ -296,14 +291,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             return validate_data(self, X, reset=reset, skip_check_array=True)
         if not reset:
             return validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
-        X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # else one text would make all cells texts
+        X = np.array(X, dtype=object) if isinstance(X, list | tuple) else X  # as of y
         return parse_cells(validate_data(self, X, dtype=None, ensure_all_finite=False))
 
     # ---- choices ------------------------------------------------------------------------------------------------
 
     def _collect_facts(self, num_private: int, pool: Tensor, *, has_groups: bool) -> autoconfig.PublicFacts:
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
-        num_records = num_private if self.adjacency == "replace_one" else None  # public there, and each is a unit
+        num_records = num_private if self.adjacency == "replace_one" else None
         if self.num_records_about is not None:
             num_records = checks.integer("num_records_about", self.num_records_about, low=1)
         delta = autoconfig.choose_delta(num_records) if self.delta is None else checks.delta("delta", self.delta)
@@ -321,7 +316,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _choose_method(self, facts: autoconfig.PublicFacts) -> None:
-        """Set ``method_``; refuse to charge the account for labels that the forecast says are mostly noise."""
+        """Set ``method_``, and refuse to charge the account for labels that will be mostly noise."""
         self.method_ = autoconfig.choose_method(facts, self.method, self.num_teachers, self.num_queries)
         if self.teacher is not None and self.method_.name != "teachers":
             problem = f"goes with method='teachers', and this is {self.method_.name}"
@@ -330,18 +325,15 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             problem = "is too small for teachers here: the forecast says that their labels would be mostly noise"
             fix = "Pass a larger epsilon, or spend_anyway=True to charge the account all the same."
             if facts.num_records is None:
-                size_fix = (
-                    "Pass num_records_about=..., if about how many private records there are is public knowledge."
-                )
-                fix = f"{size_fix} {fix}"
+                fix = f"Pass num_records_about=..., if the number of private records is public knowledge. {fix}"
             raise checks.error("epsilon", facts.epsilon, problem, fix)
 
     def _make_pate(self, facts: autoconfig.PublicFacts, unit: str) -> PATE:
-        """The stages of the run; refuses an account that has been charged, before anything is trained."""
-        home, method, transform = self._home, self.method_, self._transform
-        account = find_account(home, str(self.account))
+        """Make the stages of the run; refuse an account that has been charged, before anything is trained."""
+        home, method, transform, name = self._home, self.method_, self._transform, str(self.account)
+        account = find_account(home, name)
         is_charged = account is not None and account.is_charged
-        may_charge = self.allow_refit or UnfinishedCall.has_any(TeacherStore(home), str(self.account))
+        may_charge = self.allow_refit or UnfinishedCall.has_any(TeacherStore(home), name)
         if account is not None and is_charged and not may_charge:  # the charge itself checks it again
             raise account_charged_error(account, facts.epsilon)
         voting: dict[str, Any] = {}
@@ -358,7 +350,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
             teacher = method.teacher if self.teacher is None else self.teacher
             voting = {"num_teachers": method.num_teachers, "mechanism": method.mechanism}
         return PATE(
-            str(self.account),
+            name,
             classes=[str(value) for value in self.classes_],
             delta=facts.delta,
             budget_epsilon=None if is_charged else max(DEFAULT_CAP_EPSILON, facts.epsilon),
@@ -381,7 +373,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _collect_provenance(self) -> dict[str, str]:
-        """Return the origins of the values that are treated as public, for the privacy statement."""
+        """Collect the origins of the values that are treated as public, for the privacy statement."""
         provenance = {
             origins.CLASSES: origins.FROM_PRIVATE_LABELS if self.classes is None else origins.FROM_OWNER,
             origins.NORMALIZATION_CONSTANTS: origins.FROM_PUBLIC_POINTS,
@@ -395,7 +387,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
     # ---- training -----------------------------------------------------------------------------------------------
 
     def _release_and_fit(self, pate: PATE, pool: Tensor, spec: DataSpec) -> Any:
-        """Release labels of the public points, and train the student on them."""
+        """Release labels of the public points, and train the student."""
         method, student = self.method_, self.student
         release = pate.label(pool, method.num_queries, strategy=method.query, features=method.features, finish=False)
         if student is None or isinstance(student, StudentAlgorithm):
@@ -415,7 +407,7 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         return student
 
     def _select_student(self, spec: DataSpec) -> StudentAlgorithm:
-        """The released model itself, or a student of the answers for points of this form."""
+        """Select the released model itself, or a student of the answers."""
         method, images = self.method_, spec.is_image
         network = select_student_network(spec) if images or self.encoder is None else "logistic"
         if not method.self_training and method.name == "teachers":
@@ -426,14 +418,14 @@ class PATEClassifier(ClassifierMixin, BaseEstimator):
         first_student, alpha = (FixMatch(network=network), 0.3) if images else (later_students, 0.5)
         return SelfTraining(first_student=first_student, later_students=later_students, alpha=alpha, num_generations=1)
 
-    def _format_summary(self, facts: autoconfig.PublicFacts) -> str:
-        """The choice and the forecast, in two lines."""
-        unit = "group" if facts.has_groups else "record"
-        price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit})"
-        default_note = ""
-        if facts.num_records is None and self.delta is None:
-            default_note = "delta 1e-5 and the rest go by the public points: num_records_about is not given. "
-        return f"PATEClassifier, {price}: {self.method_.reason}.\n  {default_note}Forecast: {self.method_.expectation}"
+    def _print_summary(self, facts: autoconfig.PublicFacts, unit: str) -> None:
+        unit_name = unit.partition(":")[0]
+        price = f"epsilon {facts.epsilon:g} at delta {format_delta(facts.delta)} ({facts.adjacency}, unit {unit_name})"
+        print(f"PATEClassifier, {price}: {self.method_.reason}.")
+        is_default = facts.num_records is None and self.delta is None
+        note = "num_records_about is not given: delta is 1e-5, and the public points decide. " if is_default else ""
+        print(f"  {note}Forecast: {self.method_.expectation}")
+        print(f"  Charged to account {self.account!r} in {(self._home / 'ledger.sqlite').absolute()}")
 
 
 def _is_module_factory(student: Any) -> bool:
@@ -441,7 +433,7 @@ def _is_module_factory(student: Any) -> bool:
 
 
 def _fit_dpsgd(pate: PATE, pool: Tensor, facts: autoconfig.PublicFacts) -> tuple[Student, Path]:
-    """DP-SGD on the records, charged to the same account; the student and its release."""
+    """Run DP-SGD on the records, charged to the same account; return the student and its release."""
     data = pate.make_data(pool)
     spec, evaluation = replace(data.spec, nominal_size=facts.num_records), replace(data.evaluation, public=False)
     config = pate.make_config(replace(data, spec=spec, evaluation=evaluation), pate.teacher)

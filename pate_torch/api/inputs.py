@@ -1,7 +1,7 @@
-"""How PATEClassifier reads tables, arrays, images and classes.
+"""Readers of tables, arrays, images and classes for PATEClassifier.
 
-Private values are read row by row: no value changes how another row is read. Everything that a transform knows comes
-from public points and from what the user declared.
+Private values are read row by row: no value changes how another row is read. A transform depends on public points and
+on the declarations of the user alone.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def is_images(x: Any) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PointTransform:
-    """How points become numbers, which depends on public points alone.
+    """A map from points to numbers that depends on public points alone.
 
     Attributes:
-        schema: Schema of a table; None for arrays and images.
-        mean: Public means [D] of the features; None for images.
-        std: Public standard deviations [D]; None for images.
+        schema: Schema of a table. None for arrays and images.
+        mean: Public means [D] of the features. None for images.
+        std: Public standard deviations [D]. None for images.
     """
 
     schema: TableSchema | None = None
@@ -48,12 +48,9 @@ class PointTransform:
     def from_public(
         cls, public: Any, categories: Mapping[str, Sequence[Any]] | None, *, is_encoded: bool
     ) -> tuple[PointTransform, Tensor]:
-        """The transform for points of the form of ``public``, and the public points as numbers.
+        """Make the transform for points of the form of ``public``, and apply it to them.
 
-        Args:
-            public: Public points.
-            categories: Declared values of columns.
-            is_encoded: Whether points are features of an encoder, which share one scale so that they keep their shape.
+        Features of an encoder (``is_encoded``) share one scale.
         """
         if is_images(public):
             return cls(), torch.as_tensor(np.asarray(public))
@@ -65,7 +62,7 @@ class PointTransform:
         else:
             schema, x_PD = None, np.asarray(public)
             is_numeric_D = np.ones(x_PD.shape[1], bool)
-        is_numeric_D &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # what is 0 or 1 stays so
+        is_numeric_D &= ~((x_PD == 0) | (x_PD == 1)).all(0)  # binary features are not scaled
         mean, std = np.nan_to_num(np.nanmean(x_PD, 0)), np.nan_to_num(np.nanstd(x_PD, 0))
         if is_encoded:
             std[:] = np.sqrt(np.mean(std**2))
@@ -75,10 +72,7 @@ class PointTransform:
     def __call__(self, x: Any, *, warns: bool = False) -> Tensor:
         """Points as numbers; a number that is missing or not finite becomes the public mean.
 
-        Args:
-            x: The points.
-            warns: Whether one warning names the columns with values outside the categories. No private point may cause
-                one.
+        ``warns`` lets one warning name the columns with values outside the categories. No private point may cause one.
         """
         if self.mean is None:
             return torch.as_tensor(np.asarray(x))
@@ -87,20 +81,20 @@ class PointTransform:
         return _fill_missing(np.asarray(x), self.mean)
 
     def normalize(self, x: Tensor) -> np.ndarray:
-        """Rows at public scale, as scikit-learn's classifiers take them; of images, their pixels in [0, 1]."""
+        """Rows at public scale for scikit-learn's classifiers; pixels of images are in [0, 1]."""
         if self.mean is None or self.std is None:
             return x.flatten(1).numpy() / 255.0
         return (x.numpy() - self.mean) / self.std
 
 
 def _fill_missing(x_ND: np.ndarray, mean_D: np.ndarray) -> Tensor:
-    with np.errstate(over="ignore"):  # infinite as float32, which is not finite
+    with np.errstate(over="ignore"):
         is_finite_ND = np.isfinite(x_ND.astype(np.float32))
     return torch.from_numpy(np.where(is_finite_ND, x_ND, mean_D).astype(np.float32))
 
 
 def parse_cells(x: np.ndarray) -> np.ndarray:
-    """An array as float64, cell by cell; NaN for a cell that is no number."""
+    """Convert an array to float64, cell by cell, with NaN for a cell that is no number."""
     return x.astype(np.float64) if x.dtype.kind in "biuf" else np.vectorize(_parse_number, otypes=[float])(x)
 
 
@@ -110,16 +104,16 @@ def _parse_number(value: Any) -> float:
     except ValueError:
         return math.nan
     except TypeError:
-        if isinstance(value, Mapping | Sequence):  # no cell at all
+        if isinstance(value, Mapping | Sequence):
             raise
         return math.nan
 
 
 def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndarray, np.ndarray]:
-    """The classes, and the number of each label's class, int64 [N]; -1 for a label that is no declared class.
+    """Return the classes, and the number of each label's class, int64 [N]; -1 for a label that is no class.
 
     Args:
-        y: PRIVATE. The labels [N].
+        y: PRIVATE. Labels [N].
         classes: All classes. The distinct labels if None, which the owner has then declared to be public.
 
     Raises:
@@ -143,7 +137,7 @@ def encode_labels(y: np.ndarray, classes: Sequence[Any] | None) -> tuple[np.ndar
 
 
 def _to_class_key(value: Any) -> float | str:
-    """What tells a class from others, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
+    """The key of a class, a function of this one value: 1, 1.0 and True are one class, "1" is another."""
     return float(value) if isinstance(value, int | float | np.bool_ | np.integer | np.floating) else format_value(value)
 
 

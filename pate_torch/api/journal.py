@@ -1,7 +1,7 @@
 """Journal of the answers that a PrivateLabeler has released: points, labels and their cost, one JSON object a line.
 
-Everything in it is releasable: questions are public, and answers are out. A line is on disk before its answers are
-returned. A torn last line is cut off: its answers reached nobody, and the ledger has charged them.
+Everything in it is releasable: questions are public, and answers are released. A line is on disk before its answers are
+returned. An incomplete last line is cut off: its answers reached nobody, and the ledger has charged them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOURNAL_FORMAT = "pate_torch.journal/1"
 
 
 def compute_key(point: Tensor) -> str:
-    """SHA-256 of one public point: the same question has the same key."""
+    """SHA-256 of one public point."""
     content = point.detach().cpu().contiguous()
     return hashlib.sha256(f"{content.dtype}{tuple(content.shape)}".encode() + content.numpy().tobytes()).hexdigest()
 
@@ -46,22 +46,19 @@ def decode(fields: dict[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """One entry: its kind (block, answers, close, student or hypothesis), and what it says, as JSON."""
+    """One entry: its kind (block, answers, close, student or hypothesis) and its JSON values."""
 
     kind: str
     facts: dict[str, Any]
 
 
 class Journal:
-    """The journal file, held by one process at a time.
+    """The journal file, held by one process at a time, with its entries as ``lines``.
 
     Args:
-        path: The file, which is created if it does not exist.
-        account: Account that its answers were charged to.
-        spec: Public facts about its points.
-
-    Attributes:
-        lines: The entries.
+        path: File, which is created if it does not exist.
+        account: Account that the answers were charged to.
+        spec: Public facts about the points.
 
     Raises:
         ValueError: The file is damaged, is held by another process, or belongs to another account or data set.
@@ -83,7 +80,7 @@ class Journal:
             raise
 
     def append(self, kind: str, **facts: Any) -> None:
-        """Write one entry, which is on disk when this returns."""
+        """Write one entry to the disk."""
         self._write({"kind": kind, **facts})
         self.lines.append(JournalEntry(kind, facts))
 
@@ -93,18 +90,16 @@ class Journal:
         return self._content.hexdigest()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def make_error(self, problem: str, fix: str) -> ValueError:
-        """An error about this file, for the caller to raise."""
         return checks.error("journal", str(self.path), problem, fix)
 
     def _read_lines(self, header: dict[str, Any]) -> Iterator[JournalEntry]:
         self._file.seek(0)
         content = self._file.read()
         magic = f'{{"format":"{JOURNAL_FORMAT}"'.encode()
-        if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of somebody else's file
+        if content[: len(magic)] != magic[: len(content)]:  # never cut off the end of another program's file
             raise self.make_error("is not a journal of this version", "Name another file.")
         complete_length = content.rfind(b"\n") + 1
         if complete_length < len(content):

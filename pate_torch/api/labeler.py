@@ -3,11 +3,10 @@
     reserve a block of questions -> for each call: resume it, draw noise, write the answers down, suspend it -> commit
 
 Questions may depend on earlier answers. A block of questions is priced and reserved as one release, because some
-mechanisms pay for a whole sequence (the sparse vector), and a reservation per question would pay for each anew. What a
-block reserved and did not use returns to the account when the block is settled. A block is settled when it is used up,
-by ``close``, and at the next start if its questions are no longer asked in the same way; otherwise the next start goes
-on with it. Two blocks are never settled and stay charged at their worst case: one with a call that was interrupted, and
-one from a journal that differs from what the ledger knows (an older copy, an edited one).
+mechanisms (the sparse vector) pay for a whole sequence. The unused part of a reservation returns to the account when
+the block is settled: when it is used up, by ``close``, and at the next start if the plan of questions has changed;
+otherwise the next start goes on with the block. A block is never settled, and stays charged at its worst case, if a
+call was interrupted, or if the journal differs from the ledger's record of it (an older copy, an edited one).
 
 Source: NB20 Algorithm 1 (the interface); BTT18 Algorithms 3 and 4 (online release) and 5 (publishing a classifier);
 NB20 Algorithm 4 (universal answers).
@@ -54,8 +53,8 @@ class History:
     """Releasable. The questions that have been answered.
 
     Attributes:
-        x: The points, [H, ...].
-        label: The answers, int64 [H]; -1 where the mechanism gave no answer.
+        x: Points [H, ...].
+        label: Answers, int64 [H]; -1 if the mechanism gave none.
     """
 
     x: Tensor
@@ -67,16 +66,12 @@ class History:
 
 @dataclass(eq=False)
 class _Block:
-    """A reserved sequence of at most ``num_queries`` questions in at most ``calls`` turns, and how much of it is used.
-
-    Attributes:
-        is_reusable: Whether this labeler would ask the block in the same way.
-    """
+    """A reserved sequence of at most ``num_queries`` questions in at most ``calls`` turns, and its use so far."""
 
     reservation: str
     num_queries: int
     calls: int
-    is_reusable: bool = True
+    is_reusable: bool = True  # whether this labeler would reserve the same
     num_turns: int = 0
     num_asked: int = 0
     num_answered: int = 0
@@ -87,7 +82,7 @@ class _Block:
         return not self.is_stopped and self.num_turns < self.calls and self.num_asked + count <= self.num_queries
 
     def record_turn(self, label_Q: Tensor, num_asked: int) -> None:
-        """Count one turn in which ``num_asked`` questions were put. A mechanism that stops answers a prefix of them."""
+        """Count one turn of ``num_asked`` questions. A mechanism that stops answers a prefix of them."""
         num_failures = int((label_Q == NO_ANSWER).sum())
         self.num_turns += 1
         self.num_asked += num_asked
@@ -97,29 +92,29 @@ class _Block:
 
 
 class PrivateLabeler:
-    """Answers any questions through one mechanism; ``PATE.labeler`` makes one for the teachers of a ``PATE``.
+    """Answers any questions by one mechanism; ``PATE.labeler`` makes a labeler of the teachers of a ``PATE``.
 
-    A mechanism that stops ends the block, and the next question opens another. Any thread of the process may ask; calls
-    are answered one after another.
+    A mechanism that stops ends the block, and the next question opens another. Threads may share a labeler, which
+    answers their calls one after another.
 
     Args:
         count_votes: Function from points to ``Votes``.
         mechanism: The mechanism that answers a block.
-        budget: An open account, on its terms (``Budget.from_account``).
-        journal: File of the released answers. A question that was asked before is answered from it free of charge, also
-            after a restart.
+        budget: Budget of the open account (``Budget.from_account``).
+        journal: File of the released answers. A repeated question is answered from it free of charge, also after a
+            restart.
         spec: Public facts about the points.
         num_queries: Number of questions in a block.
         calls: Largest number of turns in which a block may be asked; one question a turn if None.
         allow_uninformative_labels: As for ``PATE``.
-        owns_ledger: Whether ``close`` closes the ledger too.
+        owns_ledger: Whether ``close`` also closes the ledger.
 
     Attributes:
         ledger: The ledger that is charged.
         account: Name of the account.
 
     Raises:
-        ValueError: A plan that cannot work, or a journal that is damaged, in use, or of another account or data set.
+        ValueError: The plan cannot work, or the journal is damaged, in use, or of another account or data set.
 
     Guarantee: that of ``mechanism`` for every block, composed in the account, whose cap holds for adaptively chosen
         questions (``accounting.filters``), under the account's adjacency.
@@ -151,7 +146,12 @@ class PrivateLabeler:
         self._query_points: list[Tensor] = []
         self._classifier: Callable[[Tensor], Tensor] | None = None  # public points [Q, ...] to labels, int64 [Q]
         try:
-            self._go_on_or_settle(self._replay())
+            for reservation, block in self._replay().items():
+                # Otherwise a call drew noise and its answers are unknown here: the block stays charged at its worst.
+                if self.budget.can_resume(reservation, self._journal.digest):
+                    self._block = block
+                    if not block.is_reusable:
+                        self._settle()
         except BaseException:
             self._journal.close()
             raise
@@ -167,20 +167,22 @@ class PrivateLabeler:
     def answer(self, x: Tensor) -> Tensor:
         """Label one point or a batch of points.
 
-        Questions that were asked before are free, and so is everything once a classifier is published. The rest is one
-        turn of a block.
+        Repeated questions are free, and so are all questions once a classifier is published. The others are one turn
+        of a block.
 
         Args:
             x: A point of shape ``spec.input_shape``, or a batch [Q, ...] of them.
 
         Returns:
-            int64 scalar or [Q]; -1 where the mechanism gives no answer.
+            int64 scalar or [Q]; -1 if the mechanism gives no answer.
 
         Raises:
-            ValueError: Points of another shape, or a plan that cannot work; nothing has been charged.
+            ValueError: Points have another shape, or the plan cannot work; nothing has been charged.
             BudgetExceeded: The account does not admit another block; nothing has been drawn.
         """
-        points, is_single = self._parse_points(x)
+        x = torch.as_tensor(x)
+        is_single = x.dim() == len(self.spec.input_shape)
+        points = self._parse_points(x[None] if is_single else x)
         keys = [journals.compute_key(point) for point in points]
         with self.ledger.exclusive_access():
             if self._classifier is None:
@@ -194,7 +196,7 @@ class PrivateLabeler:
 
     @property
     def history(self) -> History:
-        """Everything that the mechanism has answered, in order. Releasable, unless ``private`` is False."""
+        """All questions that the mechanism has answered, in order. Releasable, unless ``private`` is False."""
         with self.ledger.exclusive_access():
             points = self._query_points
             x = torch.stack(points) if points else torch.zeros(0, *self.spec.input_shape)
@@ -203,29 +205,25 @@ class PrivateLabeler:
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of all the account's releases at its delta: what blocks reserved, composed, or the cap if smaller.
+        """Epsilon of all the account's releases at its delta: their reservations, composed, or the cap if smaller.
 
-        Infinite once noise was seeded. ``ledger.get_account(...).ex_post_guarantee`` says what was used of it.
+        It is infinite once noise was seeded. ``ledger.get_account(...).ex_post_guarantee`` is the part that was used.
         """
         guarantee = self.ledger.get_guarantee(self.account)
         return math.inf if guarantee is None else guarantee.epsilon
 
     @property
     def private(self) -> bool:
-        """False once a block was answered with seeded noise: its answers protect nobody."""
+        """Whether all noise was secure: answers with seeded noise protect nobody."""
         return all(line.facts["private"] for line in self._journal.lines if line.kind == "block")
 
     @property
     def published(self) -> bool:
-        """Whether answers come from a published classifier, and are free."""
+        """Whether a published classifier answers, for free."""
         return self._classifier is not None
 
     def close(self, *, settle: bool = True) -> None:
-        """Settle the open block, so that what it did not use returns to the account, and release the journal.
-
-        Args:
-            settle: Whether to settle the block; if False, the next start goes on with it.
-        """
+        """Release the journal, and settle the open block unless the next start is to go on with it (settle=False)."""
         with self.ledger.exclusive_access():
             if settle:
                 self._settle()
@@ -238,22 +236,22 @@ class PrivateLabeler:
     def publish(
         self, algorithm: StudentAlgorithm, *, pool_x: Tensor | None = None, min_answers: int = 1, seed: int = 0
     ) -> Student:
-        """Train a student on the answers, save it beside the journal, and let it answer from now on.
-
-        The student sees released values only, so it costs nothing (BTT18 Algorithm 5).
+        """Train a student on the answers, which is free, save it beside the journal, and let it answer from now on.
 
         Args:
-            algorithm: How the student is trained.
+            algorithm: Algorithm of the student.
             pool_x: Further public points without labels, for algorithms that use them.
-            min_answers: m0, the number of answers below which the call is refused.
+            min_answers: Number m0 of answers below which the call is refused.
             seed: Seed of the training.
+
+        Source: BTT18 Algorithm 5.
         """
         history = self.history
         answered_H = history.label != NO_ANSWER
         num_answers = int(answered_H.sum())
         if num_answers < checks.integer("min_answers", min_answers, low=1):
             raise checks.error("min_answers", min_answers, f"only {num_answers} questions have been answered so far")
-        pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(pool_x)[0]])
+        pool = history.x if pool_x is None else torch.cat([history.x, self._parse_points(torch.as_tensor(pool_x))])
         task = StudentTask(self.spec, pool, answered_H.nonzero().squeeze(1), history.label[answered_H])
         student = algorithm.fit(task, seed=seed, device=torch.device("cpu"))
         with self.ledger.exclusive_access():
@@ -269,19 +267,17 @@ class PrivateLabeler:
         return self._journal.path.with_name(f"{self._journal.path.stem}.student.safetensors")
 
     def publish_hypothesis(self, hypotheses: HypothesisClass, sample: Sample, *, epsilon: float) -> Any:
-        """Choose one hypothesis, by its errors on the private sample, among the dichotomies of the questions so far.
+        """Choose one hypothesis among the dichotomies of the questions so far, by its errors on the private sample.
 
         From then on the hypothesis answers, for free. After a restart the same call finds the choice in the journal.
 
         Args:
-            hypotheses: The class.
-            sample: PRIVATE.
+            hypotheses: Hypothesis class.
+            sample: PRIVATE. The sample.
             epsilon: Bounded range of the choice, charged to the account once.
 
-        Returns:
-            The hypothesis.
-
-        Guarantee: BoundedRange(epsilon), on top of the answers'. Replace-one (``hypotheses.exponential.run_sspp``).
+        Guarantee: BoundedRange(epsilon) beside that of the answers, under replace-one
+            (``hypotheses.exponential.run_sspp``).
         Source: NB20 Algorithm 4: the questions of its first phase are the public points of its second.
         """
         if self.ledger.get_account(self.account).adjacency != "replace_one":
@@ -306,23 +302,19 @@ class PrivateLabeler:
     def _ask(self, points: Tensor) -> None:
         votes = self._count_votes(points)
         if len(votes) != len(points) or votes.num_classes != self.spec.num_classes:
-            raise ValueError(
-                f"teachers: {len(votes)} votes over {votes.num_classes} classes for {len(points)} points of "
-                f"{self.spec.num_classes} classes"
-            )
+            given = f"{len(votes)} votes over {votes.num_classes} classes"
+            raise ValueError(f"teachers: {given} for {len(points)} points of {self.spec.num_classes} classes")
         check_values(votes.sensitivity, self.mechanism, self.budget)
         if self._block is not None and not self._block.has_room(len(votes)):
             self._settle()
         try:
             with self._open_turn(votes) as spending:
-                if self._block is None:
-                    self._block = self._begin_block(votes, spending.id)
-                block = self._block
+                block = self._block = self._block or self._begin_block(votes, spending.id)
                 label_Q = self._draw_answers(points, votes, spending, block)
                 if block.has_room(1):
                     spending.suspend(self._journal.digest)
         except BaseException:
-            self._block = None  # never settled: noise may have been drawn, so it stays charged at its worst
+            self._block = None  # never settled: noise may have been drawn, so that it stays charged at its worst
             raise
         self._store_answers(points[: len(label_Q)], label_Q)
         if not block.has_room(1):
@@ -330,7 +322,7 @@ class PrivateLabeler:
             self._journal.append("close", reservation=block.reservation)
 
     def _open_turn(self, votes: Votes) -> AbstractContextManager[Spending]:
-        """The next turn of the present block, or the first of a new one, reserved whole."""
+        """Open the next turn of the present block, or reserve a new block."""
         if self._block is not None:
             return self.budget.resume(self._block.reservation, self._journal.digest)
         mechanism, num_teachers, num_classes = self.mechanism, votes.num_teachers, votes.num_classes
@@ -355,7 +347,7 @@ class PrivateLabeler:
         return _Block(reservation, size, self.calls)
 
     def _draw_answers(self, points: Tensor, votes: Votes, spending: Spending, block: _Block) -> Tensor:
-        """Draw the labels, int64 [<= Q]; they are in the journal, and their cost is recorded, when this returns."""
+        """Draw the labels, int64 [<= Q], write them to the journal, and record their cost."""
         context = MechanismContext(
             num_queries=block.num_queries,
             rounds=block.calls,
@@ -378,23 +370,23 @@ class PrivateLabeler:
         return label_Q
 
     def _describe_plan(self) -> dict[str, Any]:
-        """How a block is asked, as its line in the journal says."""
+        """Describe how blocks are asked, for their lines in the journal."""
         parameters = {k: v for k, v in dataclasses.asdict(self.mechanism).items() if k != "name"}
-        plan = {"calls": self.calls, "mechanism": self.mechanism.name, "parameters": parameters}
-        return plan | {"private": self.budget.secret}
+        settings = {"calls": self.calls, "mechanism": self.mechanism.name, "parameters": parameters}
+        return settings | {"private": self.budget.secret}
 
     def _settle(self) -> None:
-        """Commit what the open block incurred."""
+        """Commit the cost of the open block; its unused part returns to the account."""
         block, self._block = self._block, None
         if block is not None:
             with self.budget.resume(block.reservation, self._journal.digest):
-                pass  # nothing more is drawn: what it did not use returns to the account
+                pass
             self._journal.append("close", reservation=block.reservation)
 
     # ---- restart ------------------------------------------------------------------------------------------------
 
     def _replay(self) -> dict[str, _Block]:
-        """Read the answers of the journal; return its blocks that are not noted as closed."""
+        """Read the answers of the journal; return its open blocks by reservation."""
         blocks: dict[str, _Block] = {}
         closed_ids: set[str] = set()
         plan = self._describe_plan()
@@ -422,20 +414,11 @@ class PrivateLabeler:
         if not charges.keys() >= blocks.keys():
             problem = "holds answers that were charged to another ledger"
             raise self._journal.make_error(problem, f"{self.ledger.path} does not know them.")
-        open_blocks = {reservation: block for reservation, block in blocks.items() if reservation not in closed_ids}
-        for reservation in [reservation for reservation in open_blocks if charges[reservation].is_committed]:
-            self._journal.append("close", reservation=reservation)  # killed between the commit and this line
-            del open_blocks[reservation]
-        return open_blocks
-
-    def _go_on_or_settle(self, open_blocks: dict[str, _Block]) -> None:
-        """Go on with the block that an earlier process left open, or settle it if it would be asked in another way."""
-        for reservation, block in open_blocks.items():
-            if self.budget.can_resume(reservation, self._journal.digest):
-                self._block = block
-                if not block.is_reusable:
-                    self._settle()
-            # Else a call drew noise and its answers are unknown here: the block stays charged at its worst.
+        for reservation in blocks:
+            if reservation not in closed_ids and charges[reservation].is_committed:  # killed before this line
+                self._journal.append("close", reservation=reservation)
+                closed_ids.add(reservation)
+        return {reservation: block for reservation, block in blocks.items() if reservation not in closed_ids}
 
     def _store_answers(self, points: Tensor, label_Q: Tensor) -> None:
         for point, label in zip(points, label_Q.tolist(), strict=True):
@@ -445,14 +428,11 @@ class PrivateLabeler:
     def _use_student(self, student: Student) -> None:
         self._classifier = lambda x: student.compute_probabilities(x).argmax(1)
 
-    def _parse_points(self, x: Tensor) -> tuple[Tensor, bool]:
-        """(a batch in the data's own type, whether ``x`` was one point). Raises ValueError for another shape."""
-        x, shape = torch.as_tensor(x), tuple(self.spec.input_shape)
-        is_single = x.dim() == len(shape)
-        points = tensors.parse_points("x", x[None] if is_single else x)
+    def _parse_points(self, x: Tensor) -> Tensor:
+        points, shape = tensors.parse_points("x", x), tuple(self.spec.input_shape)
         if tuple(points.shape[1:]) != shape:
             raise checks.error("x", tuple(x.shape), f"must be one or many points of shape {shape}")
-        return points, is_single
+        return points
 
 
 def _to_rows(x: Tensor) -> Any:

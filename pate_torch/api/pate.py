@@ -1,9 +1,9 @@
-"""PATE in a notebook: the stages of a run on tensors or arrays, with the same ledger, folders and refusals.
+"""The stages of a run on tensors or arrays, as for a notebook, with the same ledger, folders and refusals.
 
     pate = PATE("hospital", classes=2, num_teachers=50, mechanism=GNMax(sigma=8.0), delta=1e-5, budget_epsilon=3.0)
     pate.fit_teachers(x, y)                       # private; unit_id= names the privacy unit of each record
     pate.label(pool_x, num_queries=100)           # charged, then drawn
-    student = pate.fit_student("fixmatch")        # free, as often as you like
+    student = pate.fit_student("fixmatch")        # free, any number of times
     student.predict(x_new)
     pate.epsilon, pate.report(test_x, test_y)
 
@@ -68,9 +68,6 @@ STUDENTS: dict[str, type[GradientStudent]] = {
     "vat": Vat,
 }
 
-GUIDE_STEPS = 200
-"""Number of steps of the student that guides rounds of questions."""
-
 Array = Tensor | np.ndarray
 
 
@@ -108,16 +105,16 @@ class PATE:
         recipe: How modules that ``teacher`` makes are trained.
         partition: Neighboring relation, ``AddRemove()`` or ``ReplaceOne()``.
         unit: Privacy unit, "record" or "group:<what>", which needs ``unit_id``.
-        mean: Public constants per channel or feature to normalize by. Those of the public points if None.
+        mean: Public means per channel or feature, which normalize points. Those of the public points if None.
         std: Public standard deviations, given together with ``mean``.
         schema: How tables become the rows given here; the student carries it.
-        encoder: The frozen encoder that made the rows given here (``Encoder.make_card``), each of its own point alone;
-            the student and the privacy statement name it.
-        allow_uninformative_labels: Whether questions may be asked whose labels would be no better than chance even if
-            all teachers agreed.
+        encoder: Card of the frozen encoder that made the rows (``Encoder.make_card``), each from one point alone. The
+            student and the privacy statement name it.
+        allow_uninformative_labels: Whether to ask questions whose labels would be no better than chance even if all
+            teachers agreed.
         first_charge_only: Whether to refuse a charge if the account has any reservation.
         provenance: Source of the classes and constants, for the statement (``privacy.records``).
-        insecure_noise_seed: Makes noise repeatable, and what is released not private.
+        insecure_noise_seed: Seed that makes noise repeatable, and the release not private. None for secure noise.
         seed: As ``random_state`` of ``PATEClassifier``.
         quiet: Whether to show no progress.
         home: As for ``PATEClassifier``, like ``allow_duplicate_account``, ``chosen_by`` and ``device``.
@@ -133,7 +130,7 @@ class PATE:
     num_teachers: int | None = None
     mechanism: VoteMechanism | None = None
     budget_epsilon: float | None = None
-    home: Path | str | None = None
+    home: Any = None  # a Path or text; a Path from __post_init__ on
     teacher: Any = None
     recipe: TeacherRecipe | None = None
     partition: Partition = field(default_factory=AddRemove)
@@ -174,7 +171,7 @@ class PATE:
             first_charge_only=self.first_charge_only,
             chosen_by=self.chosen_by,
         )
-        self._root = self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
+        self.home = run_folders.check_root(run_folders.get_home_folder(self.home))
         self._data: Dataset | None = None
         self._stored_teachers: StoredEnsemble | None = None
         self._panel: Panel | None = None
@@ -227,7 +224,7 @@ class PATE:
             self.make_spec(private.x, public),
             private,
             PublicPool(public),
-            _empty_evaluation(private.x),
+            Evaluation(private.x[:0], private.y[:0]),
             num_dropped_by_reason=num_dropped,
             provenance=dict(self.provenance or {}),
         )
@@ -278,7 +275,7 @@ class PATE:
         """
         self._clock = StageTimer()  # an earlier call's stages are no part of this one
         data = self.make_data(pool_x)
-        guide_options = {"network": _select_guide_network(data.spec), "steps": GUIDE_STEPS}
+        guide_options = {"network": "lean_cnn" if data.spec.is_image else "mlp", "steps": 200}
         labeling = self._build_method(
             method,
             data.spec,
@@ -288,7 +285,7 @@ class PATE:
             guide_student=_make_student("guide_student", guide_student or "supervised", guide_options),
         )
         with (
-            annotate_disk_error(self._root, self.name),
+            annotate_disk_error(self.home, self.name),
             ReleaseSession.open(self.make_config(data, labeling), self._clock, _format_alternative) as session,
         ):
             if session.forecast is not None:
@@ -330,18 +327,15 @@ class PATE:
     def report(
         self, test_x: Array | None = None, test_y: Array | None = None, *, pool_y: Array | None = None
     ) -> ReleaseReport:
-        """Report everything releasable about the last release and its student, also into the release folder.
-
-        The labels given here are used for nothing but measurement.
+        """Report everything releasable about the last release and its student, also in the release folder.
 
         Args:
-            test_x: Public points to measure the student on.
-            test_y: Their labels.
-            pool_y: True labels of the public points, to measure the released ones.
+            test_x: Public points that the student is evaluated on.
+            test_y: Labels of ``test_x``.
+            pool_y: True labels of the public points, which evaluate the released labels.
         """
         session, written = self._require_labels()
-        spec, pool = session.facts.spec, session.facts.pool
-        evaluation = _empty_evaluation(pool.x)
+        spec, pool, evaluation = session.facts.spec, session.facts.pool, session.splits.data.evaluation
         if (test_x is None) != (test_y is None):
             raise checks.error("test_y", None, "must be given together with test_x")
         if test_x is not None:
@@ -355,14 +349,14 @@ class PATE:
             return reporting.write_report(written, self._student)
 
     def membership(self, other_x: Array, other_y: Array, *, records: int = 2000) -> MembershipResult:
-        """PRIVATE. Attack the student: how well its records can be told from others, beside the bound on any attack.
+        """PRIVATE. Attack the student by membership inference, and compute the bound on any attack.
 
-        The result is for the owner alone. A choice made by it is a release that nobody charged; see
-        ``release.membership``.
+        The result is for the owner alone. A choice that is made by it is a release that nobody charged
+        (``release.membership``).
 
         Args:
             other_x: Records of the same kind that no teacher has seen.
-            other_y: Their labels.
+            other_y: Labels of ``other_x``.
             records: Largest number of records on each side.
         """
         session, written = self._require_labels()
@@ -386,17 +380,15 @@ class PATE:
         )
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
-        """Put these teachers behind a PrivateLabeler, which answers any question. Close it after use.
-
-        Its journal of released answers lies under ``home``, and survives a restart.
+        """Make a PrivateLabeler of these teachers, which must be closed after use. Its journal lies under ``home``.
 
         Args:
-            num_queries: As for ``PrivateLabeler``, like ``calls``.
-            calls: See there.
+            num_queries: As for ``PrivateLabeler``.
+            calls: As for ``PrivateLabeler``.
         """
         data = self._require_records()
         if isinstance(self.teacher, PrivateMethod):
-            problem = "is asked all its questions at once, not as they come"
+            problem = "answers all questions at once"
             raise checks.error("teacher", type(self.teacher).__name__, problem, "Use teachers, or label().")
         assert self.mechanism is not None
         data = replace(data, pool=PublicPool(data.private.x[:0]))
@@ -404,14 +396,14 @@ class PATE:
         events = self.mechanism.privacy_events(num_queries, num_queries if calls is None else calls)
         budget = ReleaseSession.open_account(config, data, events)
         if self._stored_teachers is not None:
-            TeacherStore(self._root).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
+            TeacherStore(self.home).set_ledger_head(self._stored_teachers.id, budget.ledger.get_head())
         teachers = self._panel if self._stored_teachers is None else self._stored_teachers.ensemble
         assert teachers is not None
         return PrivateLabeler(
             teachers.count_votes,
             mechanism=self.mechanism,
             budget=replace(budget, run=f"labeler {self.name}"),
-            journal=self._root / "answers" / f"{self.name}.jsonl",
+            journal=self.home / "answers" / f"{self.name}.jsonl",
             spec=data.spec,
             num_queries=num_queries,
             calls=calls,
@@ -419,40 +411,39 @@ class PATE:
             owns_ledger=True,
         )
 
-    # ---- where it stands ----------------------------------------------------------------------------------------
+    # ---- state --------------------------------------------------------------------------------------------------
 
     @property
     def epsilon(self) -> float:
-        """Epsilon of everything released so far, at the account's delta; 0 before the first release.
+        """Epsilon of all releases at the account's delta: their reservations, composed, or the cap if that is smaller.
 
-        It is what was reserved, composed, or the cap if that is less; infinite once noise was seeded.
+        It is 0 before the first release, and infinite once noise was seeded.
         """
-        account = self.account
-        if account is None:
+        if self.account is None:
             return 0.0
-        return math.inf if account.guarantee is None else account.guarantee.epsilon
+        return math.inf if self.account.guarantee is None else self.account.guarantee.epsilon
 
     @property
     def account(self) -> Account | None:
-        """The account as it stands; None before the first release."""
-        return find_account(self._root, self.name)
+        """The account; None before the first release."""
+        return find_account(self.home, self.name)
 
     @property
     def folder(self) -> Path:
-        """The release folder of the last release: everything in it may be published."""
+        """The folder of the last release. Everything in it may be published."""
         return self._require_labels()[0].release_dir
 
     # ---- parts --------------------------------------------------------------------------------------------------
 
     def make_config(self, data: Dataset, method: PrivateMethod) -> RunConfig:
-        """The configuration of a run of ``method`` on ``data``, in a new folder."""
-        folder = run_folders.get_run_folder(str(self._root), self.name, method.mechanism_name)
+        """Make the configuration of a run of ``method`` on ``data``, in a new folder."""
+        folder = run_folders.get_run_folder(str(self.home), self.name, method.mechanism_name)
         return RunConfig(
             dataset=InMemoryDataset(data),
             partition=self.partition,
             method=method,
             privacy=self._privacy,
-            root=self._root,
+            root=self.home,
             folder=Path(folder) / make_unique_run_id(),
             seed=self.seed,
             device=torch.device(self.device),
@@ -460,8 +451,10 @@ class PATE:
         )
 
     def make_spec(self, x: Tensor, public: Tensor) -> DataSpec:
-        """Public facts about points of the form of ``x``, normalized by ``mean`` and ``std`` or as ``public`` are."""
-        mean, std = self._constants or (compute_normalization(public) if len(public) else _make_default_constants(x))
+        """Make the public facts about points like ``x``, normalized by ``mean`` and ``std`` or those of ``public``."""
+        width = x.shape[1]
+        default = ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
+        mean, std = self._constants or (compute_normalization(public) if len(public) else default)
         return DataSpec(
             name=self.name,
             num_classes=len(self.class_names),
@@ -474,12 +467,12 @@ class PATE:
         )
 
     def make_data(self, pool_x: Array) -> Dataset:
-        """PRIVATE. The records beside these public points, with the student's normalization constants."""
+        """PRIVATE. Make the data set of the records and these public points, with the student's constants."""
         data = self._require_records()
         x, pool = data.private.x, PublicPool(tensors.parse_points("pool_x", pool_x))
         if pool.x.shape[1:] != x.shape[1:] or pool.x.dtype != x.dtype:
             raise checks.error("pool_x", tuple(pool.x.shape), f"must have points like x, {tuple(x.shape[1:])}")
-        mean, std = self._constants or compute_normalization(pool.x)  # teachers keep the constants they learnt with
+        mean, std = self._constants or compute_normalization(pool.x)  # teachers keep those of their training
         return replace(data, pool=pool, spec=replace(data.spec, mean=mean, std=std))
 
     def _make_teacher_votes(
@@ -495,15 +488,15 @@ class PATE:
         )
 
     def _get_recipe(self, spec: DataSpec) -> TeacherRecipe:
-        """The recipe of stored teachers; that of a small network if ``teacher`` is no recipe."""
+        """The recipe of stored teachers; that of a network that trains in a second if ``teacher`` is no recipe."""
         is_recipe = isinstance(self.teacher, TeacherRecipe)
-        return self.teacher if is_recipe else TeacherRecipe(network=_select_guide_network(spec))
+        return self.teacher if is_recipe else TeacherRecipe(network="lean_cnn" if spec.is_image else "mlp")
 
     def _build_method(self, method: str | Mapping[str, Any] | None, spec: DataSpec, **choices: Any) -> PrivateMethod:
-        """The method of one call of ``label``: stored teachers, the user's own method, or a panel."""
+        """Make the method of one call of ``label``, of stored teachers, the user's method or a panel."""
         if self._stored_teachers is not None:
             stored = self._stored_teachers
-            alias = TeacherStore(self._root).create_alias(stored.identity.fingerprint, stored.id)
+            alias = TeacherStore(self.home).create_alias(stored.identity.fingerprint, stored.id)
             choices |= {"teachers_id": stored.id, "alias": alias}
             if method is None:
                 return self._make_teacher_votes(spec, **choices)
@@ -553,17 +546,16 @@ class PATE:
 
 
 def find_account(home: Path, name: str) -> Account | None:
-    """An account as it stands; None before its first release."""
-    path = home / "ledger.sqlite"
-    if not path.exists():
+    """Read an account; None before its first release."""
+    if not (home / "ledger.sqlite").exists():
         return None
-    with Ledger(path, create=False) as ledger:
+    with Ledger(home / "ledger.sqlite", create=False) as ledger:
         return next((account for account in ledger.list_accounts() if account.name == name), None)
 
 
 @contextmanager
 def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
-    """Say of a full or read-only disk which file failed, and whether the account was charged."""
+    """Add to the error of a full or read-only disk which file failed, and whether the account was charged."""
     try:
         yield
     except OSError as error:
@@ -577,7 +569,7 @@ def annotate_disk_error(home: Path, account: str) -> Iterator[None]:
 
 
 def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
-    """Advice, as a call of PATE, to ask these records without teachers, whose votes the noise outweighs."""
+    """Advise, as a call of PATE, to use per-record gradients in place of teachers, whose votes the noise outweighs."""
     descent = match_label_price(config, facts.spec.nominal_size, len(facts.pool))
     if descent is None or not facts.has_records:
         return feasibility.NOISE_ADVICE
@@ -591,36 +583,19 @@ def _format_alternative(config: RunConfig, facts: DatasetFacts) -> str:
     return suggest_gradients(descent, call)
 
 
-def _empty_evaluation(points: Tensor) -> Evaluation:
-    """An evaluation side without points."""
-    return Evaluation(points[:0], torch.zeros(0, dtype=torch.int64))
-
-
 def _parse_evaluation(side: str, x: Array, y: Any, spec: DataSpec) -> Evaluation:
-    """Labeled points to measure on, from the arguments <side>_x and <side>_y."""
+    """Parse the arguments <side>_x and <side>_y."""
     points = tensors.parse_points(f"{side}_x", x)
     return Evaluation(points, tensors.parse_labels(f"{side}_y", torch.as_tensor(y), len(points), spec.num_classes))
 
 
-def _make_default_constants(x: Tensor) -> Constants:
-    """Constants that come from no data at all."""
-    width = x.shape[1]
-    return ((0.5,) * width, (0.25,) * width) if x.dim() == 4 else ((0.0,) * width, (1.0,) * width)
-
-
 def _make_student(key: str, algorithm: str | StudentAlgorithm, options: Mapping[str, Any]) -> StudentAlgorithm:
-    """A student algorithm, made with these options if it is named."""
     if isinstance(algorithm, str):
         return STUDENTS[checks.one_of(key, algorithm, STUDENTS)](**options)
     if not isinstance(algorithm, StudentAlgorithm):
         problem = f"must be one of {', '.join(STUDENTS)}, or an object of pate_torch.students"
         raise checks.error(key, type(algorithm).__name__, problem, "PATEClassifier takes scikit-learn's classifiers.")
     return algorithm
-
-
-def _select_guide_network(spec: DataSpec) -> str:
-    """A network that trains in a second."""
-    return "lean_cnn" if spec.is_image else "mlp"
 
 
 def select_student_network(spec: DataSpec) -> str:

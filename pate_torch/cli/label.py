@@ -2,18 +2,17 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
 
     pate label votes=votes.npy num_classes=10 dataset.name=hospitals mechanism.sigma=40 \
         privacy.delta=1e-6
-    pate label dataset=svhn                     # by a method of one's own, with the keys of train.py
+    pate label dataset=svhn                     # by the method of a run, with the keys of train.py
 
 The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
-conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a bad choice of the user's with nothing charged, or a disk
-that is full or closed.
+conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a choice that is refused with nothing charged, or a disk
+that is full or read-only.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,10 @@ from typing import Any, cast
 
 import torch
 from hydra import compose as hydra_compose
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import format_error
+from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
@@ -42,7 +39,7 @@ from pate_torch.teachers.voting import read_votes
 
 @dataclass(frozen=True, kw_only=True)
 class VotesOnlyDataset(DatasetSource):
-    """A data set of which only votes are here: its public points stand for the rows of a file."""
+    """A data set of which only votes are given: its public points are the numbers of the rows of a file."""
 
     spec: DataSpec
     unit: str
@@ -50,20 +47,18 @@ class VotesOnlyDataset(DatasetSource):
 
     @property
     def name(self) -> str:
-        """The data set's name, whose account is charged."""
         return self.spec.name
 
     def load(self) -> Dataset:
         """The public points; no private records, no test points."""
         empty_x, empty_y = torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64)
-        row = torch.arange(self.size, dtype=torch.float32)[:, None]
         private = PrivateRecords.from_rows(empty_x, empty_y, [], self.unit)
-        return Dataset(self.spec, private, PublicPool(row), Evaluation(empty_x, empty_y),
-                       provenance={CLASSES: FROM_OWNER})  # fmt: skip
+        pool, evaluation = PublicPool(torch.arange(self.size)[:, None].float()), Evaluation(empty_x, empty_y)
+        return Dataset(self.spec, private, pool, evaluation, provenance={CLASSES: FROM_OWNER})
 
 
 def build_config(cfg: DictConfig) -> RunConfig:
-    """What ``cfg`` (conf/label.yaml) names.
+    """Build what ``cfg`` (conf/label.yaml) names.
 
     Raises:
         ValueError: A choice cannot work; the message names its key.
@@ -71,18 +66,12 @@ def build_config(cfg: DictConfig) -> RunConfig:
     if cfg.privacy.target_epsilon is not None and cfg.recommended.sigma is None:
         cfg.recommended.sigma = 1.0  # to be calibrated: any starting value will do
     values = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
-    votes = read_votes(
-        values["votes"],
-        num_classes=values["num_classes"],
-        num_points=values["num_points"],
-        num_teachers=values["num_teachers"],
-    )
-    classes = values["class_names"] or range(votes.num_classes)
+    votes = read_votes(values["votes"], **{key: values[key] for key in ("num_classes", "num_points", "num_teachers")})
     spec = DataSpec(
         name=str(values["dataset"]["name"]),
         num_classes=votes.num_classes,
         input_shape=(1,),
-        class_names=tuple(map(str, classes)),
+        class_names=tuple(map(str, values["class_names"] or range(votes.num_classes))),
         mean=(0.0,),
         std=(1.0,),
     )
@@ -104,24 +93,18 @@ def build_config(cfg: DictConfig) -> RunConfig:
     )
 
 
-def compose_config(settings: Sequence[str]) -> RunConfig:
-    """The configuration: of a file of votes, or of a data set (``dataset=``), by whose method they are answered."""
-    if not any(setting.startswith("dataset=") for setting in settings):
-        return build_config(hydra_compose("label", overrides=list(settings)))
-    cfg = hydra_compose("config", overrides=["student=none", "baseline=false", "membership=none", *settings])
-    return hydra_config.build_run_config(cfg, Path(cfg.paths.run))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. 0: done; 2: a bad choice of the user's, with nothing charged."""
+    """Run the command; its exit code."""
     parser = argparse.ArgumentParser(prog="pate label", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="votes=, num_classes=, dataset.name=, ...")
     settings = parser.parse_intermixed_args(arguments).settings
-    try:
+
+    def label() -> None:
         with hydra_config.open_configuration():
-            config = compose_config(settings)
+            if any(setting.startswith("dataset=") for setting in settings):
+                config = hydra_config.compose_labeling(settings)
+            else:
+                config = build_config(hydra_compose("label", overrides=settings))
         run(config, suggest_settings)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {format_error(error)}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_or_refuse(label)

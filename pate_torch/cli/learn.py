@@ -1,13 +1,13 @@
-r"""Learn a hypothesis by an algorithm of the papers, and release the hypothesis.
+r"""Learn by an algorithm of the papers on a hypothesis class, and release the hypothesis.
 
     pate learn sspp people.csv dataset.label=income dataset.name=people dataset.publish_split=true \
         --epsilon .5 --below-guarantee
-    pate learn bounds --dimension 10          # the number of records that each algorithm needs; reads no record
+    pate learn bounds --dimension 10          # what each algorithm asks for; reads no record
 
-Settings (key=value) for the data set, the account and the run's folder are those of train.py. Neighbors differ in one
-replaced record, and the number of records is public (partition=replace_one). Of several classes, each is learned
-against the rest at an equal share of epsilon. ``pate predict`` applies the released hypothesis. The exit code is 0 if
-the command succeeds, and 2 if it refuses the request, in which case nothing is charged.
+Settings (key=value) are those of train.py: the data set, the account, the run's folder. Neighbors differ in one record
+that is replaced, and the number of records is public (partition=replace_one). Several classes are learned one against
+the rest, each charged, at an equal share of epsilon. ``pate predict`` applies the released hypothesis. Exit codes: 0 if
+the command succeeds; 2 if it refuses what the user asks for, with nothing charged.
 """
 
 from __future__ import annotations
@@ -15,64 +15,54 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-from hydra import compose as hydra_compose
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import format_error
+from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
-from pate_torch.core import checks, run_folders
+from pate_torch.core import checks
 from pate_torch.hypotheses.algorithms import ALGORITHMS, LearnOptions
 from pate_torch.hypotheses.release import HypothesisMethod
 from pate_torch.pipeline import run
 
-REPLACE_ONE_SETTING = "partition=replace_one"
 
-
-def compose_config(name: str, settings: Sequence[str]) -> RunConfig:
+def compose_config(name: str, words: Sequence[str]) -> RunConfig:
     """Compose the configuration of a run of this algorithm.
 
     Args:
         name: Name of the algorithm.
-        settings: At most one path of a table, and key=value settings.
+        words: Path of a table (or none), and key=value settings.
 
     Raises:
         ValueError: There are two tables or no data set, or the partition is not replace_one.
     """
-    tables = [word for word in settings if "=" not in word]
-    keys = [word.partition("=")[0] for word in settings]
-    overrides = [word for word in settings if "=" in word]
+    tables = [word for word in words if "=" not in word]
+    values = {key: value for key, _, value in (word.partition("=") for word in words if "=" in word)}
     if len(tables) > 1:
-        fix = "Set dataset.public_path to the file of public records."
-        raise checks.error("table", tables[1], "is a second table, and only one is allowed", fix)
+        raise checks.error(
+            "table",
+            tables[1],
+            "is a second table, and only one is allowed",
+            "Set dataset.public_path to the file of public records.",
+        )
     if tables:
-        overrides = ["dataset=csv", f"dataset.path={tables[0]}", *overrides]
-        if "dataset.public_path" not in keys and "dataset.roles" not in keys:
-            overrides.append("dataset.roles=position")
-    elif "dataset" not in keys:
+        values = {"dataset": "csv", "dataset.path": tables[0], **values}
+        if "dataset.public_path" not in values:
+            values.setdefault("dataset.roles", "position")
+    elif "dataset" not in values:
         fix = "Use pate learn ALGORITHM table.csv dataset.label=<column>, or set dataset=<name>."
         raise checks.error("table", None, "must be the path of a table", fix)
-    if "partition" in keys and REPLACE_ONE_SETTING not in overrides:
-        (partition,) = (word.partition("=")[2] for word in overrides if word.startswith("partition="))
-        message = "must be replace_one, because these algorithms protect a replaced record"
-        raise checks.error("partition", partition, message, f"Leave it out, or set {REPLACE_ONE_SETTING}.")
-    cfg = hydra_compose(
-        "config", overrides=["student=none", "baseline=false", "membership=none", REPLACE_ONE_SETTING, *overrides]
-    )
-    folder = Path(run_folders.get_run_folder(cfg.paths.root, cfg.dataset.name, name)) / run_folders.get_run_id()
-    return hydra_config.build_run_config(cfg, Path(cfg.paths.run) if "paths.run" in keys else folder)
+    if values.setdefault("partition", "replace_one") != "replace_one":
+        reason = "these algorithms are private for a record that is replaced, with a public number of records"
+        raise checks.error("partition", values["partition"], reason, "Leave it out, or say partition=replace_one.")
+    return hydra_config.compose_labeling([f"{key}={value}" for key, value in values.items()], name)
 
 
 def _make_parser() -> argparse.ArgumentParser:
     names = "\n".join(f"  {name:<20}{algorithm.description}" for name, algorithm in ALGORITHMS.items())
     parser = argparse.ArgumentParser(
         prog="pate learn",
-        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}the number of records that each of them needs",
+        description=f"{__doc__}\nAlgorithms:\n{names}\n  {'bounds':<20}what each of them needs",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("algorithm", choices=[*ALGORITHMS, "bounds"], metavar="ALGORITHM")
@@ -82,17 +72,15 @@ def _make_parser() -> argparse.ArgumentParser:
         text = option.metadata["help"] + ("" if option.default is None else f" (default: {option.default})")
         choices = option.metadata["choices"]
         parser.add_argument(f"--{option.name}", type=kind, default=option.default, choices=choices, help=text)
-    below_help = "continue if no accuracy is promised"
-    parser.add_argument("--below-guarantee", action="store_true", help=below_help)
-    dimension_help = "bounds: VC dimension, or number of parameters (default: 1)"
-    parser.add_argument("--dimension", type=int, default=1, help=dimension_help)
+    parser.add_argument("--below-guarantee", action="store_true", help="go on where no accuracy is promised")
+    parser.add_argument("--dimension", type=int, default=1, help="bounds: VC dimension, or parameters (default: 1)")
     return parser
 
 
 def _print_bounds(options: LearnOptions, dimension: int) -> None:
     checks.integer("dimension", dimension, low=1)
     print(
-        "Private records that each algorithm needs "
+        "Private records that each algorithm asks for "
         f"(epsilon {options.epsilon:g}, replace_one, unit record; dimension {dimension})\n"
     )
     for name, algorithm in ALGORITHMS.items():
@@ -101,19 +89,18 @@ def _print_bounds(options: LearnOptions, dimension: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code."""
+    """Run the command; its exit code."""
     parsed = _make_parser().parse_intermixed_args(arguments)
-    try:
-        options = LearnOptions(
-            **{field.name: getattr(parsed, field.name) for field in dataclasses.fields(LearnOptions)}
-        )
+
+    def learn() -> None:
+        fields = dataclasses.fields(LearnOptions)
+        options = LearnOptions(**{field.name: getattr(parsed, field.name) for field in fields})
         if parsed.algorithm == "bounds":
-            _print_bounds(options, parsed.dimension)
-            return 0
+            return _print_bounds(options, parsed.dimension)
         with hydra_config.open_configuration():
             config = compose_config(parsed.algorithm, parsed.settings)
         if config.method.noise != "torch":
-            problem = "must be torch, because these algorithms draw continuous noise"
+            problem = "must be torch: these algorithms draw continuous noise"
             raise checks.error("noise", config.method.noise, problem, "Leave out noise.")
         method = HypothesisMethod(
             algorithm_name=parsed.algorithm,
@@ -122,10 +109,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             below_guarantee=parsed.below_guarantee,
         )
         run(dataclasses.replace(config, method=method))
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        is_value_error = isinstance(error, ValueError) and not isinstance(
-            error, HydraException | OmegaConfBaseException
-        )
-        print(f"error: {error if is_value_error else format_error(error)}", file=sys.stderr)
-        return 2
-    return 0
+
+    return run_or_refuse(learn)

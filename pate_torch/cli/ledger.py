@@ -39,9 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     shared_options = argparse.ArgumentParser(add_help=False)
-    shared_options.add_argument(
-        "--path", type=Path, help="the ledger (default: in PATE_HOME, or in the store of this user)"
-    )
+    path_help = "the ledger (default: in PATE_HOME, or in the store of this user)"
+    shared_options.add_argument("--path", type=Path, help=path_help)
     shared_options.add_argument("--json", action="store_true", help="answer in JSON")
     parser = argparse.ArgumentParser(prog="pate ledger", description="The privacy ledger (PRIVATE).")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -57,12 +56,11 @@ def _make_parser() -> argparse.ArgumentParser:
     export.add_argument("--output", type=Path, help="write to this new file instead of the terminal")
     add_command("backup", "copy the ledger to a new file").add_argument("destination", type=Path)
     raise_cap = add_command("raise-cap", "raise an account's cap, on purpose")
-    raise_cap.add_argument("account")
-    raise_cap.add_argument("epsilon", type=float)
-    raise_cap.add_argument("--reason", required=True)
     close = add_command("close", "end an account's spending for good")
-    close.add_argument("account")
-    close.add_argument("--reason", required=True)
+    for command in (raise_cap, close):
+        command.add_argument("account")
+        command.add_argument("--reason", required=True)
+    raise_cap.add_argument("epsilon", type=float)
     return parser
 
 
@@ -72,10 +70,8 @@ CommandResult = tuple[dict[str, Any], str]
 def _verify(ledger: Ledger, options: argparse.Namespace) -> CommandResult:
     accounts = ledger.verify()
     if options.contains and not ledger.contains_head(options.contains):
-        raise LedgerError(
-            f"contains={options.contains!r}: is not in this ledger: newer entries were lost, or it is another ledger."
-            " Restore a backup that has it."
-        )
+        problem = "is not in this ledger: newer entries were lost, or it is another ledger"
+        raise LedgerError(f"contains={options.contains!r}: {problem}. Restore a backup that has it.")
     entries, head = len(ledger.read_entries()), ledger.get_head()
     text = f"{ledger.path}: {entries} entries, {len(accounts)} accounts, all consistent\nhead {head}"
     return {"entries": entries, "head": head, "accounts": [_describe_account(a) for a in accounts]}, text
@@ -149,22 +145,14 @@ def _describe_account(account: Account) -> dict[str, Any]:
 
 
 def _format_table(accounts: Sequence[Account]) -> list[str]:
-    """One line an account, in 80 columns, and a second one where there is something to say."""
+    """Format two lines for each account, in 80 columns."""
     row = "{:<16} {:>9} {:>9} {:>9} {:>8} {:<6} {:>8} {:>5}"
-    lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open").rstrip()]
+    lines = [row.format("account", "epsilon", "ex post", "cap", "delta", "filter", "releases", "open")]
     for account in accounts:
-        lines.append(
-            row.format(
-                _truncate(account.name, 16),
-                _format_guarantee(account.guarantee),
-                _format_guarantee(account.ex_post_guarantee),
-                f"{account.budget_epsilon:g}",
-                format_delta(account.delta),
-                account.filter.kind,
-                account.num_releases,
-                account.num_open,
-            ).rstrip()
-        )
+        epsilons = map(_format_guarantee, (account.guarantee, account.ex_post_guarantee))
+        terms = (f"{account.budget_epsilon:g}", format_delta(account.delta), account.filter.kind)
+        counts = (account.num_releases, account.num_open)
+        lines.append(row.format(_truncate(account.name, 16), *epsilons, *terms, *counts))
         notes = [f"{account.adjacency}, unit {account.unit}"]
         notes += ["closed"] if account.is_closed else []
         if account.guarantee is not None and account.guarantee.route == DELTA_ONLY_ROUTE:

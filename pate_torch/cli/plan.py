@@ -1,4 +1,4 @@
-"""What does a choice of K, noise and number of questions cost, and what must teachers do for useful labels?
+"""Print what a choice of K, noise and number of questions costs, and what teachers must do for useful labels.
 
     pate plan dataset=svhn privacy.budget_epsilon=2
     pate plan dataset=svhn teachers=250,500 mechanism.sigma=20,40,80
@@ -7,9 +7,9 @@
 The keys are those of ``train.py``, and ``teachers`` is another name of ``num_teachers``. Lists are tried in every
 combination; without one, sigma is halved and doubled, and with a pilot (``planning/pilot.py``) also K.
 
-Nothing is charged and no private record is read: the data set is asked for what its source declares, and ``load()`` is
-never called. ``pilot.dataset`` names a public data set on which the choices are tried. The ledger is read only to say
-what is left. Exit code 0: a plan, even where it says that nothing works; 2: a wrong argument.
+Nothing is charged and no private record is read: a plan uses what the data set's source declares, and never calls
+``load()``. ``pilot.dataset`` names a public data set on which the choices are tried. The ledger is read to say what is
+left. Exit code 0: a plan is printed, even if none of the choices works; 2: a wrong argument.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from pate_torch.accounting.formatting import format_delta
 from pate_torch.cli import hydra_config
-from pate_torch.cli.train import format_error
+from pate_torch.cli.train import run_or_refuse
 from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
@@ -64,22 +62,21 @@ Axes = dict[str, Settings]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. 0: a plan was printed; 2: a wrong argument, in one line."""
+    """Run the command; its exit code."""
     parser = argparse.ArgumentParser(prog="pate plan", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="*", metavar="key=value", help="as for train.py, and pilot.*")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_intermixed_args(arguments)
-    try:
+
+    def print_plan() -> None:
         report = plan(args.settings)
-    except (ValueError, OSError, HydraException, OmegaConfBaseException) as error:
-        print(f"error: {format_error(error)}", file=sys.stderr)
-        return 2
-    print(report.to_json() if args.json else format_report(report))
-    return 0
+        print(report.to_json() if args.json else format_report(report))
+
+    return run_or_refuse(print_plan)
 
 
 def plan(settings: Sequence[str]) -> PlanReport:
-    """The plan report for Hydra-style settings.
+    """Evaluate what these settings of train.py choose.
 
     Raises:
         ValueError: A setting is wrong (or one of Hydra's own errors).
@@ -97,25 +94,20 @@ def plan(settings: Sequence[str]) -> PlanReport:
         if not axes and "experiment" not in keys:
             axes = make_default_axes(base, keys, has_pilot=pilot is not None)
         evaluate = PlanEvaluator(facts=facts, num_classes=num_classes, account=account, pilot=pilot)
-        choices = tuple(evaluate(*row) for row in _iterate_rows(fixed_settings, axes, keys))
-        suggestions = tuple(_suggest_gradients(choices, facts))
+        plans = {evaluate(*row): row[0] for row in _iterate_rows(fixed_settings, axes, keys)}
     budget, source = evaluate.get_budget(base), "privacy.opening_budget" if account is None else "the account's cap"
     return PlanReport(
         dataset=facts.name,
         budget_epsilon=budget,
         budget_source=source if terms.budget_epsilon is None else "privacy.budget_epsilon",
         delta=terms.delta,
-        choices=choices,
-        notes=(*_make_notes(facts, account, options), *suggestions),
+        choices=tuple(plans),
+        notes=(*_make_notes(facts, account, options), *_suggest_gradients(plans, facts)),
     )
 
 
 def compose_plan(settings: Settings) -> RunConfig:
-    """The plan that train.py would make of the same settings.
-
-    Raises:
-        ValueError: There is nothing to plan.
-    """
+    """Compose the configuration that train.py would run; raises ValueError if there is nothing to plan."""
     return _build_plan(compose("config", overrides=list(settings)))
 
 
@@ -136,7 +128,7 @@ def _get_key(setting: str) -> str:
 
 
 def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Settings]:
-    """The pilot's options, {key: values} of the settings that list several, and the other settings."""
+    """Split settings into the pilot's options, the values of each key that has several, and the other settings."""
     options, axes, fixed_settings = dict[str, Any](), Axes(), dict[str, str]()
     for setting in settings:
         setting = f"num_{setting}" if setting.startswith("teachers=") else setting
@@ -158,7 +150,7 @@ def _parse_settings(settings: Sequence[str]) -> tuple[PilotConfig, Axes, Setting
 
 
 def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bool) -> Axes:
-    """Half, once and twice the sigma that the user left open; and the K, where a pilot tells what it does to labels."""
+    """Halve and double the sigma that the user left open, and K if a pilot tells what it does to labels."""
     method, axes = base.method, Axes()
     assert isinstance(method, LabelingMethod)
     if "num_teachers" not in explicit_keys and method.ensemble_size and has_pilot:
@@ -171,9 +163,10 @@ def make_default_axes(base: RunConfig, explicit_keys: set[str], *, has_pilot: bo
 
 
 def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Iterator[tuple[RunConfig, Settings]]:
-    """Every combination. A recommended threshold is for the recommended K: it moves in proportion."""
-    if math.prod(map(len, axes.values())) > MAX_ROWS:
-        raise ValueError(f"{math.prod(map(len, axes.values()))} combinations: must be at most {MAX_ROWS}")
+    """Compose every combination. A recommended threshold is for the recommended K, and scales with K."""
+    num_rows = math.prod(map(len, axes.values()))
+    if num_rows > MAX_ROWS:
+        raise ValueError(f"{num_rows} combinations: must be at most {MAX_ROWS}")
     for values in itertools.product(*axes.values()):
         settings = (*fixed_settings, *(f"{key}={value}" for key, value in zip(axes, values, strict=True)))
         cfg = compose("config", overrides=list(settings))
@@ -186,46 +179,41 @@ def _iterate_rows(fixed_settings: Settings, axes: Axes, keys: set[str]) -> Itera
 
 
 def _make_pilot(options: PilotConfig, base: RunConfig, num_classes: int, fixed_settings: Settings) -> Pilot:
-    """The pilot on the public data set that is named; never the one that is planned for."""
+    """Load the public data set that is named; refuse the one that is planned for."""
+
+    def refuse(problem: str) -> ValueError:
+        return checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
+
     planned = base.dataset
     while isinstance(planned, EncodedDataset | LabelPrivacyDataset):
         planned = planned.source
     planned_facts = planned.declared_facts()
-    source = _compose_public_source(options, planned_facts, fixed_settings)
-    facts, problem = source.declared_facts(), None
+    overrides = [f"dataset={options.dataset}", *(s for s in fixed_settings if _get_key(s) == "hydra.searchpath")]
+    overrides += [] if planned_facts.root is None else [f"data_root={planned_facts.root}"]
+    try:
+        cfg = compose("config", overrides=overrides)
+    except MissingConfigException as error:
+        raise refuse("is no data set here") from error
+    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
+    facts = source.declared_facts()
     are_other_files = facts.paths and planned_facts.paths and not facts.paths & planned_facts.paths
     if facts.name == planned_facts.name or (type(source) is type(planned) and not are_other_files):
-        problem = "holds the very records that this plan must not look at, unless each has a dataset.path of its own"
-    elif not facts.is_benchmark:
-        problem = "is not declared as public, and a plan looks at no private record"
-    if problem is not None:
-        raise checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
+        raise refuse("holds the very records that this plan must not look at, unless each has its own dataset.path")
+    if not facts.is_benchmark:
+        raise refuse("is not declared as public, and a plan looks at no private record")
     if planned_facts.num_private is None:
-        fix = "About how many records?"
+        fix = "Set it to about how many private records there are."
         raise checks.error("dataset.nominal_size", None, "must be declared for pilot.dataset", fix)
     data = source.load()
-    if data.spec.num_classes != num_classes or data.evaluation.pool_y is None:
-        has = f"{data.spec.num_classes} classes" if data.evaluation.pool_y is not None else "points of unknown classes"
-        problem = f"has {has}: must have public points of {num_classes} known classes"
-        raise checks.error("pilot.dataset", options.dataset, problem, PILOT_ADVICE)
+    if data.evaluation.pool_y is None or data.spec.num_classes != num_classes:
+        has = "points of unknown classes" if data.evaluation.pool_y is None else f"{data.spec.num_classes} classes"
+        raise refuse(f"has {has}: must have public points of {num_classes} known classes")
     if isinstance(base.dataset, EncodedDataset):
         data = replace(base.dataset, source=source).encode(data, Stages(quiet=base.quiet))
     return Pilot(options, data, planned_facts.num_private, base.seed)
 
 
-def _compose_public_source(options: PilotConfig, planned: SourceFacts, fixed_settings: Settings) -> DatasetSource:
-    overrides = [f"dataset={options.dataset}", *(s for s in fixed_settings if _get_key(s) == "hydra.searchpath")]
-    overrides += [] if planned.root is None else [f"data_root={planned.root}"]
-    try:
-        cfg = compose("config", overrides=overrides)
-    except MissingConfigException as error:
-        raise checks.error("pilot.dataset", options.dataset, "is no data set here", PILOT_ADVICE) from error
-    source: DatasetSource = hydra_config.instantiate_component(cfg, "dataset", DatasetSource)
-    return source
-
-
 def _find_account(base: RunConfig) -> Account | None:
-    """The data set's account, if there is a ledger that has one; read, and left as it is."""
     if not base.ledger_path.exists():
         return None
     with Ledger(base.ledger_path, create=False, readonly=True) as ledger:
@@ -233,7 +221,6 @@ def _find_account(base: RunConfig) -> Account | None:
 
 
 def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfig) -> Iterator[str]:
-    """What is not known, and what the account has left."""
     if facts.num_classes is None and options.num_classes is None:
         yield f"The classes are not declared (dataset.classes, pilot.num_classes): {DEFAULT_NUM_CLASSES} are assumed."
     if facts.num_private is None:
@@ -247,17 +234,16 @@ def _make_notes(facts: SourceFacts, account: Account | None, options: PilotConfi
         yield f"Account {account.name} {state} {terms}; what is left holds what fits."
 
 
-def _suggest_gradients(choices: Sequence[Choice], facts: SourceFacts) -> Iterator[str]:
-    """Per-record gradients at the price of the best choice of teachers, as settings, if they bear their noise."""
-    affordable = [choice for choice in choices if choice.epsilon and choice.verdict != "over"]
-    choice = select_best(choices) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
+def _suggest_gradients(plans: Mapping[Choice, RunConfig], facts: SourceFacts) -> Iterator[str]:
+    """Suggest per-record gradients at the price of the best choice of teachers, if records bear their noise."""
+    affordable = [choice for choice in plans if choice.epsilon and choice.verdict != "over"]
+    choice = select_best(tuple(plans)) or min(affordable, key=lambda choice: choice.epsilon or 0.0, default=None)
     if choice is None or facts.num_private is None:
         return
-    plan = compose_plan(choice.settings)
-    method, terms = plan.method, plan.privacy
-    if not isinstance(method, TeacherVotes):
+    plan, terms = plans[choice], plans[choice].privacy
+    if not isinstance(plan.method, TeacherVotes):
         return
-    priced_plan = replace(plan, method=method.calibrate(terms.target_epsilon, terms.delta))
+    priced_plan = replace(plan, method=plan.method.calibrate(terms.target_epsilon, terms.delta))
     gradients = alternatives.match_label_price(priced_plan, facts.num_private, facts.num_public)
     if gradients is not None and not gradients.is_noise_dominated:
         is_encoded = isinstance(plan.dataset, EncodedDataset | Embeddings)

@@ -1,4 +1,4 @@
-"""What a released student says of new records: a table, or image files, to a table of labels and probabilities.
+"""Apply a released student to a table, or to image files, and print a table of labels and probabilities.
 
 pate predict outputs/runs/clinic/gaussian/<run> new.csv > predictions.csv
 """
@@ -32,16 +32,13 @@ def read_table(student: Student, file: Path, options: argparse.Namespace) -> tup
     if options.id is not None:
         checks.one_of("id", options.id, list(table))
     x = student.encode(table, unknown=options.unknown)
-    schema = student.spec.schema
-    unused_columns = (
-        [] if schema is None else [name for name in schema.find_unused_columns(table) if name != options.id]
-    )
-    if unused_columns:
-        print(f"Not used: {', '.join(unused_columns)}.", file=sys.stderr)
+    unused = [] if student.spec.schema is None else student.spec.schema.find_unused_columns(table)
+    if unused := [name for name in unused if name != options.id]:
+        print(f"Not used: {', '.join(unused)}.", file=sys.stderr)
     return table[options.id] if options.id is not None else [str(row) for row in range(len(x))], x
 
 
-def read_images(student: Student, path: Path) -> tuple[list[str], Tensor]:
+def read_images(student: Student, path: Path, _: argparse.Namespace) -> tuple[list[str], Tensor]:
     """Names and pixels of image files.
 
     Raises:
@@ -57,35 +54,27 @@ def read_images(student: Student, path: Path) -> tuple[list[str], Tensor]:
 
 
 def format_predictions(student: Student, names: Sequence[str], x: Tensor) -> str:
-    """A CSV table: who, the likeliest class, and the probability of each."""
+    """A CSV table of the name, the likeliest class and the class probabilities of each record."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["id", "label", *(f"probability_{name}" for name in student.class_names)])
-    probability_QC = student.predict_proba(x)
-    for name, label, probabilities in zip(
-        names, probability_QC.argmax(1).tolist(), probability_QC.tolist(), strict=True
-    ):
-        writer.writerow(
-            [
-                escape_spreadsheet_cell(name),
-                escape_spreadsheet_cell(student.class_names[label]),
-                *(f"{probability:.6g}" for probability in probabilities),
-            ]
-        )
+    for name, probability_C in zip(names, student.predict_proba(x), strict=True):
+        cells = (name, student.class_names[int(probability_C.argmax())])
+        writer.writerow([*map(escape_spreadsheet_cell, cells), *(f"{value:.6g}" for value in probability_C.tolist())])
     return table.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``pate predict``; its exit code. 0: done; 2: the student or the records cannot be read."""
+    """Run ``pate predict``; its exit code. 2: the student or the records cannot be read."""
     parser = argparse.ArgumentParser(prog="pate predict", description="What a released student says of new records.")
     parser.add_argument("run", type=Path, help="the folder of a run or of its release, or a student's file")
     parser.add_argument("records", type=Path, help="a CSV or Parquet file, an image, or a folder of images")
     parser.add_argument("--id", metavar="COLUMN", help="names the rows of the result (default: 0, 1, ... in order)")
-    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help="what becomes of new categories")
+    parser.add_argument("--unknown", default="error", choices=("error", "zeros"), help="how new categories are encoded")
     parser.add_argument("--separator", default=",", help="between the values of a CSV file")
-    parser.add_argument("--columns", type=lambda names: names.split(","), help="names, where the file has no header")
-    parser.add_argument("--no-quotes", action="store_true", help="quotation marks are characters like others")
-    parser.add_argument("--weights", help="of the encoder, where it was not published with the student")
+    parser.add_argument("--columns", type=lambda names: names.split(","), help="names, if the file has no header")
+    parser.add_argument("--no-quotes", action="store_true", help="read quotation marks as part of values")
+    parser.add_argument("--weights", help="file of the encoder, if it was not published with the student")
     parser.add_argument("--tokenizer", help="of the encoder, likewise")
     parser.add_argument("--output", type=Path, help="where to write (default: the terminal)")
     options = parser.parse_args(arguments)
@@ -94,12 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise checks.error("records", str(options.records), "was not found")
         files = {key: getattr(options, key) for key in ("weights", "tokenizer") if getattr(options, key) is not None}
         student = load_student(options.run, encoder=files or None)
-        names_and_points = (
-            read_images(student, options.records)
-            if student.spec.kind == "images"
-            else read_table(student, options.records, options)
-        )
-        text = format_predictions(student, *names_and_points)
+        reader = read_images if student.spec.kind == "images" else read_table
+        text = format_predictions(student, *reader(student, options.records, options))
         if options.output is None:
             print(text, end="")
         else:

@@ -1,4 +1,4 @@
-"""What to ask for where noise outweighs teachers' votes: per-record gradients at the same price, as settings."""
+"""Suggest per-record gradients at the same price for runs in which noise outweighs the votes of teachers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pate_torch.privacy.facts import DatasetFacts
 
 
 def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
-    """What to do, as settings of train.py, where noise outweighs the votes of this run."""
+    """Suggest settings of train.py for a run whose votes the noise outweighs."""
     spec, num_public = facts.spec, len(facts.pool)
     gradients = match_label_price(config, spec.nominal_size, num_public)
     if gradients is None or not facts.has_records:
@@ -22,12 +22,12 @@ def suggest_settings(config: RunConfig, facts: DatasetFacts) -> str:
 
 
 def match_label_price(config: RunConfig, num_records: int | None, num_public: int | None) -> CalibratedDescent | None:
-    """Noisy descent at the price of the run's labels; None where its kind of noise has none.
+    """Calibrate noisy descent to the price of the run's labels; None if its kind of noise has no descent.
 
     Args:
-        config: A run with teachers.
-        num_records: About how many records there are; None if that is not public.
-        num_public: Number of public points; None if it is not known.
+        config: Configuration of a run with teachers.
+        num_records: Approximate number of records. None if that is not public.
+        num_public: Number of public points. None if it is not known.
     """
     method = config.method
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
@@ -42,25 +42,22 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
 
 
 def suggest_gradients(gradients: CalibratedDescent, alternative: str) -> str:
-    """What to do where noise outweighs the votes: ask records as ``alternative`` says, if they bear the noise."""
+    """Advise to use gradients as ``alternative`` says, unless noise outweighs them, too."""
     if gradients.is_noise_dominated:
         return NOISE_ADVICE
-    size = gradients.num_records
-    records = (
-        "all records, where there are thousands and about how many is public" if size is None else f"{size:,} records"
-    )
-    noise = f"{gradients.mechanism.sigma:.3g}"
+    size, noise = gradients.num_records, f"{gradients.mechanism.sigma:.3g}"
+    records = "all records (for thousands of them, about how many is public)" if size is None else f"{size:,} records"
     return f"The same epsilon buys noise of {noise} on the sum of the clipped gradients of {records}: {alternative}"
 
 
 def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: bool | None, is_encoded: bool) -> str:
-    """The settings of train.py that have records answer by gradients in the place of this plan's teachers.
+    """Format the settings of train.py that replace this plan's teachers by gradients.
 
     Args:
-        plan: Plan of the run with teachers; where it has a target, that decides the noise.
+        plan: Configuration of the run with teachers. Its target epsilon, if any, determines the noise.
         gradients: Noisy descent at the same price.
-        is_image: Whether its points are images; None if that is not known.
-        is_encoded: Whether they are an encoder's features.
+        is_image: Whether points are images. None if that is not known.
+        is_encoded: Whether points are an encoder's features.
     """
     mechanism, trains_on_answers = gradients.mechanism, gradients.needs_self_training(is_encoded)
     words = ["method=gradients", "mechanism=gradient_descent", "query=random"]
@@ -76,7 +73,7 @@ def gradient_overrides(plan: RunConfig, gradients: CalibratedDescent, is_image: 
         words += ["features=contrastive"]
     if is_image is False and not trains_on_answers:
         words += ["student=released_model"]
-    else:  # of few answers or of images a student learns; else the model itself is released
+    else:
         words += ["student=self_training", f"student.alpha={'.5' if trains_on_answers else '.3'}"]
     words += [] if plan.private_epsilon is None else ["private_epsilon=none"]
     words += [] if plan.partition.max_shard_size is None else ["partition.capacity=null"]

@@ -1,8 +1,9 @@
-"""Which method answers best at an epsilon, chosen from public facts alone, with the reason in two lines.
+"""Choose the method that answers best at an epsilon, from public facts alone, and state the reason.
 
-The rule. Where somebody declares how many records there are, noisy gradients of a linear model: over random Fourier
-features of rows, over contrastive features of images, over an encoder's features as they are. Else teachers: of rows,
-linear ones of ten records or a few more, asked about the middles of clusters. DP-SGD where it is asked for by name.
+If the number of records is declared, the method is noisy gradients of a linear model: over random Fourier features of
+rows, over contrastive features of images, over an encoder's features as they are. Otherwise it is teachers: for rows,
+linear teachers of ten records or a few more, which are asked about the centers of clusters. DP-SGD is chosen by name
+only.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from pate_torch.teachers.recipe import TeacherRecipe
 
 METHODS: Final = ("auto", "teachers", "gradients", "dpsgd")
 MAX_DELTA: Final = 1e-5
-"""Where nobody declares how many records there are, and the most there is."""
+"""Largest delta that is chosen, and the delta if the number of records is not declared."""
 _MAX_TEACHERS, _MIN_TEACHERS = 400, 10
 _RECORDS_PER_TEACHER = 100
-"""Where teachers are networks, or the user's own."""
+"""Records for each teacher that is a network, or an estimator of the user."""
 _LINEAR_RECIPE: Final = TeacherRecipe(network="logistic", steps=60, batch_size=16, learning_rate=0.03)
 _MAX_LINEAR_TEACHERS = 4000
 _RECORDS_PER_LINEAR_TEACHER, _RECORDS_PER_CLASS = 10, 1.25
-"""Of linear teachers, and at least so many of each class: the noise stays, so many weak votes are better than few good
-ones (5 to 50 tried on package descriptions, phrases of SST-2, spambase, satimage and magic at .5 and 2;
-docs/experiments/teacher-settings.md)."""
+"""Records for each linear teacher, and at least so many for each class. The noise does not depend on the number of
+teachers, so that many weak votes are better than few good ones (docs/experiments/teacher-settings.md)."""
 TARGET_LEAD_SHARE = 0.25
-"""Of the votes: so far the winner must lead at most for a label nearer to the truth than to a guess."""
+"""Largest lead of the winner, as a share of the votes, that a useful label may need."""
 _QUERY_COUNTS = (1000, 700, 500, 350, 250, 175, 125, 90, 60, 40, 30, 20, 10)
 
 
@@ -45,16 +45,16 @@ class PublicFacts:
     """What may be known of a task without a look at a private record.
 
     Attributes:
-        epsilon: What the model is to cost.
-        delta: The account's.
-        adjacency: What a neighbor is.
+        epsilon: Price of the model.
+        delta: Delta of the account.
+        adjacency: Neighboring relation.
         has_groups: Whether a privacy unit is a group of records.
-        num_records: About how many private records there are, as declared; None: nobody says.
-        num_public: Public points.
+        num_records: Declared approximate number of private records. None if it is not declared.
+        num_public: Number of public points.
         num_classes: Number C of classes.
         is_image: Whether points are images.
         is_encoded: Whether points are an encoder's features.
-        has_own_teacher: Whether the user brings teachers of another kind.
+        has_own_teacher: Whether the user gives the kind of teacher.
     """
 
     epsilon: float
@@ -75,17 +75,17 @@ class MethodConfig:
 
     Attributes:
         name: One of ``METHODS`` but auto.
-        num_teachers: K; 0 where there are none.
+        num_teachers: Number K of teachers. 0 for a method without teachers.
         num_queries: Number of public points that are asked about.
-        mechanism: With calibrated noise; None: DP-SGD, which calibrates its own.
-        teacher: How teachers are trained; None: a small network, or the user's own.
-        query: Which points are asked about; None: at random.
-        features: Of the public points, in which a linear model is fitted; None: none are needed.
-        effective_dim: Of ``method.gradients``.
-        self_training: Whether a student propagates the answers over the public points first.
-        reason: Why this one, in a line.
-        expectation: What to expect, in a line.
-        is_noise_dominated: Whether the forecast for teachers says that noise outweighs their votes in most labels.
+        mechanism: Mechanism with calibrated noise. None for DP-SGD, which calibrates its noise itself.
+        teacher: Recipe of the teachers. None for a small network, or the user's teacher.
+        query: Strategy that chooses the public points. None to draw them at random.
+        features: Recipe of the features of a linear model. None to use the points as they are.
+        effective_dim: Field ``effective_dim`` of ``GradientMethod``.
+        self_training: Whether the student propagates the answers over the public points first.
+        reason: Reason for this choice.
+        expectation: Forecast of the labels.
+        is_noise_dominated: Whether noise outweighs the votes of teachers in most labels.
     """
 
     name: str
@@ -110,10 +110,10 @@ def choose_delta(num_records: int | None) -> float:
 def choose_method(
     facts: PublicFacts, method: str = "auto", num_teachers: int | None = None, num_queries: int | None = None
 ) -> MethodConfig:
-    """The method for these facts, by the rule above, with the number of teachers and of questions where it is given.
+    """Choose the method for these facts; a number of teachers or questions that is given is kept.
 
     Raises:
-        ValueError: The method cannot work here, and the message says why.
+        ValueError: The method cannot work with these facts.
     """
     checks.one_of("method", method, METHODS)
     if method == "dpsgd":
@@ -130,17 +130,22 @@ def choose_method(
 
 
 def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_queries: int | None) -> MethodConfig:
-    """As many questions as leave the lead that a right label needs within reach."""
+    """Ask as many questions as keep the lead that a useful label needs below its target."""
     size_estimate = facts.num_public if facts.num_records is None else facts.num_records
     linear = num_teachers is None and not (facts.is_image or facts.has_groups or facts.has_own_teacher)
     max_teachers, records_per_teacher = _MAX_TEACHERS, _RECORDS_PER_TEACHER
-    if linear and facts.num_records is not None:  # of public points alone: there may be far fewer records
+    if linear and facts.num_records is not None:  # else there may be far fewer records than public points
         max_teachers = _MAX_LINEAR_TEACHERS
         records_per_teacher = max(_RECORDS_PER_LINEAR_TEACHER, math.ceil(_RECORDS_PER_CLASS * facts.num_classes))
     teachers = num_teachers or min(max_teachers, max(_MIN_TEACHERS, size_estimate // records_per_teacher))
     for queries in (num_queries,) if num_queries else _QUERY_COUNTS:
         queries = min(queries, facts.num_public)
-        gaussian = _calibrate_gaussian(facts, queries)
+        sigma = calibration.calibrate_sigma(
+            lambda sigma, count=queries: GNMax(sigma=sigma).privacy_events(count),  # type: ignore[misc]
+            epsilon=facts.epsilon,
+            delta=facts.delta,
+        )
+        gaussian = GNMax(sigma=sigma)
         lead = feasibility.compute_break_even_lead(gaussian, facts.num_classes)
         assert lead is not None
         if lead <= TARGET_LEAD_SHARE * teachers:
@@ -164,28 +169,24 @@ def _configure_teachers(facts: PublicFacts, num_teachers: int | None, num_querie
     )
 
 
-def _calibrate_gaussian(facts: PublicFacts, queries: int) -> GNMax:
-    def privacy_events(sigma: float) -> tuple[object, ...]:
-        return GNMax(sigma=sigma).privacy_events(queries)
-
-    return GNMax(sigma=calibration.calibrate_sigma(privacy_events, epsilon=facts.epsilon, delta=facts.delta))  # type: ignore[arg-type]
-
-
 def _configure_gradients(facts: PublicFacts, reason: str) -> MethodConfig:
     size = facts.num_records
     if size is None:
-        fix = "Declare num_records_about, where that is public; or use method='teachers'."
+        fix = "Declare num_records_about, if that number is public; or use method='teachers'."
         raise checks.error("method", "gradients", "scales its steps by the number of records", fix)
-    price = {"epsilon": facts.epsilon, "delta": facts.delta}
     gradients = gradient_budget.calibrate_gradients(
-        **price, adjacency=facts.adjacency, num_records=size, num_public=facts.num_public
+        epsilon=facts.epsilon,
+        delta=facts.delta,
+        adjacency=facts.adjacency,
+        num_records=size,
+        num_public=facts.num_public,
     )
     features: FeatureRecipe | None = None
     if not facts.is_encoded:
         features = ContrastiveFeatures(network="cnn") if facts.is_image else FourierFeatures()
-    expectation = f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {size:,} of them"
+    expectation = f"noise of {gradients.mechanism.sigma:.3g} records on each sum over about {size:,} records"
     if gradients.is_noise_dominated:
-        expectation += ": too much for so few. Nothing here is expected to beat the majority class."
+        expectation += ": too much for so few records. Nothing here is expected to beat the majority class."
     return MethodConfig(
         name="gradients",
         num_queries=facts.num_public,

@@ -1,7 +1,7 @@
-"""One choice of method, noise and questions: its price, how many questions the budget holds, what useful labels need.
+"""Evaluate one choice of method, noise and questions: its price, the questions that the budget allows, useful labels.
 
-A plan knows of a data set what its source declares, and never calls ``load()``: settings chosen by a look at private
-records would be a release that no account pays for.
+A plan uses what the data set's source declares, and never calls ``load()``: settings that are chosen by private records
+would be a release that no account pays for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pate_torch.planning.pilot import Forecast, Pilot
 from pate_torch.privacy.accounts import Account
 
 MAX_QUERIES = 10**7
-"""Beyond it, a budget is said to hold any number of questions."""
+"""Number of questions from which on a budget is said to hold any number."""
 
 VERDICTS = {
     "ok": "works",
@@ -45,18 +45,18 @@ class Choice:
 
     Attributes:
         mechanism: Name of the mechanism.
-        parameters: Parameters of the mechanism, with calibrated noise where a price was given.
-        num_teachers: Number K of teachers; 0 where records answer for themselves.
-        shard_size: About how many records each teacher has; None if that is not declared.
+        parameters: Parameters of the mechanism, with calibrated noise if a target epsilon was given.
+        num_teachers: Number K of teachers. 0 for per-record gradients.
+        shard_size: Approximate number of records of each teacher. None if that is not declared.
         num_queries: Number of questions.
-        epsilon: Price of this release alone, by the accountant; None if a run would be refused.
-        max_queries: Number of questions that the pool has and the account still admits, or a new one with the budget
-            would. A filter keeps the account, which for noise that is not Gaussian is stricter than ``epsilon``.
-        lead: Lead over every other class that a useful label needs; None if the mechanism has no such lead.
-        forecast: Forecast of the labels; None without a pilot.
+        epsilon: Price of this release alone, by the accountant. None if a run would be refused.
+        max_queries: Number of questions that the pool has and the account admits, or a new account with this budget.
+            The account's filter is stricter than ``epsilon`` for noise that is not Gaussian.
+        lead: Lead over every other class that a useful label needs. None if the mechanism has no such lead.
+        forecast: Forecast of the labels. None without a pilot.
         verdict: Key of ``VERDICTS``.
-        problem: Why a run would be refused, whatever the budget; None if it would not.
-        settings: Settings of train.py that choose it.
+        problem: Reason why a run would be refused, whatever the budget. None if it would not.
+        settings: Settings of train.py for this choice.
     """
 
     mechanism: str
@@ -74,16 +74,16 @@ class Choice:
 
     @property
     def num_correct_labels(self) -> float:
-        """The number of right labels to expect; 0 without a pilot."""
+        """The expected number of right labels; 0 without a pilot."""
         forecast = self.forecast
         return 0.0 if forecast is None else self.num_queries * forecast.answer_rate * (forecast.accuracy or 0.0)
 
 
 def select_best(choices: Sequence[Choice]) -> Choice | None:
-    """The recommended choice; None where nothing works.
+    """Select the recommended choice; None if no choice works.
 
-    With forecasts, the cheapest choice within two per cent of the most right labels. Without, the cheapest choice whose
-    labels need a lead of at most ``TARGET_LEAD_SHARE`` of the votes, and of equal prices the one of fewest teachers.
+    With forecasts, it is the cheapest within two per cent of the most right labels. Without, it is the cheapest whose
+    labels need a lead of at most ``TARGET_LEAD_SHARE`` of the votes; of equal prices, the one of fewest teachers.
     """
     working = [choice for choice in choices if choice.verdict == "ok"]
     max_correct = max((choice.num_correct_labels for choice in working), default=0.0)
@@ -98,10 +98,10 @@ class PlanEvaluator:
     """Evaluates runs by one data set's declared facts, its account and a pilot.
 
     Attributes:
-        facts: What the source declares.
+        facts: Declarations of the source.
         num_classes: Number C of classes.
-        account: Account of the data set; None if there is none.
-        pilot: Pilot on public data; None if there is none.
+        account: Account of the data set. None if there is none.
+        pilot: Pilot on public data. None if there is none.
     """
 
     facts: SourceFacts
@@ -110,19 +110,19 @@ class PlanEvaluator:
     pilot: Pilot | None
 
     def get_budget(self, plan: RunConfig) -> float:
-        """The cap for a run of this plan: the one given, the account's, or what opens one."""
+        """The cap for a run of this plan: the one that is given, the account's, or that of a new account."""
         if plan.privacy.budget_epsilon is not None:
             return plan.privacy.budget_epsilon
         return plan.privacy.opening_budget if self.account is None else self.account.budget_epsilon
 
     def __call__(self, plan: RunConfig, settings: tuple[str, ...]) -> Choice:
-        """Evaluate one plan, which ``settings`` of train.py choose."""
+        """Evaluate one plan, which these settings of train.py describe."""
         method, terms, problem, epsilon = plan.method, plan.privacy, None, None
         assert isinstance(method, LabelingMethod)
         try:
             method = method.calibrate(terms.target_epsilon, terms.delta)
             self._check(method)
-            plan = replace(plan, method=method)  # the publication of the price, if there is one, is of this noise
+            plan = replace(plan, method=method)  # a published price is of this noise
             events = method.label_events() + plan.extra_privacy_events(self.num_classes)
             epsilon = calibration.compute_epsilon(events, terms.delta)
         except ValueError as error:
@@ -147,12 +147,12 @@ class PlanEvaluator:
         )
 
     def _check(self, method: LabelingMethod) -> None:
-        """Raise ValueError where a run would be refused by what is declared."""
+        """Raise ValueError if the declarations show that a run would be refused."""
         num_public, size = self.facts.num_public, self.facts.num_private
         fix = f"The public pool holds {num_public} points."
         checks.integer("num_queries", method.num_queries, high=num_public, fix=fix)
         if isinstance(method, GradientMethod) and method.size is None and size is None:
-            fix = "Set method.size, where about how many records there are is public."
+            fix = "Set method.size, if about how many records there are is public."
             raise checks.error("dataset.nominal_size", None, "must be declared for per-record gradients", fix)
         if isinstance(method, VotingMethod):
             fix = f"{size} private records are declared, and every teacher needs one."
@@ -163,7 +163,7 @@ class PlanEvaluator:
             feasibility.check_informative(method.mechanism, **counts, allow_uninformative=allow_uninformative)
 
     def _find_max_queries(self, plan: RunConfig, method: LabelingMethod) -> int:
-        """The largest number of questions that is both possible and admitted; prices and checks grow with it."""
+        """Find the largest number of questions that is possible and admitted."""
 
         def is_excessive(num_queries: int) -> bool:
             larger_method = replace(method, num_queries=num_queries)
@@ -185,7 +185,6 @@ class PlanEvaluator:
         return lead
 
     def _judge_labels(self, method: LabelingMethod, forecast: Forecast | None) -> str:
-        """The verdict on labels that the budget holds."""
         if forecast is not None:
             half_way = (1 + 1 / self.num_classes) / 2
             return "few" if forecast.answer_rate < 0.1 else "poor" if (forecast.accuracy or 0.0) < half_way else "ok"

@@ -1,14 +1,14 @@
-"""A plan of teachers tried on public data, by the votes of a small ensemble there. Never private votes.
+"""Try a plan of teachers on public data, by the votes of a small ensemble. No private vote is used.
 
-The small ensemble's teachers are trained with shards of the planned size, and K votes are drawn from the shares of its
-own. A few teachers are not as often right together as many, so that the forecast is low: with 64 teachers by a point
-under noise of an eighth of the votes, and by up to seven without noise (docs/experiments/forecasts.md).
+The ensemble is trained on shards of the planned size, and K votes are drawn from its shares of the votes. A small
+ensemble is less often right than a large one, so that the forecast is low: with 64 teachers by one percentage point if
+the noise is an eighth of the votes, and by up to seven without noise (docs/experiments/forecasts.md).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -34,9 +34,9 @@ class PilotConfig:
     """How plans are tried on public data.
 
     Attributes:
-        dataset: Name of a public data set, as ``dataset=`` has it; None if plans are not tried.
-        num_classes: Number of classes, where the planned data set declares none.
-        num_queries: Least number of questions tried.
+        dataset: Name of a public data set, as for ``dataset=``. None if plans are not tried.
+        num_classes: Number of classes. Used if the planned data set declares none.
+        num_queries: Smallest number of questions that are tried.
         teachers: Largest number of teachers that are trained.
     """
 
@@ -56,28 +56,31 @@ class PilotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Share of the questions that are answered, and of the answers that are right (None if there is no answer)."""
+    """Share of questions that are answered, and of answers that are right (None if there is no answer)."""
 
     answer_rate: float
     accuracy: float | None
 
 
+@dataclass(frozen=True)
 class Pilot:
     """A public data set on which methods are tried.
 
-    Args:
-        config: How they are tried.
+    Attributes:
+        config: How methods are tried.
         data: The public data set, whose private side stands for the planned records.
-        num_records: About how many records are planned for.
-        seed: Seeds teachers, votes and noise, none of which is private.
+        num_records: Approximate number of planned records.
+        seed: Seed of teachers, votes and noise, none of which is private.
     """
 
-    def __init__(self, config: PilotConfig, data: Dataset, num_records: int, seed: int) -> None:
-        self.config, self.data, self.num_records, self.seed = config, data, num_records, seed
-        self._votes_by_shard_size = dict[int, Votes]()
+    config: PilotConfig
+    data: Dataset
+    num_records: int
+    seed: int
+    _votes_by_shard_size: dict[int, Votes] = field(default_factory=dict)
 
     def forecast(self, method: LabelingMethod) -> Forecast | None:
-        """The forecast of the method's labels; None without teachers, and for soft labels.
+        """Forecast the method's labels; None without teachers, and for soft labels.
 
         The probabilities of a few teachers fill too few of the bins of soft labels.
         """
@@ -91,17 +94,12 @@ class Pilot:
         return simulate_release(method, votes, self.data.evaluation.pool_y, min_queries=min_queries, seed=self.seed)
 
     def _count_votes(self, method: TeacherVotes, shard_size: int) -> Votes:
-        """The votes on public points of a small ensemble that is trained on public data.
-
-        Raises:
-            ValueError: The data set is too small for such shards.
-        """
+        """Train a small ensemble on public data and count its votes; raises ValueError if the data are too few."""
         config, data, recipe = self.config, self.data, method.teacher
         num_teachers = min(config.teachers, method.num_teachers, len(data.private) // max(shard_size, 1))
         if shard_size < 1 or num_teachers < min(MIN_PILOT_TEACHERS, method.num_teachers):
             problem = f"has {len(data.private)} records, too few for {MIN_PILOT_TEACHERS} teachers of {shard_size} each"
             raise checks.error("pilot.dataset", config.dataset, problem, "Use larger public data, or more teachers.")
-        # The first of the public data set's records, each a unit.
         records = replace(select(data.private, np.arange(num_teachers * shard_size)), unit="record")
         recipe = replace(recipe, steps=min(recipe.steps, MAX_PILOT_STEPS), backend="vectorized")
         trunk = None if recipe.start is None else recipe.start.learn(data.pool.x, data.spec, seed=self.seed)
@@ -114,9 +112,9 @@ class Pilot:
 def simulate_release(
     method: TeacherVotes, pilot_votes: Votes, truth_Q: Tensor, *, min_queries: int, seed: int
 ) -> Forecast:
-    """Put votes drawn from the pilot's through the mechanism itself, in whole releases: some mechanisms stop early.
+    """Draw votes like the pilot's and apply the mechanism to them, in whole releases: some mechanisms stop early.
 
-    Nothing here is private, so the noise may be seeded, and every choice of a table is tried on the same votes.
+    Nothing here is private, so that the noise may be seeded; every row of a plan is tried on the same votes.
     """
     mechanism, num_teachers, size = method.mechanism, method.num_teachers, min(method.num_queries, MAX_PILOT_QUERIES)
     index_Q = torch.arange(math.ceil(min_queries / size) * size) % len(pilot_votes.counts_QC)

@@ -20,11 +20,11 @@ class PlanReport:
 
     Attributes:
         dataset: Declared name of the data set.
-        budget_epsilon: Cap that the questions must fit.
-        budget_source: Key or account that sets the cap.
+        budget_epsilon: Cap of the account.
+        budget_source: Name of the key or account that sets the cap.
         delta: Delta of the account.
         choices: Rows of the table.
-        notes: Whole sentences.
+        notes: Sentences below the table.
     """
 
     dataset: str
@@ -40,14 +40,14 @@ class PlanReport:
         return select_best(self.choices)
 
     def to_json(self) -> str:
-        """The report as one JSON object; what is infinite is null."""
+        """The report as one JSON object, with null for infinity."""
         best = None if self.best_choice is None else self.choices.index(self.best_choice)
         text = json.dumps({**dataclasses.asdict(self), "best": best})
         return json.dumps(json.loads(text, parse_constant=lambda _: None), allow_nan=False)
 
 
 def format_report(report: PlanReport) -> str:
-    """The whole plan report within 80 columns, but for words that are longer."""
+    """Format the report in 80 columns."""
     budget = f"budget epsilon {report.budget_epsilon:g} ({report.budget_source})"
     head = f"Plan for {report.dataset}: delta {format_delta(report.delta)}, {budget}."
     lines = [*_wrap(f"{head} No private record was read; nothing is charged.", 2), "", *format_table(report), ""]
@@ -68,7 +68,6 @@ def format_report(report: PlanReport) -> str:
 
 
 def _explain_verdicts(choices: tuple[Choice, ...]) -> list[str]:
-    """What the words of the table mean."""
     verdicts = {choice.verdict for choice in choices} - {"cannot"}
     meanings = [(name, meaning) for name, meaning in VERDICTS.items() if name in verdicts]
     meanings += [("cannot", problem) for problem in dict.fromkeys(c.problem for c in choices) if problem is not None]
@@ -100,7 +99,7 @@ _OPTIONAL_COLUMNS = ("screen", "thr", "asked", "mechanism", "answered", "shard")
 
 
 def format_table(report: PlanReport) -> list[str]:
-    """One line a choice, the best marked; of columns that do not fit into 80, those of one value leave first."""
+    """Format one line for each choice, the best marked, in 80 columns; columns of one value are left out first."""
     columns = {name: [name, *map(cell, report.choices)] for name, cell in _CELLS.items()}
     widths = {name: max(map(len, cells)) for name, cells in columns.items() if set(cells) != {name, "-"}}
     for name in sorted(_OPTIONAL_COLUMNS, key=lambda name: len(set(columns[name])) > 2):

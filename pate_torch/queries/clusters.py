@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
@@ -118,6 +116,9 @@ def fit_kmeans(x_PD: Tensor, clusters: int, generator: torch.Generator, restarts
 
     By the best of a few runs of Lloyd's algorithm from k-means++ (Arthur and Vassilvitskii 2007).
     """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
     starts = [_draw_plus_plus_centers(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
     # Of several threads each would add up a part of a cluster, in another order on another machine.
     with threadpool_limits(1), warnings.catch_warnings():

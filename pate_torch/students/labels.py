@@ -13,27 +13,21 @@ the best of many models is a little better by luck.
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import clone
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GroupKFold
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from pate_torch.privacy.records import DataSpec, NoisyCounts, PublicPool, Release
 from pate_torch.students.base import StudentProblem, StudentTask
 
 _NUM_GRID_POINTS = 400
-LINEAR_MODELS = tuple(LogisticRegression(C=10.0**-k, max_iter=300, tol=1e-3) for k in range(4, -3, -1))
-"""Ridge from 1e4 to 1e-2, the strongest first, for features whose mean square is 1."""
-_MODELS = (*LINEAR_MODELS, *(KNeighborsClassifier(count) for count in (30, 10, 3)))
 _NUM_FOLDS = 5
 _CONFIDENT_FRACTION = 0.2
 """Share of the labeled points on which the model is taken to be right."""
@@ -110,12 +104,20 @@ def _center_rows(noisy: NoisyCounts) -> Tensor:
 
 
 def select_by_cross_validation(
-    x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, models: Sequence[Any] = _MODELS
+    x_QD: np.ndarray, label_Q: np.ndarray, point_Q: np.ndarray, num_classes: int, *, linear_only: bool = False
 ) -> tuple[Any, np.ndarray]:
     """Return the model with the best cross-validated predictions, and these: class probabilities [Q, C].
 
-    Ties go to the greater likelihood, then to the first. All labels of one point (``point_Q``) are in one fold.
+    The models are linear, of ridge 1e4 to 1e-2, for features whose mean square is 1; and nearest neighbors, unless
+    ``linear_only``. Ties go to the greater likelihood, then to the first model. All labels of one point (``point_Q``)
+    are in one fold.
     """
+    from sklearn.linear_model import LogisticRegression  # here, because the import of scikit-learn takes a second
+    from sklearn.model_selection import GroupKFold
+    from sklearn.neighbors import KNeighborsClassifier
+
+    models: list[Any] = [LogisticRegression(C=10.0**-k, max_iter=300, tol=1e-3) for k in range(4, -3, -1)]
+    models += [] if linear_only else [KNeighborsClassifier(count) for count in (30, 10, 3)]
     num_folds = min(_NUM_FOLDS, len(np.unique(point_Q)))
     if num_folds < 2:
         return models[0], np.full((len(x_QD), num_classes), 1 / num_classes)
@@ -141,8 +143,8 @@ def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.n
     if len(present_classes) == 1:
         proba_PC[:, present_classes] += 1.0
     else:
-        model = clone(model)
-        if isinstance(model, KNeighborsClassifier):
+        model = copy.deepcopy(model)  # it is not fitted yet
+        if hasattr(model, "n_neighbors"):
             model.set_params(n_neighbors=min(model.n_neighbors, len(x_QD)))
         with suppress_class_warnings():
             proba_PC[:, present_classes] += model.fit(x_QD, label_Q).predict_proba(x_PD)

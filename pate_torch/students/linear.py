@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from pate_torch import networks
@@ -18,7 +17,6 @@ from pate_torch.features.contrastive import append_mean_shift
 from pate_torch.privacy.records import LinearModel
 from pate_torch.students.base import Student, StudentAlgorithm, StudentTask
 from pate_torch.students.labels import (
-    LINEAR_MODELS,
     compute_rms,
     select_by_cross_validation,
     suppress_class_warnings,
@@ -60,7 +58,7 @@ class Logistic(StudentAlgorithm):
         ridge, rms = self.ridge, 1.0
         if ridge is None:
             rms, point_Q = compute_rms(x_QD), problem.query_Q.numpy()
-            best_model, _ = select_by_cross_validation(x_QD / rms, label_Q, point_Q, spec.num_classes, LINEAR_MODELS)
+            best_model, _ = select_by_cross_validation(x_QD / rms, label_Q, point_Q, spec.num_classes, linear_only=True)
             ridge = 1 / best_model.C
         x_SD, label_S, share_S = x_QD / rms, label_Q, None
         if problem.soft:  # every class of every point is a row, weighted by its share: the same cross-entropy
@@ -81,6 +79,8 @@ def _fit_logistic(
     x_QD: np.ndarray, label_Q: np.ndarray, num_classes: int, ridge: float, share_Q: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fit scikit-learn's model and return weights [C, D] and biases [C] of all classes."""
+    from sklearn.linear_model import LogisticRegression
+
     weight_CD = np.zeros((num_classes, x_QD.shape[1]))
     bias_C = np.full(num_classes, _MISSING_CLASS_LOGIT)
     present_classes = np.unique(label_Q)

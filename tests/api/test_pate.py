@@ -135,14 +135,6 @@ def test_every_call_is_charged_in_one_account_and_shows_an_id_of_its_own(make, t
     assert len(list((first.home / "teachers").glob("*/manifest.json"))) == num_stored
 
 
-def test_the_charge_stands_before_the_noise(make, monkeypatch):
-    pate = make().fit_teachers(X, Y)
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        pate.label(POOL, num_queries=20)
-    assert pate.epsilon == price(20)
-
-
 def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
     pate = make(budget_epsilon=8.0).fit_teachers(X, Y)
     pate.label(POOL, num_queries=10)

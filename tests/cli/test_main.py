@@ -1,25 +1,120 @@
-"""The command ends without a traceback where its output is closed or its user interrupts it."""
+"""The pate command: help without torch, exit codes that arrive, and an end without a traceback."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from pate_torch.cli import main
+import pate_torch
+from pate_torch.cli import main as cli
 from tests import ROOT
+from tests.command_runs import TINY
 
 
-@pytest.mark.parametrize("redirection", [">&-", "| head -c 0"])
-def test_a_closed_output_ends_without_a_traceback(redirection):
-    command = f"{sys.executable} -m pate_torch --help {redirection}"
-    finished = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
-    assert "Traceback" not in finished.stderr
+def check_in_a_fresh_process(code: str, *words: str, **environment: str) -> str:
+    """Run statements, which assert, in another process; its output."""
+    given = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | environment
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=given)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_package_and_its_help_load_no_torch_and_change_nothing_in_the_host_program():
+    output = check_in_a_fresh_process(
+        "import os, sys\n"
+        "before = dict(os.environ), list(sys.meta_path), sys.excepthook, list(sys.path_hooks)\n"
+        "import pate_torch\n"
+        "assert before == (dict(os.environ), sys.meta_path, sys.excepthook, sys.path_hooks)\n"
+        "assert 'PATE' in dir(pate_torch)\n"
+        "from pate_torch.cli.main import main, run_command\n"
+        "main(['--help'])\n"
+        "assert not {'torch', 'hydra'} & set(sys.modules)\n"
+        "run_command(lambda: 0)\n"
+        "assert os.environ['OMP_WAIT_POLICY'] == 'PASSIVE'"  # threads that wait sleep
+    )
+    assert all(f"  {name} " in output for name in cli.COMMANDS)
+    with pytest.raises(AttributeError, match="nothing_here"):
+        pate_torch.nothing_here  # noqa: B018
+
+
+@pytest.mark.slow(reason="processes that import torch")
+@pytest.mark.parametrize(
+    "statement,unused",
+    [
+        ("from pate_torch import PATEClassifier", {"opacus", "hydra", "tensorboard", "torchvision", "mpmath"}),
+        ("from pate_torch.cli import train; sys.argv[1:] = ['--help']; train.train()", {"sklearn", "opacus", "pandas"}),
+    ],
+)
+def test_a_start_loads_no_more_than_it_needs(statement, unused):
+    check_in_a_fresh_process(f"import sys; {statement}; assert not {unused} & set(sys.modules)")
+
+
+@pytest.mark.slow(reason="a whole run in another process")
+def test_a_run_does_not_load_torch_s_compiler(tmp_path):
+    """Teachers, an encoder and a student are trained; threads that wait do as the user asked."""
+    settings = [*TINY, "student=fixmatch", "student.network=small_cnn", "student.steps=2", "features=contrastive"]
+    settings += ["recommended.features_steps=2", "student.augment={rotate:5}"]
+    code = (
+        "import os, sys; from pate_torch.cli.main import main; main(sys.argv[1:]); assert 'torch' in sys.modules;"
+        "assert not {'torch._dynamo', 'torch._inductor', 'sympy', 'opacus'} & set(sys.modules);"
+        "assert os.environ['OMP_WAIT_POLICY'] == 'ACTIVE'"
+    )
+    check_in_a_fresh_process(code, "train", *settings, PATE_HOME=str(tmp_path), OMP_WAIT_POLICY="ACTIVE")
+    assert list(tmp_path.rglob("student.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "words,code",
+    [
+        ([], 2),
+        (["help"], 0),
+        (["lable"], 2),
+        (["ledger", "show", "--path", "nowhere.sqlite"], 1),
+        (["ledger", "nonsense"], 2),
+        (["label", "num_classes=3"], 2),
+        (["export", "nowhere"], 2),
+        (["runs", "--home", "nowhere"], 2),
+        (["audit", "mechanism=nonsense"], 2),
+    ],
+    ids=str,
+)
+def test_exit_codes_are_those_of_the_commands(capsys, words, code):
+    before = sys.argv
+    try:
+        found = cli.main(words)
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code and sys.argv is before
+    message = capsys.readouterr().err
+    assert bool(message) == (len(words) > 0 and code > 0) and ("Did you mean 'label'" in message) == (
+        words == ["lable"]
+    )
 
 
 def test_an_interrupt_ends_in_one_line(capsys):
     def interrupt():
         raise KeyboardInterrupt
 
-    assert main.run_command(interrupt) == 130
+    assert cli.run_command(interrupt) == 130
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "stays charged" in message
+
+
+SLOW = pytest.mark.slow(reason="a process that imports torch")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--help >&-",
+        "--help | false",
+        *(pytest.param(f"train {word} | false", marks=SLOW) for word in ("--help", "--cfg job")),
+    ],
+)
+def test_a_closed_output_ends_quietly(words):
+    """As of ``pate train --help | head -1``."""
+    command = f"{sys.executable} -m pate_torch {words}; exit ${{PIPESTATUS[0]}}"
+    finished = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (finished.returncode, finished.stderr) == (141, "")

@@ -89,16 +89,11 @@ def test_a_pilot_is_trained_once_for_each_shard_size(monkeypatch):
         method = TeacherVotes(num_teachers=teachers, mechanism=GNMax(sigma=sigma), num_queries=20)
         assert 0.1 < pilot.forecast(method).accuracy < 0.4
     assert sizes == [1600, 1600]
+    soft = SoftSparseVector(epsilon=30, delta=1e-5, max_failures=2, bins=10)
+    assert pilot.forecast(TeacherVotes(num_teachers=200, mechanism=soft)) is None
+    few = TeacherVotes(num_teachers=10, mechanism=GNMax(sigma=1.0))
     with pytest.raises(ValueError, match="too few for 4 teachers of 800 each"):
-        Pilot(PilotConfig(dataset="clouds"), clouds(1600), 8000, seed=0).forecast(
-            TeacherVotes(num_teachers=10, mechanism=GNMax(sigma=1.0))
-        )
-
-
-def test_soft_labels_are_not_forecast_from_a_few_teachers():
-    mechanism = SoftSparseVector(epsilon=30, delta=1e-5, max_failures=2, bins=10)
-    pilot = Pilot(PilotConfig(dataset="clouds"), clouds(400), 400, seed=0)
-    assert pilot.forecast(TeacherVotes(num_teachers=200, mechanism=mechanism)) is None
+        Pilot(PilotConfig(dataset="clouds"), clouds(1600), 8000, seed=0).forecast(few)
 
 
 @pytest.mark.parametrize("bad", [{"teachers": 3}, {"num_classes": 1}, {"num_queries": 99}, {"dataset": ""}])
