@@ -21,8 +21,8 @@ from pate_torch.methods.base import MethodInputs, ModelRelease
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import drop_unusable
 from pate_torch.privacy.records import Dataset, PrivateRecords
-from pate_torch.privacy.units import drop_unusable
 from pate_torch.release import store as release_store
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall

@@ -33,13 +33,9 @@ from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
 from pate_torch.privacy.accounts import (
-    PURPOSE_HYPOTHESIS,
     PURPOSE_LABELS,
-    PURPOSE_PRICE,
-    PURPOSE_STUDENT_CHOICE,
     Account,
     AccountState,
-    BudgetExceeded,
     Charge,
     Claim,
     account_charged_error,
@@ -49,22 +45,6 @@ from pate_torch.privacy.accounts import (
     make_price_facts,
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError
-
-__all__ = [
-    "PURPOSE_HYPOTHESIS",
-    "PURPOSE_LABELS",
-    "PURPOSE_PRICE",
-    "PURPOSE_STUDENT_CHOICE",
-    "Account",
-    "BudgetExceeded",
-    "Charge",
-    "Claim",
-    "Ledger",
-    "LedgerEntry",
-    "LedgerError",
-    "Reservation",
-    "get_default_path",
-]
 
 
 def get_default_path() -> Path:
@@ -272,12 +252,7 @@ class Ledger:
         events = tuple(events)
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
-            if terms is not None:
-                self.check_terms(account, **terms)
-            requested_cost = self.check_events(account, events)
-            state = self._get_state(account)
-            if first_charge_only and state.charges:
-                raise account_charged_error(state.to_account(account), state.filter.to_epsilon(requested_cost))
+            requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
             reservation = Reservation(
                 id=secrets.token_hex(8),
                 account=account,
@@ -298,15 +273,26 @@ class Ledger:
             self._chain.append("reserve", account, facts)
         return reservation
 
-    def check_events(self, account: str, events: Iterable[PrivacyEvent]) -> FilterCost:
+    def check_events(
+        self,
+        account: str,
+        events: Iterable[PrivacyEvent],
+        *,
+        terms: Mapping[str, Any] | None = None,
+        first_charge_only: bool = False,
+    ) -> FilterCost:
         """Return the price of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         events = tuple(events)
         with self.exclusive_access():
+            if terms is not None:
+                self.check_terms(account, **terms)
             self._catch_up()
             state = self._get_state(account)
             if state.is_closed:
                 raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
             requested_cost = state.filter.compute_cost(events)
+            if first_charge_only and state.charges:
+                raise account_charged_error(state.to_account(account), state.filter.to_epsilon(requested_cost))
             if not state.filter.admits(state.compute_total_cost(), requested_cost):
                 raise budget_exceeded_error(state.to_account(account), events, requested_cost)
             return requested_cost

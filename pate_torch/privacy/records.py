@@ -254,7 +254,7 @@ class PrivateRecords:
         unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
         origin: Points from which an encoder made ``x``; they identify the same records behind another encoder. None
             if ``x`` is not encoded, or if the original points are not kept.
-        usable_N: Whether each record can be used, bool [N] (see ``units.drop_unusable``). An unusable record has class
+        usable_N: Whether each record can be used, bool [N] (see ``partition.drop_unusable``). An unusable record has class
             0 and, if its point is the reason, a fixed public filler point. None if every record can be used.
         num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
     """

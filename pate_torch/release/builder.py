@@ -22,8 +22,8 @@ from torch import Tensor
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import to_json
 from pate_torch.core import checks
-from pate_torch.privacy.accounts import Charge
-from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
+from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
+from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts

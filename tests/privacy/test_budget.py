@@ -19,10 +19,10 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.gaussian import GNMax as Gnmax
 from pate_torch.privacy.accounts import BudgetExceeded
-from pate_torch.privacy.budget import Budget, DryRunNoise, Spending, _ChargedNoise
+from pate_torch.privacy.budget import Budget, Spending, _ChargedNoise
 from pate_torch.privacy.chain import HashChain, LedgerError
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.records import Answers, DataSpec, MechanismContext, PublicPool
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, SoftVotes, Votes
 from pate_torch.queries.random import Random

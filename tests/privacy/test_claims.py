@@ -26,7 +26,8 @@ from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS, PURPOSE_LABELS, PURPOSE_PRICE, PURPOSE_STUDENT_CHOICE
+from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.partition import ReplaceOne
 from pate_torch.queries.random import Random
 from pate_torch.release.builder import compute_claim

@@ -23,8 +23,9 @@ from pate_torch.accounting import gdp
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, LaplaceEvent, PureDPEvent, ZCDPEvent
 from pate_torch.cli.ledger import main
-from pate_torch.privacy.chain import HashChain
-from pate_torch.privacy.ledger import BudgetExceeded, Ledger, LedgerError, get_default_path
+from pate_torch.privacy.accounts import BudgetExceeded
+from pate_torch.privacy.chain import HashChain, LedgerError
+from pate_torch.privacy.ledger import Ledger, get_default_path
 
 MU = math.sqrt(2) / 40
 PLAN = (GaussianEvent(mu=MU, count=286),)

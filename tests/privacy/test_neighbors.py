@@ -125,7 +125,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
-    for module in ("pate_torch.privacy.units", "pate_torch.methods.reverse_knn"):
+    for module in ("pate_torch.privacy.partition", "pate_torch.methods.reverse_knn"):
         monkeypatch.setattr(f"{module}.get_unit_ids", lambda private, adjacency: private.unit_id)
     assert "where it says" in faults(case, times=12)
 

@@ -20,10 +20,10 @@ from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv, Embeddings, Text
 from pate_torch.privacy import records, unit_ids
+from pate_torch.privacy.partition import get_unit_ids, hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.schema import TableSchema
 from pate_torch.privacy.unit_ids import UnitIds, compute_content_id
-from pate_torch.privacy.units import get_unit_ids, hold_out, select, select_one_per_unit
 
 CELLS = ["1", "2.5", "-3", "1e300", "nan", "inf", "", "old", "1_0"]
 LABELS = ["no", "yes", "perhaps", "", "1"]

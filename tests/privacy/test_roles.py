@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pate_torch.privacy.roles import PRIVATE, assign_by_hash, assign_by_position
+from pate_torch.privacy.unit_ids import PRIVATE, assign_by_hash, assign_by_position
 
 
 def test_assign_by_hash_follows_the_fractions_and_each_id_alone():
