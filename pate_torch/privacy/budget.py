@@ -82,13 +82,8 @@ class Budget:
         The caller must ensure that the values to be released have these terms.
         """
         stored = ledger.get_account(account)
-        terms: dict[str, Any] = {
-            "delta": stored.delta,
-            "adjacency": stored.adjacency,
-            "unit": stored.unit,
-            "kind": stored.noise,
-        }
-        return cls(ledger=ledger, account=account, **terms, **options)
+        options |= {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
+        return cls(ledger=ledger, account=account, **options)
 
     @property
     def secret(self) -> bool:
@@ -229,8 +224,9 @@ class Spending:
     @property
     def charged_events(self) -> tuple[PrivacyEvent, ...]:
         """Events charged at the end of the ``with`` block: the incurred events if all costs were recorded."""
-        is_recorded = self.incurred_events is not None and not self._has_unrecorded_noise
-        return self.incurred_events if is_recorded else self.reserved_events
+        if self.incurred_events is None or self._has_unrecorded_noise:
+            return self.reserved_events
+        return self.incurred_events
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""

@@ -1,8 +1,8 @@
 """Partitions of the private records into disjoint shards, and other selections of records by privacy unit.
 
-Each privacy unit reaches one teacher. Under both neighboring relations a unit controls one teacher's vote in each question, so the L2 sensitivity of the
-votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for add/remove, because removing one record moves
-all later records to other shards.
+Each privacy unit reaches one teacher. Under both neighboring relations a unit therefore controls one teacher's vote in
+each question, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
+add/remove, because removing one record moves all later records to other shards.
 """
 
 from __future__ import annotations

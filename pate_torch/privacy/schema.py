@@ -168,10 +168,9 @@ class TableSchema:
             fix = "unknown=zeros takes other values as none of these."
             raise checks.error("table", ", ".join(unknown_cells.values()), message, fix)
         if unknown_cells and unknown == "warn":
-            message = f"Some values of {', '.join(map(repr, unknown_cells))} are missing or are not among the known"
-            warnings.warn(
-                f"{message} categories. They are encoded as in training: as none of the categories.", stacklevel=2
-            )
+            names = ", ".join(map(repr, unknown_cells))
+            message = f"Some values of {names} are missing or are not among the known categories."
+            warnings.warn(f"{message} They are encoded as in training: as none of the categories.", stacklevel=2)
         return np.concatenate(blocks, axis=1)
 
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
@@ -185,10 +184,9 @@ class TableSchema:
         columns = []
         for column in self.columns:
             if column.categories is not None and column.name not in owner_columns:
-                public_categories = {normalize_class_name(value) for value in set(text_by_column[column.name])}
-                column = Column(
-                    column.name, tuple(v if v in public_categories else WITHHELD_CATEGORY for v in column.categories)
-                )
+                public = {normalize_class_name(value) for value in set(text_by_column[column.name])}
+                shown_categories = tuple(v if v in public else WITHHELD_CATEGORY for v in column.categories)
+                column = replace(column, categories=shown_categories)
             columns.append(column)
         return TableSchema(tuple(columns))
 
@@ -202,13 +200,11 @@ class TableSchema:
             table: Records, as ``encode`` takes them.
         """
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
-        columns = [
-            [
-                repr(_parse_number(value)) if column.categories is None else normalize_class_name(value)
-                for value in text_by_column[column.name]
-            ]
-            for column in self.columns
-        ]
+        columns: list[Iterable[str]] = []
+        for column in self.columns:
+            values = text_by_column[column.name]
+            is_numeric = column.categories is None
+            columns.append(map(repr, map(_parse_number, values)) if is_numeric else map(normalize_class_name, values))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
     def find_unused_columns(self, table: Any) -> list[str]:
@@ -287,26 +283,19 @@ def _parse_number(text: str) -> float:
 def _encode_column(column: Column, text: Sequence[str], fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode one column, float32 [N, features], and find the values that do not fit, bool [N].
 
-    Args:
-        column: The column.
-        text: Values [N].
-        fills_all: Whether the column's fill stands for every number that is not finite, or only for missing ones.
+    With ``fills_all`` the column's fill stands for every number that is not finite, else only for missing ones.
     """
     if column.categories is not None:
         return _encode_one_hot(text, column.categories)
-    block, bad_N = _encode_numbers(text)
+    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
+        block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
+    bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
         is_missing_N = np.array([value.casefold() in _MISSING_TEXTS for value in text], dtype=bool)
         is_filled_N = bad_N if fills_all else is_missing_N
         block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
     return block, bad_N
-
-
-def _encode_numbers(text: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
-        block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
-    return block, ~np.isfinite(block[:, 0])
 
 
 def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

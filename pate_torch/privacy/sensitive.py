@@ -49,26 +49,16 @@ class Sensitivity:
         has_small_norms = (
             self.l1 <= max_sensitivity.l1 and self.l2 <= max_sensitivity.l2 and self.linf <= max_sensitivity.linf
         )
-        return has_small_norms and (
-            None in (self.adjacency, max_sensitivity.adjacency) or self.adjacency == max_sensitivity.adjacency
-        )
+        return has_small_norms and self.has_adjacency_of(max_sensitivity)
+
+    def has_adjacency_of(self, other: Sensitivity) -> bool:
+        """Whether the adjacencies agree; None agrees with every adjacency."""
+        return None in (self.adjacency, other.adjacency) or self.adjacency == other.adjacency
 
 
 def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:
-    """Refuse a value whose sensitivity the price of a mechanism does not cover.
-
-    Args:
-        sensitivity: Sensitivity of the value.
-        max_sensitivity: Largest sensitivity that the price covers (``Mechanism.max_sensitivity``).
-        mechanism: Name of the mechanism, for the message.
-
-    Raises:
-        ValueError: The value has another adjacency or a larger sensitivity.
-    """
-    if (
-        None not in (sensitivity.adjacency, max_sensitivity.adjacency)
-        and sensitivity.adjacency != max_sensitivity.adjacency
-    ):
+    """Raise ValueError if a value has a larger sensitivity, or another adjacency, than a mechanism's price covers."""
+    if not sensitivity.has_adjacency_of(max_sensitivity):
         message = f"is not the records' ({sensitivity.adjacency})"
         raise checks.error("mechanism.adjacency", max_sensitivity.adjacency, message, "Set it to the partition's.")
     if not sensitivity.is_within(max_sensitivity):
@@ -140,9 +130,7 @@ class Votes:
             total = counts.sum(1, dtype=torch.int32 if fits_int32 else torch.int64)
             min_total, max_total = total.aminmax()  # one pass and one tensor less than a comparison
             if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
-                raise ValueError(
-                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
-                )
+                raise ValueError("votes: every row must be non-negative and sum to num_teachers (one vote a teacher)")
 
     def __len__(self) -> int:
         return self.counts_QC.shape[0]
@@ -416,9 +404,8 @@ class GradientSums:
             # logits of a record do not depend on the other records of its block.
             label_BC = F.one_hot(y_B, self.num_classes).double()
             residual_BC = label_BC - (z_BD.double() @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
-            residual_BC = quantize(
-                residual_BC * (clip_norm / residual_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm))
-            )
+            residual_norm_B1 = residual_BC.norm(dim=1, keepdim=True)
+            residual_BC = quantize(residual_BC * (clip_norm / residual_norm_B1.clamp(min=clip_norm)))
             if not bool((residual_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
                 raise ValueError("gradients: a record's residual is longer than clip_norm")
             total_DC += (z_BD.double().T @ residual_BC.double()).to(torch.int64)
