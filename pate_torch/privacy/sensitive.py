@@ -130,7 +130,8 @@ class Votes:
             total = counts.sum(1, dtype=torch.int32 if fits_int32 else torch.int64)
             min_total, max_total = total.aminmax()  # one pass and one tensor less than a comparison
             if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
-                raise ValueError("votes: every row must be non-negative and sum to num_teachers (one vote a teacher)")
+                problem = "every row must be non-negative and sum to num_teachers (one teacher, one vote)"
+                raise ValueError(f"votes: {problem}")
 
     def __len__(self) -> int:
         return self.counts_QC.shape[0]

@@ -288,13 +288,7 @@ def _others(row: Row, kept: list[Row], rare: str) -> Iterator[tuple[str, Row]]:
 
 
 def neighbors(
-    form: str,
-    unit: str,
-    adjacency: str,
-    kept: list[Row],
-    folder: Path,
-    seed: int = 0,
-    classes: Sequence[str] = CLASSES,
+    form: str, unit: str, adjacency: str, kept: list[Row], folder: Path, seed: int = 0, classes: Sequence[str] = CLASSES
 ) -> list[Neighbor]:
     """Neighbors under this relation. ``folder``: to write files in, where roles must be found out."""
     inside = private_rows(form, unit, kept, folder / "roles")

@@ -355,10 +355,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
     return torch.cat(sums)
 
 
-PAIRS = {
-    "equal rows": (lambda x: x[:1], None),
-    "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"]),
-}
+PAIRS = {"equal rows": (lambda x: x[:1], None), "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"])}
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -375,7 +375,7 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
-        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model"),
+        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model")
     }
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q)
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
@@ -565,12 +565,7 @@ def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(a
     assert done.code == 0, done.err
     (run,) = (tmp_path / "home" / "runs").glob("*/*/*")
     released, owner = (json.loads((run / side / "summary.json").read_text()) for side in ("release", "private"))
-    assert owner["records"].keys() >= {
-        "private",
-        "public",
-        "test",
-        "left out with missing or infinite numbers",
-    }
+    assert owner["records"].keys() >= {"private", "public", "test", "left out with missing or infinite numbers"}
     assert sum(owner["records"].values()) == 302
     assert f"num_queries={owner['records']['public']}, not the recommended 500" in done.err
     assert released["queries_asked"] == owner["records"]["public"]

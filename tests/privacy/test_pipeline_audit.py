@@ -187,8 +187,8 @@ def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
 
 def few(folder, monkeypatch, canaries: tuple[int, int], runs: int) -> float:
     """What whole runs prove; pictures and pages are left out, since nothing in them is compared."""
-    monkeypatch.setattr("pate_torch.pipeline.write_release", lambda *_: None)
-    monkeypatch.setattr("pate_torch.pipeline.print_summary", lambda *_, **__: None)
+    monkeypatch.setattr("pate_torch.session.write_release", lambda *_: None)
+    monkeypatch.setattr("pate_torch.session.print_summary", lambda *_, **__: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     return proven(*(runs_end_to_end(folder, number, runs) for number in canaries))
 
