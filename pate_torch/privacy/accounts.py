@@ -185,10 +185,7 @@ class Account:
         Args:
             events: Events of releases from the account, whose noise was secret.
             cap_holds: Whether the cap is a guarantee. It is not if releases with seeded noise may have influenced later
-                ones.
-
-        Returns:
-            The guarantee, or None if nothing can be claimed.
+                ones; None is then returned if the events alone give no finite epsilon.
         """
         terms = {"adjacency": self.adjacency, "unit": self.unit}
         merged_events = merge_events(events)

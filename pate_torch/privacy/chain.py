@@ -72,11 +72,6 @@ class LedgerEntry:
 class HashChain:
     """An open chain that verifies each entry when it reads it.
 
-    Args:
-        path: Path of the file.
-        create: Whether a missing file is created.
-        readonly: Whether the file is opened for reading only.
-
     Raises:
         LedgerError: The file is missing (``create=False``), empty, cut short, no ledger, or of a newer version.
     """
@@ -179,14 +174,14 @@ class HashChain:
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """Make several reads see one state; inside ``transaction`` they do so already."""
-        if self._db.in_transaction:
-            yield
-            return
-        self._db.execute("BEGIN")
+        is_nested = self._db.in_transaction
+        if not is_nested:
+            self._db.execute("BEGIN")
         try:
             yield
         finally:
-            self._db.execute("ROLLBACK")
+            if not is_nested:
+                self._db.execute("ROLLBACK")
 
     def get_head(self) -> str:
         """Return the hash of the newest entry."""

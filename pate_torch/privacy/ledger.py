@@ -69,12 +69,8 @@ class Reservation:
 class Ledger:
     """The ledger in one file, which several processes may share.
 
-    Each process opens its own ``Ledger`` on the file. The threads of a process share one.
-
-    Args:
-        path: Path of the file.
-        create: Whether a missing file is created.
-        readonly: Whether the file is opened for reading only.
+    Each process opens its own ``Ledger`` on the file. The threads of a process share one. ``create`` says whether a
+    missing file is created.
 
     Raises:
         LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
@@ -121,18 +117,10 @@ class Ledger:
         planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
     ) -> Account:
-        """Open the account of a private data set, or return the existing account.
+        """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
-        The first charge fixes the terms. An account that was never charged is opened anew.
-
-        Args:
-            name: Declared name of the private data.
-            budget_epsilon: Epsilon of the cap.
-            delta: Delta of the cap.
-            adjacency: Neighboring relation.
-            unit: Kind of the privacy unit.
-            planned_events: Events for which the filter of a new account is chosen (``PrivacyFilter``).
-            noise: Kind of noise of all releases: "torch", "discrete", or "by <library>".
+        The first charge fixes the terms. An account that was never charged is opened anew. The planned events choose
+        the filter of a new account (``PrivacyFilter``).
 
         Raises:
             ValueError: The requested terms differ from the stored terms.
@@ -216,19 +204,11 @@ class Ledger:
         first_charge_only: bool = False,
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
-        """Charge the worst case of a release before any noise is drawn.
+        """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
-        Args:
-            account: Name of the account.
-            events: Events of the worst case.
-            fingerprint: Content fingerprint of the records, or of votes in their place.
-            mechanism: Name of the mechanism that will draw the noise.
-            run: Name of the run that makes the release.
-            purpose: Purpose of the release, in words.
-            noise: Kind of the noise, in words.
-            insecure: Whether the noise is seeded or off. Such a release is NOT PRIVATE; it is charged and marked.
-            first_charge_only: Whether to refuse the charge if the account has any reservation, even an unfinished one.
-            terms: Terms that the account must have (``check_terms``). None to check no terms.
+        A release with ``insecure`` noise (seeded or off) is NOT PRIVATE; it is charged and marked. With
+        ``first_charge_only`` the charge is refused if the account has any reservation, even an unfinished one. The
+        account must have the ``terms``, unless they are None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
@@ -286,11 +266,8 @@ class Ledger:
     ) -> None:
         """Record the events that a release has incurred so far. The charge stays at its worst case.
 
-        Args:
-            reservation: Reservation, or its id.
-            events: Events incurred so far.
-            state_digest: Hash of the state from which the release may be resumed. "" if it may not be resumed.
-            digests: SHA-256 of the files written so far, by name.
+        ``state_digest`` is the hash of the state from which the release may be resumed, or "" if it may not be.
+        ``digests`` are the SHA-256 of the files written so far, by name.
         """
         with self._chain.transaction():
             account, identity, _ = self._find_open_charge(reservation)
@@ -324,13 +301,7 @@ class Ledger:
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
     ) -> Account:
-        """Replace the reserved charge of a release by the events that it incurred.
-
-        Args:
-            reservation: Reservation, or its id.
-            incurred_events: Incurred events.
-            release_id: Id of the release.
-            digests: SHA-256 of the written files, by name.
+        """Replace the reserved charge of a release by the events that it incurred, and record its files' SHA-256.
 
         Raises:
             LedgerError: The incurred events cost more than the reserved events in a quantity that the filter tracks, or

@@ -718,11 +718,8 @@ class Release:
     ) -> Release:
         """Return the release with one more round.
 
-        Args:
-            query_Q: Questions of the round, of which a prefix was answered.
-            answers: Answers to this prefix.
-            incurred_events: Privacy events of all rounds.
-            cell_P: Question of this round whose cell holds each public point. None if there are no cells.
+        A prefix of the questions was answered. The events are those of all rounds. ``cell_P`` is the question of this
+        round whose cell holds each public point, or None if there are no cells.
         """
         num_answers = len(answers.label_Q)
         earlier_counts = [self.noisy_counts] if self.queries_per_round else []

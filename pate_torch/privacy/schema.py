@@ -176,9 +176,7 @@ class TableSchema:
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
         """Replace the names of non-public categories by a placeholder. Their features stay, and no input matches them.
 
-        Args:
-            public: Records that may be shown.
-            owner_columns: Columns whose categories were declared.
+        A category is public if a record of ``public`` shows it, or if it was declared, as for ``owner_columns``.
         """
         text_by_column = _to_text_columns(public, [column.name for column in self.columns])
         columns = []
@@ -195,9 +193,6 @@ class TableSchema:
 
         The file ``labels.csv`` names public points without ids by these hashes. They must not be published of private
         records, because whoever guesses all values of a record can check the guess.
-
-        Args:
-            table: Records, as ``encode`` takes them.
         """
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
         columns: list[Iterable[str]] = []
@@ -312,13 +307,7 @@ def _get_column_names(table: Any) -> list[str] | None:
 
 
 def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
-    """Convert the columns of a table to text, with "" for a missing value.
-
-    Args:
-        table: Records, as ``TableSchema.encode`` takes them.
-        required: Columns to read, in order, or None for all.
-        array: Whether an array is allowed.
-    """
+    """Convert the required columns (None: all) of a table to text, with "" for a missing value."""
     names = _get_column_names(table)
     if names is None:
         values = np.asarray(table)

@@ -81,7 +81,7 @@ def fail_and_go_on(processes, kind: str, home: Path, mode: str, fail_at: int) ->
     assert unsound(home) == [] and half_written(home) == [], where
 
 
-@pytest.mark.parametrize(("kind", "mode"), zip(KINDS, itertools.cycle(MODES), strict=False))
+@pytest.mark.parametrize(("kind", "mode"), list(zip(KINDS, itertools.cycle(MODES), strict=False)))
 def test_a_failing_disk_costs_nothing_that_is_not_charged(processes, operations, tmp_path, kind, mode):
     """One moment in the run's last two thirds, where teachers, charge, answers and reports are written.
 
