@@ -197,20 +197,6 @@ class Account:
             return None
         return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP_ROUTE, **terms)
 
-    @property
-    def remaining_capacity(self) -> FilterCost:
-        """Cost that the filter still admits, in its quantity (mu^2, or the divergence at its order) and in delta."""
-        total_cost = self.total_cost
-        return FilterCost(
-            max(0.0, self.filter.capacity - total_cost.scalar), max(0.0, self.filter.delta_reserve - total_cost.delta)
-        )
-
-    def count_fitting_copies(self, events: Iterable[PrivacyEvent]) -> float:
-        """Compute how many releases with these events still fit under the cap (infinite if they cost nothing)."""
-        price, remaining = self.filter.compute_cost(events), self.remaining_capacity
-        pairs = ((remaining.scalar, price.scalar), (remaining.delta, price.delta))
-        return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
-
     def admits(self, events: Iterable[PrivacyEvent]) -> bool:
         """Whether a release with these events fits under the cap now."""
         return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
@@ -363,17 +349,19 @@ def budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
     """Make the error for a release over the cap: the requested cost, the remaining budget, and what would fit."""
-    account_filter, remaining = account.filter, account.remaining_capacity
-    total_cost = FilterCost.from_sum((account.total_cost, requested_cost))
-    spent_epsilon, requested_epsilon, total_epsilon = map(
-        account_filter.to_epsilon, (account.total_cost, requested_cost, total_cost)
-    )
-    fitting_share = account.count_fitting_copies(events)
+    account_filter, spent_cost = account.filter, account.total_cost
+    total_cost = FilterCost.from_sum((spent_cost, requested_cost))
+    epsilons = (account_filter.to_epsilon(cost) for cost in (spent_cost, requested_cost, total_cost))
+    spent_epsilon, requested_epsilon, total_epsilon = epsilons
+    remaining_scalar = max(0.0, account_filter.capacity - spent_cost.scalar)
+    remaining_delta = max(0.0, account_filter.delta_reserve - spent_cost.delta)
+    pairs = ((remaining_scalar, requested_cost.scalar), (remaining_delta, requested_cost.delta))
+    fitting_share = min(available / requested for available, requested in pairs if requested > 0)
     remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total_cost.delta > account_filter.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (
-            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining.delta:.6g} of the"
+            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining_delta:.6g} of the"
             f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
         )
     else:
@@ -384,8 +372,8 @@ def budget_exceeded_error(
         )
     advice = f"What would fit: {100 * fitting_share:.3g} % of it" if fitting_share else "Nothing more of its kind fits"
     is_gaussian = all(isinstance(event, GaussianEvent | ZCDPEvent | DeltaEvent) for event in events)
-    if is_gaussian and 0 < remaining.scalar < requested_cost.scalar:
-        noise_factor = (requested_cost.scalar / remaining.scalar) ** 0.5
+    if is_gaussian and 0 < remaining_scalar < requested_cost.scalar:
+        noise_factor = (requested_cost.scalar / remaining_scalar) ** 0.5
         advice += f", or all of it with {noise_factor:.4g} times the noise"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
     return BudgetExceeded(

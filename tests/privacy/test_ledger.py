@@ -77,11 +77,11 @@ def test_releases_compose_by_mu_squared(ledger):
     each = GaussianEvent(mu=MU)
     for _ in range(2):
         ledger.commit(ledger.reserve("svhn", [replace(each, count=100)], **FACTS), [replace(each, count=90)])
-    account, left = ledger.get_account("svhn"), gdp.compute_mu(4.0, 1e-5) ** 2 - 180 * MU**2
+    account = ledger.get_account("svhn")
     assert account.guarantee.epsilon == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(200), 1e-5), rel=1e-12)
     assert used(ledger) == pytest.approx(gdp.compute_epsilon(MU * math.sqrt(180), 1e-5), rel=1e-12)
-    assert account.remaining_capacity.scalar == pytest.approx(left, rel=1e-9)
-    assert account.count_fitting_copies([each]) == pytest.approx(left / MU**2, rel=1e-9)
+    assert account.total_cost.scalar == pytest.approx(180 * MU**2, rel=1e-12)
+    assert account.filter.capacity == pytest.approx(gdp.compute_mu(4.0, 1e-5) ** 2, rel=1e-9)
 
 
 def test_commit_takes_a_reservation_by_its_id_after_a_restart(path, ledger):
@@ -168,7 +168,7 @@ def test_other_plans_get_an_rdp_filter_and_a_reserve_for_failures(ledger):
     assert ledger.get_account("mnist").ex_post_guarantee.route == "rdp"
     pure = compute_guarantee([PureDPEvent(epsilon=0.05, count=7)], 1e-5)
     assert ledger.get_account("mnist").ex_post_guarantee.epsilon >= pure.epsilon
-    assert ledger.get_account("mnist").remaining_capacity.delta == pytest.approx(3e-6, rel=1e-12)
+    assert ledger.get_account("mnist").total_cost.delta == 2e-6
     with pytest.raises(BudgetExceeded, match="set aside for failures"):
         ledger.reserve("mnist", [DeltaEvent(delta=4e-6)], **FACTS)
     ledger.verify()
