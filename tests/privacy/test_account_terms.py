@@ -200,11 +200,6 @@ def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_ru
     assert not (one.folder / "release").exists()
 
 
-def test_teachers_may_have_a_capacity(tmp_path):
-    pipeline.run(plan(tmp_path, "one", partition=AddRemove(capacity=50)))
-    assert "commit" in ledger_entries(tmp_path)
-
-
 # ---- a ledger that is not the one that was charged ------------------------------------------------------------------
 
 

@@ -442,7 +442,7 @@ def test_a_loop_over_runs_stops_below_the_cap(tmp_path):
     assert refused >= 2 and len(list(tmp_path.rglob("labels.csv"))) == 6 - refused
 
 
-@pytest.mark.parametrize("delta", [1e-3, 3e-6])
+@pytest.mark.parametrize("delta", [1e-3, 1e-4, 3e-6])
 def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
     pipeline.run(plan(tmp_path, "only", delta=delta))
     summary = json.loads(next(iter(tmp_path.rglob("release/summary.json"))).read_text())
