@@ -61,8 +61,8 @@ class Budget:
     delta: float
     adjacency: str
     unit: str
-    fingerprint: str = ""
-    run: str = ""
+    fingerprint: str
+    run: str
     kind: str = "torch"
     insecure_seed: int | None = None
     on_charge: Callable[[str], object] = do_nothing
@@ -82,8 +82,8 @@ class Budget:
         The caller must ensure that the values to be released have these terms.
         """
         stored = ledger.get_account(account)
-        options |= {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
-        return cls(ledger=ledger, account=account, **options)
+        terms = {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
+        return cls(ledger=ledger, account=account, **({"fingerprint": "", "run": ""} | options | terms))
 
     @property
     def secret(self) -> bool:

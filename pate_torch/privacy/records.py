@@ -729,10 +729,10 @@ class Release:
             label_Q=torch.cat([self.label_Q, answers.label_Q.cpu()]),
             events=incurred_events,
             noisy_counts=NoisyCounts.from_parts([*earlier_counts, answers.noisy_counts]),
-            score_QC=_concatenate_rows(self.score_QC, answers.score_QC),
+            score_QC=_append(self.score_QC, answers.score_QC),
             queries_per_round=(*self.queries_per_round, num_answers),
-            cell_RP=_append_row(self.cell_RP, cell_P),
-            score_RPC=_append_row(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
+            cell_RP=_append(self.cell_RP, None if cell_P is None else cell_P[None]),
+            score_RPC=_append(self.score_RPC, None if answers.score_PC is None else answers.score_PC[None]),
             model=answers.model,
         )
 
@@ -754,16 +754,10 @@ class Release:
         return torch.repeat_interleave(torch.arange(len(round_sizes)), torch.tensor(round_sizes))
 
 
-def _concatenate_rows(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
-    if new_rows is None or rows is None:
-        return rows if new_rows is None else new_rows.cpu()
-    return torch.cat([rows, new_rows.cpu()])
-
-
-def _append_row(rows: Tensor | None, new_row: Tensor | None) -> Tensor | None:
-    if new_row is None:
+def _append(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
+    if new_rows is None:
         return rows
-    return new_row[None] if rows is None else torch.cat([rows, new_row[None]])
+    return new_rows.cpu() if rows is None else torch.cat([rows, new_rows.cpu()])
 
 
 @dataclass(frozen=True, eq=False)

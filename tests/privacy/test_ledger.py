@@ -281,10 +281,13 @@ def test_a_closed_account_takes_no_more_charges(ledger):
 # ---- many processes -------------------------------------------------------------------------------------------------
 
 
-def spend(path: str, attempts: int, admitted) -> None:
-    event = [GaussianEvent(mu=0.02)]
+def spend(path: str, mu: float, attempts: int, admitted, gate=None) -> None:
+    """Reserve so many times; commit half of what is admitted."""
+    event = [GaussianEvent(mu=mu)]
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=event)
+        if gate is not None:
+            gate.wait(120)
         for turn in range(attempts):
             try:
                 reservation = ledger.reserve("shared", event, **FACTS)
@@ -302,7 +305,7 @@ def test_processes_racing_for_one_account_lose_no_charge_and_stop_at_the_cap(pat
     """From the creation of the account on."""
     context = multiprocessing.get_context("spawn")
     admitted = context.Value("i", 0)
-    workers = [context.Process(target=spend, args=(str(path), attempts, admitted)) for _ in range(processes)]
+    workers = [context.Process(target=spend, args=(str(path), 0.02, attempts, admitted)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -326,7 +329,7 @@ def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path
     def fitting(cap: float) -> int:
         return math.floor(gdp.compute_mu(cap, 1e-5) ** 2 / small**2 * (1 + 1e-9))
 
-    workers = [context.Process(target=ask, args=(str(path), small, admitted, gate)) for _ in range(8)]
+    workers = [context.Process(target=spend, args=(str(path), small, 30, admitted, gate)) for _ in range(8)]
     with Ledger(path) as ledger:
         ledger.open_account("shared", **TERMS, planned_events=[GaussianEvent(mu=small)])
         for worker in workers:
@@ -347,21 +350,6 @@ def test_a_race_at_the_cap_beside_backups_checks_and_a_raised_cap(path, tmp_path
         with Ledger(tmp_path / f"{turn}.sqlite") as copy:
             copy.verify()
     print(f"{admitted.value} of 240 accepted, epsilon {account.guarantee.epsilon:.6f}")
-
-
-def ask(path: str, mu: float, admitted, gate) -> None:
-    """Thirty reservations, half of them committed."""
-    with Ledger(path) as ledger:
-        gate.wait(120)
-        for turn in range(30):
-            try:
-                reservation = ledger.reserve("shared", [GaussianEvent(mu=mu)], **FACTS)
-            except BudgetExceeded:
-                continue
-            with admitted.get_lock():
-                admitted.value += 1
-            if turn % 2:
-                ledger.commit(reservation, [GaussianEvent(mu=mu)])
 
 
 def test_a_process_killed_after_reserving_leaves_the_charge(path, ledger):
