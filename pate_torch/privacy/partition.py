@@ -109,7 +109,7 @@ class ReplaceOne(Partition):
             fix = "Use partition=add_remove, which keeps all of a unit's records in one shard."
             raise checks.error("partition", self.name, problem, fix)
         if num_units is not None:
-            fix = f"There are {num_units} private records (public here), and every teacher needs one of its own."
+            fix = f"There are {num_units} private records (a public number here), and every teacher needs at least one."
             checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:

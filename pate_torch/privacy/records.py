@@ -577,7 +577,7 @@ class Shards:
         return self.index_KS.shape[0]
 
     def get_indices(self, teacher: int) -> Tensor:
-        """Indices of one teacher's records, int64 [n_k]."""
+        """Return the indices of one teacher's records, int64 [n_k]."""
         return self.index_KS[teacher][self.mask_KS[teacher]]
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() 
 
 
 class TooManyCategoriesError(ValueError):
-    """Error of a column in which public records show more values than a schema takes.
+    """Public records show more values in a column than a schema takes.
 
     Attributes:
         column: Name of the column.
@@ -75,7 +75,7 @@ class TableSchema:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
-            raise checks.error("columns", names, "must be at least one, each with a name of its own")
+            raise checks.error("columns", names, "must be at least one, with different names")
 
     @classmethod
     def from_public(
@@ -85,7 +85,7 @@ class TableSchema:
         categories: Mapping[str, Sequence[Any]] | None = None,
         max_categories: int = MAX_CATEGORIES,
     ) -> TableSchema:
-        """Read a schema off PUBLIC records. A column is numeric if all its values are, and else takes those it shows.
+        """Read a schema off PUBLIC records. A column is numeric if all its values are, and categorical otherwise.
 
         Args:
             public: Public records, as ``encode`` takes them, of which all columns are used. Private records must not be
@@ -218,7 +218,7 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TableSchema:
-        """Make a schema of what ``to_dict`` returned. Raise ValueError for anything else."""
+        """Make a schema from the output of ``to_dict``. Raise ValueError for anything else."""
         columns = []
         for item in checks.collection("columns", checks.mapping("schema", facts).get("columns")):
             values = checks.mapping("columns", item).get("categories")
@@ -257,7 +257,7 @@ def normalize_class_name(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a name is a plainly written number."""
+    """Whether a name is a plainly written number."""
     return _NUMBER_PATTERN.fullmatch(text) is not None
 
 

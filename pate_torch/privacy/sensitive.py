@@ -84,7 +84,7 @@ class SensitiveValue(Protocol):
         ...
 
     def select(self, index_Q: Tensor, /) -> Any:
-        """The value for these public points, in this order."""
+        """Select the value for these public points, in this order."""
         ...
 
 
@@ -142,7 +142,7 @@ class Votes:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> Votes:
-        """The votes on some of the questions."""
+        """Select the votes on some of the questions."""
         return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
 
     def compute_plurality(self) -> Tensor:
@@ -208,7 +208,7 @@ class SoftVotes:
         return self.score_KQS.shape[1]
 
     def select(self, index_Q: Tensor) -> SoftVotes:
-        """The scores on some of the questions."""
+        """Select the scores on some of the questions."""
         return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
 
     def compute_histogram(self, bins: int) -> Tensor:
@@ -224,7 +224,7 @@ class SoftVotes:
 
 
 def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
-    """Histogram of each score, [Q S, bins], without bin numbers outside 0..bins-1."""
+    """Count each score's bin numbers, [Q S, bins], without those outside 0..bins-1."""
     index_QK = bin_KQS.to(torch.int64).flatten(1).T
     inside_QK = (index_QK >= 0) & (index_QK < bins)
     counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
@@ -287,7 +287,7 @@ class CellHistogram:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """The counts of some of the questions, which must be distinct."""
+        """Select the counts of some of the questions, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
@@ -372,7 +372,7 @@ class GradientSums:
         return len(self.z_PD) if self.query_Q is None else len(self.query_Q)
 
     def select(self, index_Q: Tensor) -> GradientSums:
-        """The same records, for questions about these public points."""
+        """Select the public points that are asked about. The records stay the same."""
         query_Q = index_Q.cpu() if self.query_Q is None else self.query_Q[index_Q.cpu()]
         return replace(self, query_Q=query_Q)
 
