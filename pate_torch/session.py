@@ -46,7 +46,15 @@ from pate_torch.opening import (
     resume_call,
     run_folder_lock,
 )
-from pate_torch.owner_metrics import add_student_metrics, attack_released_student, compute_owner_metrics, save_votes
+from pate_torch.owner_metrics import (
+    PrivateMetrics,
+    PrivateWriter,
+    add_student_metrics,
+    attack_released_student,
+    compute_owner_metrics,
+    make_public_baselines,
+    save_votes,
+)
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
@@ -55,7 +63,6 @@ from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
 from pate_torch.release.owner_file import OwnerFacts
-from pate_torch.release.private_metrics import PrivateMetrics, PrivateWriter, make_public_baselines
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import WrittenRelease
@@ -388,14 +395,9 @@ class ReleaseSession:
             report = self.write_report(written, named_student, metrics)  # before anything that an attack could stop
             claim = self.ledger.make_claim(self.facts.spec.name, [written.release.id, *self.reservation_ids])
             metrics = add_student_metrics(metrics, self.config, self.splits, named_student[1])
+            events = claim.reserved_events if claim.is_private else None
             membership = attack_released_student(
-                self.config,
-                self.splits,
-                written,
-                named_student[1],
-                nonprivate,
-                events=claim.reserved_events,
-                is_private=claim.is_private,
+                self.config, self.splits, written, named_student[1], nonprivate, events
             )
             seconds = dict(self.clock.seconds)
             metrics = replace(metrics, forecast=self.forecast, membership=membership, seconds=seconds)

@@ -1,7 +1,7 @@
 """The report of a release: three nested records of every fact about a run that may be published.
 
 A report holds plain values alone: it refuses votes, shards and tensors. What only the owner of the data may see is in
-``private_metrics.PrivateMetrics``.
+``owner_metrics.PrivateMetrics``.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ FILES = {
 }
 """The files that a release folder may hold: name -> description."""
 
-ANSWER_FILES = ("release.json", "labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
-
 INPUT_KINDS = {
     "rows": "an array [N, features]",
     "table": "a DataFrame with the columns of the data",
@@ -78,11 +76,6 @@ class Share:
 
     value: float
     size: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.between("share", self.value, 0, 1)
-        if self.size is not None:
-            checks.integer("share.size", self.size, low=1)
 
     @functools.cached_property
     def interval(self) -> tuple[float, float] | None:
@@ -142,12 +135,6 @@ class ChargedRelease:
     is_current: bool = False
     events: str = "[]"
 
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            checks.non_negative("reservation.epsilon", self.epsilon)
-            if not self.accountant:
-                raise checks.error("reservation.accountant", self.accountant, "must name the route that gave epsilon")
-
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """The row of a table: id, epsilon, route, purpose."""
@@ -167,10 +154,6 @@ class Example:
     picture: str
     label: int
     query: int
-
-    def __post_init__(self) -> None:
-        if not self.picture.startswith("data:image/png;base64,"):
-            raise checks.error("example.picture", self.picture[:20], "must be a PNG image in a data URI")
 
 
 @dataclass(frozen=True)
@@ -244,13 +227,6 @@ class ReleaseRecord(PublicFacts):
     chosen_by: str | None
     seconds: Mapping[str, float]
     creation_date: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
-        checks.one_of("noise", self.noise, ("torch", "discrete"))
-        if self.chosen_by is not None:
-            checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
 
     @property
     def audit(self) -> Mapping[str, Any]:
@@ -383,15 +359,6 @@ class Evaluation(PublicFacts):
     examples: tuple[Example, ...]
     baselines: tuple[Accuracy, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("student_accuracy", "label_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
-        size = len(self.confusion)
-        if any(len(row) != size for row in self.confusion):
-            raise checks.error("confusion", size, "must be square")
-
     @property
     def student_share(self) -> Share | None:
         """The student's accuracy on the test points; None if it may not be published or was not measured."""
@@ -418,15 +385,20 @@ class ReleaseReport:
     evaluation: Evaluation
 
     def __post_init__(self) -> None:
+        record, claim, evaluation = self.record, self.claim, self.evaluation
         for name, part in (("record", ReleaseRecord), ("claim", AccountClaim), ("evaluation", Evaluation)):
             if type(getattr(self, name)) is not part:
                 raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
-        length, asked = len(self.claim.epsilon_curve), self.record.queries_asked
-        if length not in (0, asked):
-            raise checks.error("epsilon_curve", length, f"must have one value per question asked ({asked})")
-        num_classes, names = len(self.evaluation.confusion), self.record.class_names
-        if num_classes and names and len(names) != num_classes:
-            raise checks.error("class_names", len(names), f"must have {num_classes} entries")
+        checks.integer("queries_answered", record.queries_answered, low=0, high=record.queries_asked)
+        checks.one_of("noise", record.noise, ("torch", "discrete"))
+        if record.chosen_by is not None:
+            checks.one_of("chosen_by", record.chosen_by, SELECTION_BASES)
+        for name, value in (("student", evaluation.student_accuracy), ("label", evaluation.label_accuracy)):
+            if value is not None:
+                checks.between(f"{name}_accuracy", value, 0, 1)
+        if len(claim.epsilon_curve) not in (0, record.queries_asked):
+            problem = f"must have one value per question asked ({record.queries_asked})"
+            raise checks.error("epsilon_curve", len(claim.epsilon_curve), problem)
 
     @property
     def is_free(self) -> bool:
@@ -437,14 +409,13 @@ class ReleaseReport:
     def files(self) -> dict[str, str]:
         """The files of the release folder: name -> description. Answers that are used again lie in another folder."""
         record = self.record
-        answer_files = () if record.reuses_labels or record.method is None else ("release.json", *record.answer_files)
-        presence = {
-            "student.safetensors": record.student is not None,
-            "encoder/": record.includes_encoder,
-            "sanitised.json": self.claim.has_part("sanitised price"),
-            **{name: name in answer_files for name in ANSWER_FILES},
-        }
-        return {name: description for name, description in FILES.items() if presence.get(name, True)}
+        names = {"report.html", "summary.json", "privacy.json", "README.md", "SHA256SUMS"}
+        if record.method is not None and not record.reuses_labels:
+            names |= {"release.json", *record.answer_files}
+        names |= {"student.safetensors"} if record.student is not None else set()
+        names |= {"encoder/"} if record.includes_encoder else set()
+        names |= {"sanitised.json"} if self.claim.has_part("sanitised price") else set()
+        return {name: description for name, description in FILES.items() if name in names}
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
@@ -466,12 +437,11 @@ class ReleaseReport:
     @functools.cached_property
     def class_accuracies(self) -> tuple[Accuracy | None, ...]:
         """The student's accuracy on each true class; None if no test point has the class."""
-        rows = enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
         return tuple(
             Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
-            if sum(row)
+            if any(row)
             else None
-            for true, (name, row) in rows
+            for true, (name, row) in enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
         )
 
     @property

@@ -74,7 +74,7 @@ def format_sentence(name: str, report: ReleaseReport) -> str:
 
 
 def _fill_placeholders(text: str, record: ReleaseRecord) -> str:
-    """Fill in a sentence of the method with the facts that are known once it has answered."""
+    """Fill in a sentence of the method's description with facts of the release."""
     value_by_placeholder = {
         "asked": str(record.queries_asked),
         "answered": str(record.queries_answered),

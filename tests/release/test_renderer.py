@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from jinja2 import nodes as jinja_nodes
 
 from pate_torch.methods import gradients, reverse_knn
+from pate_torch.owner_metrics import PrivateMetrics
 from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release import renderer, statement
-from pate_torch.release.private_metrics import PrivateMetrics
 from pate_torch.release.renderer import (
     MAX_POINTS,
     Scale,
