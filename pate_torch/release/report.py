@@ -15,7 +15,7 @@ from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription, format_one_unit
+from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 from pate_torch.release.owner_file import OwnerFacts
 
@@ -67,12 +67,7 @@ def format_percent(value: float, digits: int = 1) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share of ``size`` points.
-
-    Attributes:
-        value: The share, from 0 to 1.
-        size: The number of points; None if it is not known.
-    """
+    """A share from 0 to 1 of ``size`` points; the size is None if it is not known."""
 
     value: float
     size: int | None = None
@@ -102,7 +97,7 @@ class Accuracy:
     """One measured accuracy.
 
     Attributes:
-        description: What was measured, and on which points.
+        description: Points that the accuracy was measured on, or the model.
         is_primary: True for results of this release, False for baselines.
     """
 
@@ -110,11 +105,6 @@ class Accuracy:
     share: Share
     description: str = ""
     is_primary: bool = False
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """The row of a table: name, accuracy with its interval, description."""
-        return self.name, str(self.share), self.description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +133,10 @@ class ChargedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A public point with the label released for it.
+    """A public point with the label released for it (-1 is no answer).
 
     Attributes:
         picture: PNG image of the point, as a data URI.
-        label: Released label; -1 is no answer.
         query: Index of the point in the pool.
     """
 
@@ -173,7 +162,6 @@ class ReleaseRecord(PublicFacts):
     """Which questions were asked of whom, through which mechanism, and what was released.
 
     Attributes:
-        parameters: Parameters of the mechanism.
         sensitivity: Largest change of the opened value by one unit: l1, l2, linf (None: no bound, or no part of the
             price) and ``per`` what; empty if it is not known.
         noise: "torch" (floating point) or "discrete".
@@ -183,15 +171,12 @@ class ReleaseRecord(PublicFacts):
         teachers_id: Id of the teachers; None if there are none.
         teachers_reusable: True if the trained teachers are stored and can be queried again.
         method: Description of the method that answered; None if a model was trained on the records themselves.
-        rounds: Number of rounds of questions.
         reuses_labels: Whether the labels had been released before.
-        answer_files: Names of the files that hold the answers.
         student: Kind of the student; None if only labels were released.
         input_kind: Kind of the student's input, a key of ``INPUT_KINDS``.
         encoder: Card of the frozen encoder that made the features; None if points are taken as they are.
         includes_encoder: Whether the files of the encoder lie in the folder.
         assets: Public points, encoders and other public data that the release was made with.
-        owner: Statements of the owner of the data.
         provenance: Sources of the values that are taken to be public: name -> source.
         chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
             not stated.
@@ -288,16 +273,14 @@ class AccountClaim(PublicFacts):
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.boolean("private", self.private)
-        is_group = self.unit.startswith("group:") and len(self.unit) > len("group:")
-        if self.unit not in ("record", LABEL_UNIT) and not is_group:
+        if self.unit not in ("record", LABEL_UNIT) and not get_unit_column(self.unit):
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         epsilon_names = ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post")
         for name in (*epsilon_names, "budget_epsilon"):
             if getattr(self, name) is not None:
                 checks.non_negative(name, getattr(self, name))
         if self.private and self.epsilon is None:
-            problem = "must be a number in a private run"
-            raise checks.error("epsilon", None, problem, "Without a price nothing is released.")
+            raise checks.error("epsilon", None, "must be a number in a private run")
         # Routes are computed to nine digits or more; below that a price may seem to fall.
         if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(self.epsilon_curve)):
             raise checks.error("epsilon_curve", "decreasing", "a price never falls as questions are added")
