@@ -34,19 +34,18 @@ def read_claim(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise checks.error("claim", str(file), f"cannot be read ({' '.join(str(error).split())})") from error
     claim, fix = dict(checks.mapping("claim", content)), "Add it if it was stated; do not guess."
-    for key in claim:
+    for key, value in claim.items():
         checks.one_of("claim key", str(key), (*TEXT_KEYS, *NUMBER_KEYS))
-    checks.one_of("mechanism", claim.get("mechanism"), MECHANISMS)
-    if "adjacency" in claim:
-        checks.one_of("adjacency", claim["adjacency"], ("add_remove", "replace_one"))
-    for key in ("epsilon", "delta"):
-        if key not in claim:
-            raise checks.error(key, None, "is part of the claim, and is missing", fix)
-    for key in NUMBER_KEYS:
-        if key in claim and key != "steps":
-            claim[key] = _parse_number(key, claim[key])
+        if key in NUMBER_KEYS and key != "steps":
+            try:
+                claim[key] = float(value)  # YAML takes 1e-5 for a text
+            except (TypeError, ValueError) as error:
+                raise checks.error(key, value, "must be a number") from error
             (checks.non_negative if key == "epsilon" else checks.positive)(key, claim[key])
-    checks.delta("delta", claim["delta"])
+    checks.one_of("mechanism", claim.get("mechanism"), MECHANISMS)
+    checks.one_of("adjacency", claim.get("adjacency", "add_remove"), ("add_remove", "replace_one"))
+    checks.number("epsilon", claim.get("epsilon"), fix)
+    checks.delta("delta", claim.get("delta"))
     checks.integer("steps", claim.get("steps"), low=1, high=10**6, fix=fix)
     if claim["mechanism"] == "sampled_gaussian":
         checks.between("sampling_rate", checks.positive("sampling_rate", claim.get("sampling_rate"), fix), 0, 1)
@@ -54,14 +53,6 @@ def read_claim(file: Path) -> dict[str, Any]:
         problem = "with clip or sensitivity, or noise_multiplier, says how much noise there is"
         raise checks.error("sigma", claim.get("sigma"), problem, fix)
     return claim
-
-
-def _parse_number(key: str, value: Any) -> float:
-    """Parse a number, which YAML takes for a text if it is written as 1e-5."""
-    try:
-        return checks.number(key, float(value))
-    except (TypeError, ValueError) as error:
-        raise checks.error(key, value, "must be a number") from error
 
 
 def verify_claim(file: Path) -> Iterator[Check]:
@@ -75,10 +66,9 @@ def verify_claim(file: Path) -> Iterator[Check]:
     message = f"{claim['mechanism']}, {terms_text}; neighbors: {adjacency}{remark}"
     yield Check("terms", True, message, is_loose=bool(remark))
     if sensitivity and stated_sensitivity:
+        factor = sensitivity / stated_sensitivity
         message = f"noise is calibrated to {stated_sensitivity:g}; clipping to {claim['clip']:g} bounds a unit by "
-        message += f"{sensitivity:g}"
-        if sensitivity > stated_sensitivity:
-            message += f", {sensitivity / stated_sensitivity:.6g} times as much"
+        message += f"{sensitivity:g}" + (f", {factor:.6g} times as much" if factor > 1 else "")
         yield Check("sensitivity", sensitivity <= stated_sensitivity * (1 + 1e-9), message)
         yield check_epsilon("as stated", claim["epsilon"], compute_claim_bounds(claim, stated_sensitivity))
     bounds = compute_claim_bounds(claim, sensitivity or stated_sensitivity or 1.0)

@@ -8,11 +8,13 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds, compute_sampled_divergence
 
@@ -104,7 +106,7 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, SafetensorError) as error:
             name = check.__name__.removeprefix("_check_")
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
@@ -138,7 +140,10 @@ def _check_files(folder: ReleaseFolder) -> Check:
     claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
-    allowed = _list_allowed_files(folder)
+    allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
+    allowed |= {"sanitised.json"} if any(part["what"] == "sanitised price" for part in folder.parts) else set()
+    if card := folder.statement.get("encoder"):
+        allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
     if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
         return Check("files", False, f"{', '.join(map(repr, sorted(extras)[:5]))} is no part of a release")
     hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
@@ -146,15 +151,6 @@ def _check_files(folder: ReleaseFolder) -> Check:
     if (record := folder.release) is not None:
         results |= {f"{name} (release.json)": record.get(key) == hashes.get(name) for key, name in ANSWER_FILES.items()}
     return make_check("files", results, "not as they were written", f"{len(claims)} hashes")
-
-
-def _list_allowed_files(folder: ReleaseFolder) -> set[str]:
-    names = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
-    if any(part["what"] == "sanitised price" for part in folder.parts):
-        names.add("sanitised.json")
-    if card := folder.statement.get("encoder"):
-        names |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
-    return names
 
 
 def _check_record(folder: ReleaseFolder) -> Check:
@@ -221,10 +217,8 @@ def _check_student(folder: ReleaseFolder) -> Check:
     statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = stream.read(size) if size < file.stat().st_size else b""
-    facts = json.loads(json.loads(header)["__metadata__"]["pate_torch"])
+    with safe_open(file, framework="numpy") as header:
+        facts = json.loads(header.metadata()["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
     class_names = [row["class"] for row in statement["utility"]["classes"]]
     labels = [(int(row["label"]), row["class"]) for row in folder.read_labels() if int(row["label"]) >= 0]
@@ -316,13 +310,9 @@ def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
     """Whether the events hold as many of this one, of the same scale, as all the costs together ask for."""
     if cost["kind"] == "sampled_gaussian":
         curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
-        return any(
-            all(
-                r >= compute_sampled_divergence(cost, a) * (1 - 1e-6)
-                for a, r in zip(e["orders"], e["rdp"], strict=True)
-            )
-            for e in curves
-        )
+        divergence_by_order = {a: compute_sampled_divergence(cost, a) for e in curves for a in e["orders"]}
+        pairs = [zip(e["orders"], e["rdp"], strict=True) for e in curves]
+        return any(all(r >= divergence_by_order[a] * (1 - 1e-6) for a, r in curve) for curve in pairs)
     (scale,) = cost.keys() - {"kind", "count"}
 
     def count_equal(group: list[Event]) -> int:
@@ -367,16 +357,10 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
 
 
 def _check_claim(
-    name: str,
-    epsilon: float,
-    route: str,
-    events: list[Event],
-    delta: float,
-    cap: float,
-    costs: list[Event] | None = None,
+    name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float, costs: Sequence[Event] = ()
 ) -> Check:
     """Compare an epsilon with what its events cost; a curve stands for the sampled Gaussian among the ``costs``."""
-    exact = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
+    exact = [e for e in costs if e["kind"] == "sampled_gaussian"]
     bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
     if route == "cap":  # of many releases together: the filter has admitted what one alone costs
         is_ok = name == "account" and epsilon == cap and epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE)
