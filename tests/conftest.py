@@ -14,13 +14,22 @@ import torch
 torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def no_fresh_process(request, monkeypatch):
-    """Train a teacher again in the process of the test, not in a fresh one, which takes two seconds to import torch."""
-    if request.node.get_closest_marker("fresh_process") is None:
-        from pate_torch.teachers import independence
+@pytest.fixture(scope="session", autouse=True)
+def fresh_process():
+    """Train a teacher again in the process of the tests, not in a fresh one, which takes seconds to import torch."""
+    from pate_torch.teachers import independence
 
-        monkeypatch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
+    call_in_fresh_process = independence.call_in_fresh_process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
+        yield call_in_fresh_process
+
+
+@pytest.fixture(autouse=True)
+def marked_fresh_process(request, monkeypatch, fresh_process):
+    """Give a test that is marked ``fresh_process`` the fresh process."""
+    if request.node.get_closest_marker("fresh_process") is not None:
+        monkeypatch.setattr("pate_torch.teachers.independence.call_in_fresh_process", fresh_process)
 
 
 @pytest.fixture(autouse=True)
