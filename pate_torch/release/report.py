@@ -36,18 +36,18 @@ FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
-    "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
-    "release.json": "What was asked, of whom, at what price.",
-    "labels.csv": "The questions asked and the labels released; -1 is no answer. With the public points, enough to "
-    "train another student: release.json says how they are named (points), or only their positions are told.",
+    "sanitised.json": "The data-dependent price, with noise that was charged to the account.",
+    "release.json": "The questions, the method that answered them, and the price.",
+    "labels.csv": "The questions and the released labels; -1 is no answer. With the public points, they can train another "
+    "student. release.json says how the public points are identified (points); otherwise it is by their position.",
     "first_answers.json": "Noisy class counts that a method bought first, paid for by the same reservation.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
     "student.safetensors": "The student's weights.",
-    "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
+    "encoder/": "The files of the encoder that computes the student's input: public, with their own license.",
     "README.md": "The model card.",
-    "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
+    "SHA256SUMS": "The hash of each other file. sha256sum -c SHA256SUMS checks them; pate verify checks more.",
 }
 """The files that a release folder may hold: name -> description."""
 

@@ -1,8 +1,8 @@
-"""The privacy statement: who is protected from what, by how much, on which assumptions, and what is left out.
+"""The privacy statement: the guarantee in words, its assumptions, and what it does not cover.
 
-The sentences are in ``templates/statement.jinja``, the facts in the functions below; page, model card and console lay
-out the same ones. An epsilon is shown with its delta, adjacency, unit and route, and is rounded up; files hold all
-digits.
+The sentences are in ``templates/statement.jinja``, the facts in the functions below. Page, model card and console show
+the same sentences and facts. An epsilon is shown with its delta, adjacency, unit and route, and is rounded up; files
+hold all digits.
 """
 
 from __future__ import annotations
@@ -130,13 +130,13 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     if claim.epsilon is None:
         return ()
     route = format_route(claim.accountant)
-    scope = "The guarantee: of everything in this folder, and of nothing outside it."
+    scope = "The guarantee of everything in this folder, and of nothing outside it."
     lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
     for part in claim.parts if len(claim.parts) > 1 else ():
         scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
         lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
     if claim.epsilon_ex_post not in (None, claim.epsilon):
-        scope = "What had been used when the run stopped."
+        scope = "The part that was used when the run stopped."
         lines.append(EpsilonLine("Spent (ex post)", claim.epsilon_ex_post, route, scope, EX_POST_NOTE))
     total = claim.epsilon_charged
     notes = NO_TOTAL_NOTE if total is None else ADAPTIVE_NOTE if claim.other_releases else ""
@@ -145,13 +145,13 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     total_route = format_route(claim.charged_accountant or claim.accountant)
     lines.append(EpsilonLine("All releases together", total, total_route, scope, notes))
     if claim.epsilon_charged_ex_post not in (None, total):
-        scope = "What all of them used of it."
+        scope = "The part of this total that all releases used."
         lines.append(EpsilonLine("All of it (ex post)", claim.epsilon_charged_ex_post, "composed", scope, EX_POST_NOTE))
     cap, left = claim.budget_epsilon, ""
     if cap is not None and total is not None:  # rounded down
         difference = max(Decimal(0), Decimal(repr(float(cap))) - Decimal(repr(float(total))))
         left = f"{difference.quantize(Decimal('0.001'), rounding=ROUND_FLOOR)} of it is left."
-    scope = "What all releases together may reach. A release that would pass it is refused."
+    scope = "The largest total that is allowed. A release that would exceed it is refused."
     lines.append(EpsilonLine("Cap", cap, "set by the owner", scope, left))
     return tuple(lines)
 

@@ -254,8 +254,8 @@ def test_pictures_and_answers_are_on_the_page():
 def test_many_classes_are_listed_by_their_commonest_confusions():
     report = demo(confusion=confusion(classes=30), class_names=tuple(f"class {c}" for c in range(30)))
     text = render_page(report)
-    assert 'class="confusion"' not in text and "Taken for another most often" in text
-    assert "The 24 least known of 30 classes" in text
+    assert 'class="confusion"' not in text and "Most frequent confusions" in text
+    assert "The 24 least accurate of 30 classes" in text
     worst = sorted(share.share.value for share in report.class_accuracies)[:24]
     assert [share.share.value for share in renderer.select_worst_classes(report)] == worst
     assert renderer.select_worst_classes(demo()) == list(demo().class_accuracies), "few are in their order"
