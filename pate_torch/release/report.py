@@ -38,8 +38,8 @@ FILES = {
     "privacy.json": "The privacy statement for machines.",
     "sanitised.json": "The data-dependent price, with noise that was charged to the account.",
     "release.json": "The questions, the method that answered them, and the price.",
-    "labels.csv": "The questions and the released labels; -1 is no answer. With the public points, they can train another "
-    "student. release.json says how the public points are identified (points); otherwise it is by their position.",
+    "labels.csv": "The questions and the released labels; -1 is no answer. Another student can be trained on them with "
+    "the public points, which are identified as release.json says (points), or by their position.",
     "first_answers.json": "Noisy class counts that a method bought first, paid for by the same reservation.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
