@@ -221,9 +221,9 @@ def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
 def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
     """Open the ledger and read the release that ``labels`` names, with the run's folder locked for a student of it."""
     assert config.labels is not None
-    release_store.find_release(config.root, config.labels)
+    release_folder = release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
-        labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
+        labels, record, guide = release_store.read(release_folder, facts.pool, facts.spec, ledger)
         with run_folder_lock(config):
             release_store.check_unused_folder(config.folder, labels.id)
             yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
@@ -267,7 +267,7 @@ def resume_call(
             return config, None
         folder, committed_ids = interruption
         with Ledger(config.ledger_path, create=False) as ledger:
-            labels, record, guide = release_store.read_folder(folder / "release", facts.pool, facts.spec, ledger)
+            labels, record, guide = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
         if labels.id not in committed_ids:
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)

@@ -1,8 +1,8 @@
 """Builds the public report of a finished run from the evaluation labels, the ledger and the release itself.
 
-The claim covers the files: the epsilon reported as the guarantee is composed from what was *reserved* for everything in
-the release folder (labels, the choice of a student, a published price), which no vote can change; the account's total
-from everything that was ever reserved. The epsilon that was actually spent is reported beside both, as ex post.
+The epsilon of the guarantee is composed from the events that were *reserved* for everything in the release folder
+(labels, the choice of a student, a published price), which no vote can change. The account's total is composed from all
+events that were ever reserved. The epsilon that was spent is reported beside both, as ex post.
 """
 
 from __future__ import annotations

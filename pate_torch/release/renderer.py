@@ -1,7 +1,7 @@
-"""Lays out a report: the files of a release folder that describe it, and the closing table on the terminal.
+"""Renders a report: the files that describe a release, and the closing table on the terminal.
 
-The files are JSON, a page and a model card. Their templates lay out the facts of ``report`` and the sentences of
-``statement``; everything that they insert is escaped.
+The files are JSON, a page and a model card. Their templates contain the facts of ``report`` and the sentences of
+``statement``; every inserted value is escaped.
 """
 
 from __future__ import annotations

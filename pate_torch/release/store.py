@@ -1,9 +1,9 @@
 """A release on disk: ``labels.csv`` (the answers) and ``release.json`` (its record: questions, method, price).
 
-Everything here may be published, and is enough to train another student later at no cost. The files are written before
-the ledger commits, each by an atomic rename: a release that can be read is charged. A release that is read back is
-compared with the ledger, which holds what was charged for it and the hashes of its files: an edited record would report
-a smaller epsilon, and edited answers were never released.
+All of it may be published, and another student can be trained on it later at no cost. The files are written before the
+ledger commits, each by an atomic rename, so that a release that can be read is charged. A release that is read back is
+compared with the ledger, which holds its events and the hashes of its files: an edited record would report a smaller
+epsilon, and edited answers were never released.
 """
 
 from __future__ import annotations
@@ -72,17 +72,17 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
         run: The folder.
         reused_id: The release whose labels are used again, which may lie there from a run that was interrupted.
     """
-    folder, folder_release_id = run / "release", None
-    marker_files = ["summary.json", "release.json", "sanitised.json"]
-    if reused_id is None:  # a student of labels that were released before was free
-        marker_files.append("student.safetensors")
-    if not any((folder / name).exists() for name in marker_files):
-        return
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        folder_release_id = json.loads((folder / "release.json").read_text())["release_id"]
-    is_finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
-    if is_finished or folder_release_id is None or folder_release_id != reused_id:
-        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+    folder = run / "release"
+    markers = ("summary.json", "release.json", "sanitised.json", "student.safetensors")
+    found = {name for name in markers if (folder / name).exists()}
+    if reused_id is not None:
+        found.discard("student.safetensors")  # a student of labels that were released before was free
+        if found == {"release.json"}:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                if json.loads((folder / "release.json").read_text())["release_id"] == reused_id:
+                    return
+    if found:
+        fix = "Give this run another folder: set another PATE_RUN_ID or paths.run, or none."
         raise checks.error("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
 
 
@@ -206,23 +206,16 @@ def find_release(root: Path, release_id: object) -> Path:
 
 
 def read(
-    root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
+    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any], Student | None]:
-    """Read the release called ``release_id``, for this pool.
+    """Read the release in this folder, whose questions are points of this pool.
 
     Returns:
         The release, its record, and the student that guided it; None if there was none.
 
     Raises:
-        ValueError: It is missing, damaged, of other points, or not what the ledger was charged for.
+        ValueError: It is missing, damaged, of other points, or the ledger was charged for something else.
     """
-    return read_folder(find_release(root, release_id), pool, spec, ledger)
-
-
-def read_folder(
-    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any], Student | None]:
-    """Read the release in this folder, as ``read`` does."""
     try:
         record = json.loads((folder / "release.json").read_text())
     except (OSError, ValueError, RecursionError) as error:

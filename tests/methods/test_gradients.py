@@ -441,7 +441,9 @@ def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(
     home, plan, report = run
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(
+            release_store.find_release(home, report.record.release_id), data.pool, data.spec, ledger
+        )
     assert release.score_RPC.shape == (2, len(data.pool), 10) and release.num_pool_rounds == 2
     for turn, asked in enumerate(release.query_Q.split(40)):
         labels = release.label_Q[40 * turn : 40 * turn + 40]
@@ -608,7 +610,7 @@ def test_edited_scores_are_refused(run, edit):
         else:
             save_file({"score_RPC": (score.flip(0) if edit == "swap" else score[:, :-1]).contiguous()}, file)
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
+            release_store.read(release_store.find_release(home, report.record.release_id), data.pool, data.spec, ledger)
     finally:
         file.write_bytes(whole)
 

@@ -456,7 +456,7 @@ def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(r
     release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
     data = plan.dataset.load()
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(home, release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(release_store.find_release(home, release_id), data.pool, data.spec, ledger)
         before = ledger.get_guarantee("digits").epsilon
     assert release.cell_RP.shape == (2, len(data.pool)) and release.queries_per_round == (40, 40)
     assert release.cell_RP[0].max() < 40 <= release.cell_RP[1].min()
@@ -474,7 +474,9 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     home, plan, report = run
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         data = plan.dataset.load()
-        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
+        release, *_ = release_store.read(
+            release_store.find_release(home, report.record.release_id), data.pool, data.spec, ledger
+        )
     exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
     squares = float((release.noisy_counts.counts_QC - exact_QC).double().square().sum())
@@ -509,7 +511,7 @@ def test_edited_cells_are_refused(run, edit, tmp_path):
     try:
         file.write_text("\n".join(lines) + "\n")
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, record["release_id"], data.pool, data.spec, ledger)
+            release_store.read(release_store.find_release(home, record["release_id"]), data.pool, data.spec, ledger)
     finally:
         file.write_text(whole)
 

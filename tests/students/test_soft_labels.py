@@ -52,7 +52,9 @@ def test_what_teachers_think_is_opened_and_its_scores_are_released_and_read_agai
     assert "class probabilities" in json.dumps(statement) and "a score of each class" in json.dumps(statement)
     with Ledger(plan.root / "ledger.sqlite") as ledger:
         data = plan.dataset.load()
-        found, _, _ = release_store.read(plan.root, summary(plan)["release_id"], data.pool, data.spec, ledger)
+        found, _, _ = release_store.read(
+            release_store.find_release(plan.root, summary(plan)["release_id"]), data.pool, data.spec, ledger
+        )
     read = [["" if np.isnan(score) else repr(score) for score in row] for row in found.score_QC.tolist()]
     assert read == table
 
