@@ -28,6 +28,7 @@ from rich.text import Text
 
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
+from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE
 from pate_torch.release import statement
 from pate_torch.release.report import (
     INPUT_KINDS,
@@ -94,7 +95,10 @@ def build_summary(report: ReleaseReport) -> dict[str, Any]:
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
     record, claim = report.record, report.claim
-    owner_statements = statement.list_owner_statements(report)
+    owner_statements, is_student_chosen = (
+        statement.list_owner_statements(report),
+        claim.has_part(PURPOSE_STUDENT_CHOICE),
+    )
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -104,10 +108,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "other_releases": [_part_to_dict(other) for other in claim.other_releases],
         "utility": _build_utility(report),
         "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
-        "tuning": {
-            "parameters": record.owner.tuning,
-            "student": "charged" if claim.has_part("choice of a student") else "none",
-        },
+        "tuning": {"parameters": record.owner.tuning, "student": "charged" if is_student_chosen else "none"},
         "declared_values": dict(record.provenance),
         "chosen_by": record.chosen_by,
         "public_assets": [asdict(asset) for asset in record.assets],
@@ -132,10 +133,7 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
     return {
         "guarantee": {
             "definition": "(epsilon, delta)-differential privacy",
-            "epsilon": claim.epsilon,
-            "delta": claim.delta,
-            "adjacency": claim.adjacency,
-            "unit": claim.unit,
+            **{key: getattr(claim, key) for key in ("epsilon", "delta", "adjacency", "unit")},
             "records_per_unit": None if claim.unit.startswith("group:") else 1,
             "route": claim.accountant,
             "symbols": statement.format_sentence("symbols", report),
@@ -145,11 +143,8 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
             "name": record.mechanism,
             "parameters": dict(record.parameters),
             "sensitivity": dict(record.sensitivity) or None,
-            "noise": record.noise,
-            "rounds": record.rounds,
-            "num_teachers": record.num_teachers,
-            "queries_asked": record.queries_asked,
-            "queries_answered": record.queries_answered,
+            **{key: getattr(record, key) for key in ("noise", "rounds", "num_teachers")},
+            **{key: getattr(record, key) for key in ("queries_asked", "queries_answered")},
         },
         "composition": {
             "dataset": record.dataset,

@@ -168,20 +168,17 @@ class ReleaseRecord(PublicFacts):
         declared_size: Publicly declared number of records; None if the plan used none.
         public_share: Share of the owner's file that was made public, as the public points.
         num_teachers: Number K of teachers; 0 if no teachers answered (see ``method``).
-        teachers_id: Id of the teachers; None if there are none.
         teachers_reusable: True if the trained teachers are stored and can be queried again.
         method: Description of the method that answered; None if a model was trained on the records themselves.
         reuses_labels: Whether the labels had been released before.
         student: Kind of the student; None if only labels were released.
         input_kind: Kind of the student's input, a key of ``INPUT_KINDS``.
         encoder: Card of the frozen encoder that made the features; None if points are taken as they are.
-        includes_encoder: Whether the files of the encoder lie in the folder.
         assets: Public points, encoders and other public data that the release was made with.
         provenance: Sources of the values that are taken to be public: name -> source.
         chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
             not stated.
         seconds: Time of each stage whose time may be published, in seconds.
-        creation_date: ISO date for people to read.
     """
 
     dataset: str
@@ -246,10 +243,9 @@ class AccountClaim(PublicFacts):
         epsilon_charged: Total of the account, from what all releases reserved; None if one of them used seeded noise.
         charged_accountant: Route that gave the total; None if there is no total.
         epsilon_charged_ex_post: Epsilon that all releases spent of the total.
-        budget_epsilon: Cap of the account.
+        budget_epsilon: Cap of the account; None if there is none.
         other_releases: Reservations of the account that paid for something outside the folder.
         epsilon_curve: Price of the first q questions, q = 1..Q; empty if questions cost unequally.
-        ledger_head: Hash of the newest entry of the ledger.
     """
 
     delta: float
