@@ -64,9 +64,8 @@ def build_report(
 
     Args:
         data: The data of the run.
-        written: The release: labels with the content of release.json, or a model with its record (``mechanism``,
-            ``parameters``, ``noise``, ``delta``, ``adjacency``, ``unit``, and ``pool_sha256`` and ``declared_size`` if
-            public points and a declared number of records were used).
+        written: The release, labels or a model, with its record. The record has ``pool_sha256`` and ``declared_size``
+            if public points and a declared number of records were used.
         reservation_ids: The reservations that this run made; that of labels from an earlier run is not among them.
         ledger: The ledger that holds the account.
         student: The student, or the model; None if only labels were released.
@@ -80,25 +79,21 @@ def build_report(
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
     description = None if release is None else release_store.load_method_description(record)
-    # Published times depend neither on the number of private records nor on their content. Stored teachers vote in a
-    # time that depends on public sizes alone; a method with a first stage prepares the records within "labels".
+    # A published time depends on public sizes alone. A method with a first stage prepares its records within "labels".
     is_public_stage = {
         "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
         "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
     }
-    teachers_id = record.get("teachers_id")
     return ReleaseReport(
         record=ReleaseRecord(
-            **_describe_release(record, data.spec, release, description),
-            teachers_id=teachers_id,
+            **_describe_release(record, data, release, description),
+            assets=tuple(_list_assets(record, data.spec, owner)),
+            teachers_id=(teachers_id := record.get("teachers_id")),
             teachers_reusable=teachers_id is not None and TeacherStore(ledger.path.parent).has_ensemble(teachers_id),
-            public_share=data.pool.split,
             reuses_labels=release is not None and release.id not in reservation_ids,
             student=student_name or None,
             includes_encoder=includes_encoder,
-            assets=tuple(_list_assets(record, data.spec, owner)),
             owner=owner,
-            provenance=data.provenance,
             chosen_by=chosen_by,
             seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
             creation_date=datetime.date.today().isoformat(),
@@ -114,13 +109,16 @@ def build_report(
 
 
 def _describe_release(
-    record: Mapping[str, Any], spec: DataSpec, release: Release | None, method: MethodDescription | None
+    record: Mapping[str, Any], data: Dataset, release: Release | None, method: MethodDescription | None
 ) -> dict[str, Any]:
     """The fields of a ReleaseRecord on the data, the mechanism, the questions and their answers."""
+    spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
     return {
         "dataset": spec.name,
+        "public_share": data.pool.split,
+        "provenance": data.provenance,
         "class_names": spec.class_names,
         "input_kind": spec.kind,
         "encoder": None if spec.encoder is None else spec.encoder.card_without_points,
