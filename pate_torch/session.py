@@ -32,7 +32,7 @@ from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import (
     DataSplits,
     check_new_account_cap,

@@ -141,7 +141,7 @@ def _build_method(
     if votes_path is not None:
         _check_votes(cfg, values)
         cfg = cfg.copy()
-        cfg.method = {"_target_": "pate_torch.methods.votes_file.VotesFile", "path": votes_path}
+        cfg.method = {"_target_": "pate_torch.methods.voting.VotesFile", "path": votes_path}
     slots = _list_slots(cfg)
     if values["teachers"] is not None and "num_teachers" not in slots:
         fix = "Leave out teachers: every record answers for itself."

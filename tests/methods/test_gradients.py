@@ -363,7 +363,7 @@ def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
         mechanism.release(gradient_sums(adjacency="replace_one"), source, CONTEXT)
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match=r"method=teachers: it opens no votes.*gradients with gradient_descent"):
+    with pytest.raises(ValueError, match="method=gradients with mechanism=gradient_descent"):
         TeacherVotes(num_teachers=5, mechanism=mechanism)
     with pytest.raises(ValueError, match="method=reverse_knn"):
         Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
@@ -618,7 +618,7 @@ def test_edited_scores_are_refused(run, edit):
     [
         (["method=gradients", "mechanism=histogram"], "mechanism=gradient_descent"),
         (["method=reverse_knn", "mechanism=gradient_descent"], "mechanism=histogram"),
-        (["mechanism=gradient_descent"], "gradients with gradient_descent"),
+        (["mechanism=gradient_descent"], "method=gradients with"),
         (["method=gradients", "mechanism=gradient_descent", "mechanism.adjacency=replace_one"], "adjacency"),
         (["method=gradients", "mechanism=gradient_descent", "teachers=0123456789abcdef"], "teachers"),
         (["method=gradients", "mechanism=gradient_descent", "method.ridge=0"], "ridge"),

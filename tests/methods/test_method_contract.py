@@ -12,9 +12,9 @@ from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
+from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
-from pate_torch.methods.votes_file import VotesFile
+from pate_torch.methods.voting import VotesFile, VotingMethod
 from tests.configurations import list_options, load_option
 from tests.mechanisms.mechanism_forms import ALL, made
 

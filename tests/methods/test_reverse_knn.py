@@ -529,7 +529,7 @@ def test_the_statement_names_the_unit():
     "overrides,complaint",
     [
         (["method=reverse_knn", "mechanism=gaussian"], "mechanism=histogram"),
-        (["mechanism=histogram"], "method=reverse_knn with histogram"),
+        (["mechanism=histogram"], "method=reverse_knn with"),
         (["method=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
         (["method=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
         (["method=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 
 from pate_torch.methods.description import MethodDescription
-from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.methods.voting import VotingMethod
 from pate_torch.privacy.partition import assign_shards
 from pate_torch.teachers.voting import count_votes
 
