@@ -1,5 +1,6 @@
 """Reverse k-NN: one unit, one vote, one number of one table; priced as drawn; and what students make of the answers."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -18,15 +19,12 @@ from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.core.device import single_thread_mode
 from pate_torch.core.progress import do_nothing
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.mechanisms import gaussian
-from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
 from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
-from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.networks import make_feature_extractor, remove_head
+from pate_torch.networks import remove_head
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -43,8 +41,6 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
 from pate_torch.queries.clusters import Medoids
 from pate_torch.release import store as release_store
 from pate_torch.release.statement import format_plain_words, format_sentence
-from pate_torch.students import label_propagation
-from pate_torch.students.base import StudentTask
 from pate_torch.students.labels import compute_class_proportions
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
@@ -66,13 +62,7 @@ def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> 
 # -- the mechanism --------------------------------------------------------------------------------------------------
 
 
-def test_the_mechanism_says_what_it_guarantees():
-    mechanism = Histogram(sigma=3.0, adjacency="add_remove")
-    assert isinstance(mechanism, Mechanism) and mechanism.make_outcome_model() is None
-    assert all(word in Histogram.__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 0, -1, "many", True])
+@pytest.mark.parametrize("bad", [math.nan, 0, "many", True])
 def test_a_wrong_sigma_is_refused(bad):
     with pytest.raises(ValueError, match="sigma"):
         Histogram(sigma=bad, adjacency="add_remove")
@@ -127,11 +117,6 @@ def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is
     with pytest.raises(ValueError, match="noise"):
         mechanism.release(table(), DryRunNoise("discrete"), CONTEXT)
     assert not source.drawn
-    with pytest.raises(ValueError, match="mechanism=gaussian"):
-        TeacherVotes(num_teachers=20, mechanism=mechanism)
-    assert ReverseKnn(mechanism=mechanism).ensemble_size is None
-    with pytest.raises(ValueError, match="mechanism=histogram"):
-        ReverseKnn(mechanism=gaussian.GNMax(sigma=3.0))
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
@@ -140,20 +125,20 @@ def test_cell_counts_are_whole_and_never_negative(counts):
         CellHistogram(torch.tensor(counts), "add_remove", torch.zeros(1, dtype=torch.int64))
 
 
-def test_pairs_of_histograms_must_be_neighbors():
-    left = torch.full((2, 2), 5)
-    for adjacency, change, fits in (
+@pytest.mark.parametrize(
+    ("adjacency", "change", "fits"),
+    [
         ("add_remove", [[1, 0], [0, 0]], True),
         ("add_remove", [[1, -1], [0, 0]], False),
         ("replace_one", [[1, 0], [-1, 0]], True),
         ("replace_one", [[1, 0], [0, 0]], False),
         ("replace_one", [[1, 0], [1, 0]], False),
-    ):
-        if fits:
-            make_count_pair("one", left, left + torch.tensor(change), adjacency)
-        else:
-            with pytest.raises(ValueError, match="neighbors"):
-                make_count_pair("one", left, left + torch.tensor(change), adjacency)
+    ],
+)
+def test_pairs_of_histograms_must_be_neighbors(adjacency, change, fits):
+    left = torch.full((2, 2), 5)
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="neighbors"):
+        make_count_pair("one", left, left + torch.tensor(change), adjacency)
 
 
 # -- cells ----------------------------------------------------------------------------------------------------------
@@ -340,84 +325,11 @@ def test_shares_are_the_proportions_and_noise_alone_says_nothing():
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
 
-def test_a_student_of_propagated_labels_outvotes_wrong_cells_where_a_plain_one_learns_them():
-    x, y = images(300, seed=1)
-    generator = torch.Generator().manual_seed(3)
-    wrong = torch.rand(300, generator=generator) < 0.3
-    told = torch.where(wrong, (y + 1) % 3, y)
-    plain = Supervised(
-        network="small_cnn", network_options={"channels": (8, 16), "hidden": 32}, steps=150, batch_size=32
-    )
-    task = StudentTask(IMAGES, x, torch.arange(300), told)
-    test_x, test_y = images(600, seed=2)
-
-    def right(student) -> float:
-        return float((student.predict(test_x) == test_y).double().mean())
-
-    carried = SelfTraining(first_student=plain, later_students=plain)
-    alone, helped = (right(algorithm.fit(task, seed=0, device=CPU)) for algorithm in (plain, carried))
-    assert helped > 0.97 and helped > alone + 0.02
-
-
-def test_a_later_round_learns_among_the_features_of_the_student_before():
-    x, y = images(90, seed=1)
-    y = torch.where(torch.rand(90, generator=torch.Generator().manual_seed(3)) < 0.3, (y + 1) % 3, y)
-    seen = []
-
-    class Spy(Supervised):
-        def fit(self, task, **options):
-            seen.append((self.name, len(task.query_Q)))
-            return super().fit(task, **options)
-
-    small = {"network": "small_cnn", "network_options": {"channels": (4, 8), "hidden": 16}, "steps": 30}
-    parts = {"first_student": Spy(name="first", **small), "later_students": Spy(name="then", **small)}
-    student = SelfTraining(**parts, keep_fraction=0.5, keep_fraction_later=1.0, num_generations=1)
-    every = torch.arange(90)
-    round_Q = torch.cat([torch.zeros(90), torch.ones(90)]).long()
-    both = StudentTask(IMAGES, x, every.repeat(2), y.repeat(2), round_Q=round_Q)
-    guide = student.fit(dataclasses.replace(both, query_Q=every, label_Q=y, round_Q=None), seed=0, device=CPU)
-    last = student.fit(dataclasses.replace(both, guide=guide), seed=0, device=CPU)
-    assert [name for name, _ in seen] == ["first", "then"], "the guide is not trained a second time"
-    assert seen[0][1] < 60 and seen[1][1] == 90
-    assert guide is not last
-    seen.clear()
-    dataclasses.replace(student, num_generations=3).fit(both, seed=0, device=CPU)
-    assert [name for name, _ in seen] == ["first", "then", "then", "then"]
-    assert make_feature_extractor(guide.module)(IMAGES.normalize(x)).shape == (90, 16)
-
-
-def test_members_of_a_generation_are_pooled_and_the_next_one_sees_the_features_of_all(monkeypatch):
-    x, y = images(90, seed=1)
-    graphs = []
-    monkeypatch.setattr(
-        label_propagation, "build_neighbor_graph", lambda f, k: graphs.append(f) or build_neighbor_graph(f, k)
-    )
-    small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=5)
-    student = SelfTraining(first_student=small, later_students=small, num_generations=2, members=3)
-    last = student.fit(StudentTask(IMAGES, x, torch.arange(90), y), seed=0, device=CPU)
-    assert isinstance(last.module, networks.Voting) and len(last.module.members) == 3
-    assert graphs[1].shape == (90, 3 * 16)
-    seen = IMAGES.normalize(x)
-    pooled = torch.stack([member(seen).log_softmax(1) for member in last.module.members]).mean(0)
-    assert torch.allclose(last.compute_logits(x), pooled, atol=1e-5)
-    apart = [
-        torch.nn.functional.normalize(make_feature_extractor(member)(seen), dim=1) for member in last.module.members
-    ]
-    assert torch.allclose(make_feature_extractor(last.module)(seen), torch.cat(apart, 1), atol=1e-6)
-    assert not torch.allclose(apart[0], apart[1])
-
-
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
-REVERSE_KNN = [
-    "method=reverse_knn",
-    "mechanism=histogram",
-    "mechanism.sigma=3",
-    "query=medoids",
-    "student=self_training",
-]
-TWO_ROUNDS = [*REVERSE_KNN, "student@guide_student=same", "query.rounds=2", "num_queries=80", "baseline=false",
-              "recommended.student_steps=40"]  # fmt: skip
+REVERSE_KNN = ["method=reverse_knn", "mechanism.sigma=3", "query=medoids"]
+TWO_ROUNDS = [*REVERSE_KNN, "student=self_training", "student@guide_student=same", "query.rounds=2", "num_queries=80",
+              "baseline=false", "recommended.student_steps=40"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -497,19 +409,24 @@ def test_the_same_histogram_again_is_a_release_of_its_own(run, tmp_path):
     assert report.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(2 / 3, 1e-4), rel=1e-9)
 
 
+@pytest.fixture(scope="module")
+def labels_run(tmp_path_factory):
+    home = tmp_path_factory.mktemp("labels")
+    plan = configured(home, *REVERSE_KNN, "student=none", "num_queries=5")
+    return home, plan, pipeline.run(plan)
+
+
 @pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
-def test_edited_cells_are_refused(run, edit, tmp_path):
-    home, plan, _ = run
-    file = plan.folder / "release" / "cells.csv"
+def test_edited_cells_are_refused(labels_run, edit):
+    home, plan, report = labels_run
+    file, data = plan.folder / "release" / "cells.csv", plan.dataset.load()
     whole = file.read_text()
     lines = whole.splitlines()
     lines[1:3] = {"swap": [lines[2], lines[1]], "cut": [lines[1]], "foreign": ["0,99999,99999", lines[2]]}[edit]
-    record = json.loads((plan.folder / "release" / "release.json").read_text())
-    data = plan.dataset.load()
     try:
         file.write_text("\n".join(lines) + "\n")
         with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, record["release_id"], data.pool, data.spec, ledger)
+            release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
     finally:
         file.write_text(whole)
 
@@ -526,41 +443,27 @@ def test_the_statement_names_the_unit():
 
 
 @pytest.mark.parametrize(
-    "overrides,complaint",
+    ("key", "complaint"),
     [
-        (["method=reverse_knn", "mechanism=gaussian"], "mechanism=histogram"),
-        (["mechanism=histogram"], "method=reverse_knn with"),
-        (["method=reverse_knn", "mechanism=histogram", "mechanism.adjacency=replace_one"], "adjacency"),
-        (["method=reverse_knn", "mechanism=histogram", "teachers=0123456789abcdef"], "teachers"),
-        (["method=reverse_knn", "mechanism=histogram", "votes=x.csv"], "votes"),
-        (["method=reverse_knn", "mechanism=histogram", "private_epsilon=smooth"], "private_epsilon"),
-        (["method=reverse_knn", "mechanism=histogram", "labels_only=true"], "replace_one"),
+        ("mechanism.adjacency=replace_one", "adjacency"),
+        ("teachers=0123456789abcdef", "teachers"),
+        ("votes=x.csv", "votes"),
+        ("private_epsilon=smooth", "private_epsilon"),
+        ("labels_only=true", "replace_one"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_does_not_go_together_is_refused_before_anything_is_charged(overrides, complaint, tmp_path):
+def test_what_does_not_go_together_is_refused_before_anything_is_charged(key, complaint, tmp_path):
     with pytest.raises(ValueError, match=complaint):
-        pipeline.run(configured(tmp_path, *overrides))
+        pipeline.run(configured(tmp_path, "method=reverse_knn", key))
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
 def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_path):
-    plan = configured(
-        tmp_path,
-        *TWO_ROUNDS,
-        "partition=replace_one",
-        "privacy.target_epsilon=2",
-        "membership=none",
-        "recommended.student_steps=4",
-        "student.keep_fraction=0.5",
-    )
-    report = pipeline.run(plan)
-    assert (
-        report.claim.adjacency == "replace_one"
-        and report.claim.epsilon == pytest.approx(2, rel=1e-3)
-        and report.claim.epsilon <= 2
-    )
+    settings = [*REVERSE_KNN, "query.rounds=2", "num_queries=20", "student=none", "student@guide_student=logistic"]
+    report = pipeline.run(configured(tmp_path, *settings, "partition=replace_one", "privacy.target_epsilon=2"))
     mu = math.sqrt(2) * math.sqrt(2) / report.record.parameters["sigma"]
+    assert report.claim.adjacency == "replace_one" and report.record.rounds == 2
+    assert 2 * (1 - 1e-3) <= report.claim.epsilon <= 2
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
 
 
