@@ -1,31 +1,25 @@
 """Gradients: a record moves every sum by at most one, priced as drawn; and what a model makes of the sums."""
 
 import dataclasses
-import json
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
-from pate_torch import PATE, networks, pipeline
+from pate_torch import networks, pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent
 from pate_torch.core import rng
-from pate_torch.features.contrastive import ContrastiveFeatures, append_mean_shift, encode
-from pate_torch.mechanisms.gaussian import GNMax
+from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
-from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.networks import ConcatFeatures
-from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Dataset, Evaluation, MechanismContext, PrivateRecords, PublicPool
@@ -40,16 +34,12 @@ from pate_torch.privacy.sensitive import (
     quantize,
 )
 from pate_torch.privacy.whitening import Whitening
-from pate_torch.queries.random import Random
-from pate_torch.release import store as release_store
-from pate_torch.release.statement import format_sentence
-from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.store import export, load
-from pate_torch.students.training import GradientStudent, Supervised
+from pate_torch.students.training import GradientStudent
 from tests.mechanisms.vote_laws import TINY, Recorder
 from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest
-from tests.worlds import IMAGES, clouds, images
+from tests.worlds import IMAGES, images
 
 CONTEXT = MechanismContext(num_queries=9)
 
@@ -368,35 +358,6 @@ TWO_ROUNDS = [*GRADIENTS, "student@guide_student=same", "query.rounds=2", "num_q
               "recommended.student_steps=40", "student.alpha=0.3"]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    home = tmp_path_factory.mktemp("gradients")
-    plan = configured(home, *TWO_ROUNDS)
-    return home, plan, pipeline.run(plan)
-
-
-@pytest.mark.slow(reason="a whole run of two rounds")
-def test_two_rounds_cost_four_sums_and_the_statement_says_how(run):
-    home, plan, report = run
-    release = plan.folder / "release"
-    summary = json.loads((release / "summary.json").read_text())
-    assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(4) / 1.5, 1e-4), rel=1e-9)
-    assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
-    assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
-    assert format_sentence("title", report) == "digits: a student of private gradients"
-    page = (release / "report.html").read_text()
-    assert "Every record gave its gradient 2 times in each of 2 rounds" in page
-    assert "nearest to" not in page and "0 teachers" not in page
-    assert "attacks on the rounding are not excluded." in page, "there is no noise=discrete to point to"
-    assert (
-        f"The declared number of records, {plan.dataset.private}, is public, as the owner says." in page
-    )  # it set how far a gradient moves
-    readme = (release / "README.md").read_text()
-    assert "scores.safetensors" in readme and "cells.csv" not in readme
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        assert ledger.get_guarantee("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
-
-
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
     drawn, gaussian = [], NoiseSource.draw_gaussian
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, sigma, *a, **k: (
@@ -407,32 +368,6 @@ def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypa
     assert drawn == [3.0, 3.0, 1.5, 1.5]
     paid = math.sqrt(sum(1 / sigma**2 for sigma in drawn))
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(paid, 1e-4), rel=1e-9)
-
-
-@pytest.mark.slow(reason="whole runs")
-def test_the_scores_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
-    home, plan, report = run
-    data = plan.dataset.load()
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
-    assert release.score_RPC.shape == (2, len(data.pool), 10) and release.num_pool_rounds == 2
-    for turn, asked in enumerate(release.query_Q.split(40)):
-        labels = release.label_Q[40 * turn : 40 * turn + 40]
-        assert torch.equal(release.score_RPC[turn][asked].argmax(1), labels)
-    right = (release.score_RPC[1].argmax(1) == data.evaluation.pool_y).double().mean()
-    assert float(right) > 0.5  # a tenth by chance
-    again = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={report.record.release_id}"))
-    assert again.record.reuses_labels and again.claim.epsilon_charged == report.claim.epsilon_charged
-    assert again.evaluation.student_accuracy == report.evaluation.student_accuracy
-
-
-@pytest.mark.slow(reason="whole runs")
-@pytest.mark.parametrize("change", [(), ("method.ridge=0.2",)], ids=["same", "other"])
-def test_gradients_that_are_asked_again_are_paid_for_again(run, change, tmp_path):
-    home, _, first = run
-    again = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS, *change))
-    assert not again.record.reuses_labels and again.record.release_id != first.record.release_id
-    assert again.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(math.sqrt(8) / 1.5, 1e-4), rel=1e-9)
 
 
 BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
@@ -530,115 +465,7 @@ def centered(logit_PC: torch.Tensor) -> torch.Tensor:
     return logit_PC - logit_PC.mean(1, keepdim=True)
 
 
-@pytest.fixture(scope="module")
-def labels_run(tmp_path_factory):
-    """Labels alone, of a method that was named without its mechanism."""
-    home = tmp_path_factory.mktemp("labels")
-    plan = configured(home, "method=gradients", "student=none", "num_queries=5", "query=random")
-    return home, plan, pipeline.run(plan)
-
-
-@pytest.mark.parametrize("edit", ["swap", "cut", "garbage", "gone"])
-def test_edited_scores_are_refused(labels_run, edit):
-    home, plan, report = labels_run
-    file, data = plan.folder / "release" / "scores.safetensors", plan.dataset.load()
-    whole, score = file.read_bytes(), load_file(file)["score_RPC"]
-    try:
-        if edit == "garbage":
-            file.write_bytes(b"no scores")
-        elif edit == "gone":
-            file.unlink()
-        else:
-            save_file({"score_RPC": (score.flip(1) if edit == "swap" else score[:, :-1]).contiguous()}, file)
-        with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
-    finally:
-        file.write_bytes(whole)
-
-
 @pytest.mark.parametrize("bad", [{"ridge": 0}, {"size": 0}, {"effective_dim": 0}, {"neighbors": -1}], ids=str)
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValueError, match=f"method.{next(iter(bad))}"):
         GradientMethod(mechanism=GradientDescent(sigma=1.0, adjacency="add_remove"), **bad)
-
-
-def test_a_method_whose_model_cannot_be_published_refuses_a_student_that_publishes_it():
-    small = Supervised(steps=1)
-    student = SelfTraining(first_student=small, later_students=small, publish="released_model")
-    descent = GradientDescent(sigma=1.0, adjacency="add_remove")
-    for method, complaint in (
-        (TeacherVotes(num_teachers=5, mechanism=GNMax(sigma=1.0)), "method=gradients"),
-        (ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency="add_remove")), "method=gradients"),
-        (GradientMethod(mechanism=descent, query=Random(rounds=2)), "guide_student"),
-        (GradientMethod(mechanism=descent, features=ContrastiveFeatures()), "features=contrastive"),
-    ):
-        with pytest.raises(ValueError, match=complaint):
-            method.check_student(student)
-    GradientMethod(mechanism=descent).check_student(student)
-
-
-@pytest.mark.parametrize("key", ["mechanism.adjacency=replace_one", "teachers=0123456789abcdef"])
-def test_what_does_not_go_together_is_refused_before_anything_is_charged(key, tmp_path):
-    with pytest.raises(ValueError, match=key.partition("=")[0]):
-        pipeline.run(configured(tmp_path, "method=gradients", key))
-    assert not (tmp_path / "ledger.sqlite").exists()
-
-
-@pytest.mark.slow(reason="whole runs")
-def test_gradients_in_python(tmp_path):
-    x, y = clouds(600, 0)
-    pool, _ = clouds(90, 1)
-    descent = GradientDescent(sigma=6.0, adjacency="add_remove")
-    settings = {"classes": 3, "delta": 1e-5, "budget_epsilon": 3.0}
-    undeclared = PATE(
-        "clouds", home=tmp_path / "a", teacher=GradientMethod(mechanism=descent), **settings
-    ).fit_teachers(x, y)
-    with pytest.raises(ValueError, match="size"):
-        undeclared.label(pool, 90, strategy=Random())
-    assert undeclared.epsilon == 0
-    pate = PATE("clouds", home=tmp_path / "b", teacher=GradientMethod(size=600, mechanism=descent), **settings)
-    release = pate.fit_teachers(x, y).label(pool, 90, strategy=Random())
-    assert (
-        pate.epsilon == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 6, 1e-5), rel=1e-9)
-        and len(release.query_Q) == 90
-    )
-    small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
-    test_x, test_y = clouds(300, 2)
-    assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    assert pate.report(test_x, test_y).record.method.subject == "gradients"
-
-
-CHEAPER = ("mechanism.sigma=104", "mechanism.steps=8", "method.ridge=.3", "method.neighbors=16")
-
-
-@pytest.mark.parametrize("overrides,most", [((), 0.5), (CHEAPER, 0.1)])
-def test_the_experiment_costs_less_than_its_price(tmp_path, overrides, most):
-    plan = configured(tmp_path, "experiment=mnist_low_epsilon", *overrides)
-    assert (
-        plan.dataset.name == "mnist"
-        and isinstance(plan.method, GradientMethod)
-        and plan.method.is_guided
-        and plan.method.num_rounds == 2
-    )
-    price = accounting.compute_guarantee(
-        plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
-    )
-    assert 0.9 * most < price.epsilon <= most and price.route == "gdp"
-    assert plan.method.guide_student == dataclasses.replace(
-        plan.student, publish="student"
-    )  # what the rounds train is not trained again
-    assert plan.method.neighbors == (16 if overrides else 0)
-
-
-@pytest.mark.parametrize(("method", "mechanism"), [(GradientMethod, GradientDescent), (ReverseKnn, Histogram)])
-def test_a_method_named_alone_comes_with_its_mechanism(method, mechanism, labels_run, tmp_path):
-    """``method=gradients`` is all there is to say: the mechanism follows, at the data set's own noise."""
-    plan = configured(tmp_path, f"method={method.name}", "partition=replace_one")
-    assert type(plan.method) is method and type(plan.method.mechanism) is mechanism
-    assert plan.method.mechanism.adjacency == plan.partition.adjacency == "replace_one"
-    assert configured(tmp_path, f"method={method.name}", f"mechanism={mechanism.name}").method.mechanism == (
-        dataclasses.replace(plan.method.mechanism, adjacency="add_remove")
-    )
-    report = labels_run[2]
-    assert (report.record.mechanism, report.record.num_teachers) == ("gradient_descent", 0)

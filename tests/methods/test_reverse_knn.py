@@ -2,30 +2,20 @@
 
 import contextlib
 import dataclasses
-import json
 import math
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from scipy import stats
 
-from pate_torch import PATE, networks, pipeline
+from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting import gdp
 from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
-from pate_torch.core.device import single_thread_mode
-from pate_torch.core.progress import do_nothing
-from pate_torch.features.contrastive import encode
-from pate_torch.mechanisms import gaussian
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
-from pate_torch.methods.records import map_records_batch_invariant
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
-from pate_torch.networks import remove_head
-from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import (
@@ -38,19 +28,14 @@ from pate_torch.privacy.records import (
     PublicPool,
 )
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
-from pate_torch.queries.clusters import Medoids
-from pate_torch.release import store as release_store
-from pate_torch.release.statement import format_plain_words, format_sentence
+from pate_torch.release.statement import format_plain_words
 from pate_torch.students.labels import compute_class_proportions
-from pate_torch.students.self_training import SelfTraining
-from pate_torch.students.training import Supervised
 from tests.mechanisms.vote_laws import TINY, Recorder, law
 from tests.methods.voter_worlds import ask_records, configured, encoder
 from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
-from tests.worlds import IMAGES, clouds, images
+from tests.worlds import IMAGES, images
 
-CPU = torch.device("cpu")
 CONTEXT = MechanismContext(num_queries=9)
 
 
@@ -235,49 +220,6 @@ def test_batches_have_one_shape_and_progress_is_in_per_cent():
     assert {total for _, total in shown} == {100} and shown[-1][0] == 100  # not how many records there are
 
 
-class Positional(torch.nn.Module):
-    """Features that give away where in a batch an image stood, and how many were in it."""
-
-    def forward(self, x):
-        place = torch.arange(len(x), dtype=x.dtype)[:, None]
-        return torch.cat([x.flatten(1), place, torch.full_like(place, len(x))], 1)
-
-
-def together(x: torch.Tensor, encoder: torch.nn.Module) -> torch.Tensor:
-    private = PrivateRecords.from_rows(x, torch.zeros(len(x), dtype=torch.int64), np.arange(len(x)).astype(str))
-    return map_records_batch_invariant(lambda place_BD: place_BD, encoder, private, IMAGES, do_nothing)
-
-
-def test_a_records_place_in_a_batch_follows_from_itself_alone():
-    """So nobody else touches its rounding: whoever comes, goes or changes places, a record's features stay the same."""
-    x, _ = images(41, seed=1)
-    x[30] = x[3]  # equal records are no exception
-    turned = torch.randperm(41, generator=torch.Generator().manual_seed(0))
-    small = remove_head(networks.build("small_cnn", (1, 8, 8), 3, channels=(4, 8), hidden=16)).eval()
-    before = torch.get_num_threads()
-    for body in (Positional(), small):
-        with single_thread_mode():
-            slow = together(x, body)
-        torch.set_num_threads(4)
-        try:
-            assert torch.equal(together(x, body), slow)
-            assert torch.equal(together(x[turned], body), slow[turned])
-            for kept in (torch.arange(41) != 7, torch.arange(41) >= 20, torch.arange(41) == 3):
-                assert torch.equal(together(x[kept], body), slow[kept])
-        finally:
-            torch.set_num_threads(before)
-    one_by_one = torch.cat([encode(small, x[n : n + 1], IMAGES) for n in range(41)])
-    torch.testing.assert_close(together(x, small), one_by_one)
-
-
-def test_places_in_batches_are_taken_evenly():
-    """Else most of every batch would be blank."""
-    x, _ = images(4000, seed=2)
-    said = together(x, Positional())
-    place_N = (8 * said[:, -2] / said[:, -1]).round().long()
-    assert torch.bincount(place_N, minlength=8).max() < 1.15 * len(x) / 8  # five standard errors
-
-
 def test_a_group_votes_once_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
@@ -328,107 +270,6 @@ def test_shares_are_the_proportions_and_noise_alone_says_nothing():
 # -- whole runs -----------------------------------------------------------------------------------------------------
 
 REVERSE_KNN = ["method=reverse_knn", "mechanism.sigma=3", "query=medoids"]
-TWO_ROUNDS = [*REVERSE_KNN, "student=self_training", "student@guide_student=same", "query.rounds=2", "num_queries=80",
-              "baseline=false", "recommended.student_steps=40"]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    home = tmp_path_factory.mktemp("reverse_knn")
-    plan = configured(home, *TWO_ROUNDS)
-    report = pipeline.run(plan)
-    return home, plan, report
-
-
-@pytest.mark.slow(reason="a whole run of two rounds")
-def test_two_rounds_cost_two_tables_and_the_statement_says_how(run):
-    home, plan, report = run
-    release = plan.folder / "release"
-    summary = json.loads((release / "summary.json").read_text())
-    assert summary["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2) / 3, 1e-4), rel=1e-9)
-    assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
-    assert "labels" not in summary["seconds"] and "student" in summary["seconds"]  # its length tells how many records
-    assert (
-        report.record.rounds == 2
-        and format_sentence("title", report) == "digits: a student of private reverse k-NN counts"
-    )
-    page = (release / "report.html").read_text()
-    assert "Every record was counted once in each of 2 rounds" in page and "lies nearest to" in page
-    assert "cells.csv" in (release / "README.md").read_text() and (release / "cells.csv").exists()
-    assert "noisy counts of its cell" in page and "declared number" not in page
-    assert "0 teachers" not in page and "trained on the private records themselves" not in page
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        assert ledger.get_guarantee("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
-    assert not (home / "teachers").exists() or not list((home / "teachers").glob("*/ensemble.safetensors"))
-
-
-@pytest.mark.slow(reason="whole runs of two rounds")
-def test_the_cells_lie_beside_the_labels_and_teach_another_student_for_nothing(run):
-    home, plan, _ = run
-    release_id = json.loads((plan.folder / "release" / "release.json").read_text())["release_id"]
-    data = plan.dataset.load()
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(home, release_id, data.pool, data.spec, ledger)
-        before = ledger.get_guarantee("digits").epsilon
-    assert release.cell_RP.shape == (2, len(data.pool)) and release.queries_per_round == (40, 40)
-    assert release.cell_RP[0].max() < 40 <= release.cell_RP[1].min()
-    asked = release.query_Q.split(40)
-    for turn in (0, 1):  # an asked point lies in its own cell
-        assert torch.equal(release.query_Q[release.cell_RP[turn]][asked[turn]], asked[turn])
-    report = pipeline.run(configured(home, *TWO_ROUNDS, f"labels={release_id}"))
-    assert report.record.reuses_labels and report.claim.epsilon_charged == before
-    assert report.evaluation.student_accuracy == run[2].evaluation.student_accuracy  # the same student again
-
-
-@pytest.mark.slow(reason="a whole run of two rounds")
-def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
-    """The whole pipeline, not the mechanism alone: were the noise 2/3 or 3/2 of it, this would show."""
-    home, plan, report = run
-    with Ledger(home / "ledger.sqlite", create=False) as ledger:
-        data = plan.dataset.load()
-        release, *_ = release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
-    exact_QC = load_file(plan.folder / "private" / "votes.safetensors")["counts_QC"]
-    assert exact_QC.sum() == 2 * len(data.private)  # every record once in each round
-    squares = float((release.noisy_counts.counts_QC - exact_QC).double().square().sum())
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole votes
-        assert (TINY < p < 1 - TINY) == fits
-    text = "\n".join(",".join(map(str, row)) for row in exact_QC.tolist())
-    files = [file for file in (plan.folder / "release").rglob("*") if file.is_file()]
-    assert not any(text.encode() in file.read_bytes() for file in files)
-    private = (plan.folder / "private" / "votes.safetensors").parent
-    assert private.stat().st_mode & 0o077 == 0
-
-
-@pytest.mark.slow(reason="whole runs")
-def test_the_same_histogram_again_is_a_release_of_its_own(run, tmp_path):
-    home, _, first = run
-    report = pipeline.run(configured(shutil.copytree(home, tmp_path / "home"), *TWO_ROUNDS))
-    assert not report.record.reuses_labels and report.record.release_id != first.record.release_id
-    assert report.claim.epsilon == first.claim.epsilon
-    assert report.claim.epsilon_charged == pytest.approx(gdp.compute_epsilon(2 / 3, 1e-4), rel=1e-9)
-
-
-@pytest.fixture(scope="module")
-def labels_run(tmp_path_factory):
-    home = tmp_path_factory.mktemp("labels")
-    plan = configured(home, *REVERSE_KNN, "student=none", "num_queries=5")
-    return home, plan, pipeline.run(plan)
-
-
-@pytest.mark.parametrize("edit", ["swap", "cut", "foreign"])
-def test_edited_cells_are_refused(labels_run, edit):
-    home, plan, report = labels_run
-    file, data = plan.folder / "release" / "cells.csv", plan.dataset.load()
-    whole = file.read_text()
-    lines = whole.splitlines()
-    lines[1:3] = {"swap": [lines[2], lines[1]], "cut": [lines[1]], "foreign": ["0,99999,99999", lines[2]]}[edit]
-    try:
-        file.write_text("\n".join(lines) + "\n")
-        with Ledger(home / "ledger.sqlite", create=False) as ledger, pytest.raises(ValueError, match="labels"):
-            release_store.read(home, report.record.release_id, data.pool, data.spec, ledger)
-    finally:
-        file.write_text(whole)
 
 
 def test_the_statement_names_the_unit():
@@ -442,22 +283,6 @@ def test_the_statement_names_the_unit():
     assert "The label of every record was counted once" in how(LABEL_UNIT, 1)
 
 
-@pytest.mark.parametrize(
-    ("key", "complaint"),
-    [
-        ("mechanism.adjacency=replace_one", "adjacency"),
-        ("teachers=0123456789abcdef", "teachers"),
-        ("votes=x.csv", "votes"),
-        ("private_epsilon=smooth", "private_epsilon"),
-        ("labels_only=true", "replace_one"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_before_anything_is_charged(key, complaint, tmp_path):
-    with pytest.raises(ValueError, match=complaint):
-        pipeline.run(configured(tmp_path, "method=reverse_knn", key))
-    assert not (tmp_path / "ledger.sqlite").exists()
-
-
 def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_path):
     settings = [*REVERSE_KNN, "query.rounds=2", "num_queries=20", "student=none", "student@guide_student=logistic"]
     report = pipeline.run(configured(tmp_path, *settings, "partition=replace_one", "privacy.target_epsilon=2"))
@@ -465,47 +290,3 @@ def test_a_replaced_record_costs_more_and_target_epsilon_finds_the_noise(tmp_pat
     assert report.claim.adjacency == "replace_one" and report.record.rounds == 2
     assert 2 * (1 - 1e-3) <= report.claim.epsilon <= 2
     assert report.claim.epsilon == pytest.approx(gdp.compute_epsilon(mu, 1e-4), rel=1e-9)
-
-
-@pytest.mark.slow(reason="whole runs")
-def test_reverse_knn_in_python(tmp_path):
-    x, y = clouds(600, 0)
-    pool, _ = clouds(90, 1)
-    method = ReverseKnn(mechanism=Histogram(sigma=4.0, adjacency="add_remove"))
-    settings = {"classes": 3, "delta": 1e-5, "home": tmp_path, "teacher": method}
-    pate = PATE("clouds", budget_epsilon=3.0, **settings)
-    with pytest.raises(ValueError, match="fit_teachers"):
-        pate.label(pool)
-    release = pate.fit_teachers(x, y).label(pool, 30, strategy=Medoids())
-    assert pate.epsilon == pytest.approx(gdp.compute_epsilon(1 / 4, 1e-5), rel=1e-9) and len(release.query_Q) == 30
-    small = Supervised(network="mlp", steps=60, batch_size=32)
-    student = pate.fit_student(SelfTraining(first_student=small, later_students=small))
-    test_x, test_y = clouds(300, 2)
-    assert float((student.predict(test_x) == test_y).double().mean()) > 0.9  # 97 % is possible
-    report = pate.report(test_x, test_y)
-    assert report.record.rounds == 1 and report.record.num_teachers == 0
-    assert "counted once:" in (pate.folder / "README.md").read_text()
-    with pytest.raises(ValueError, match="at once"):
-        pate.labeler(5)
-    with pytest.raises(ValueError, match="num_teachers"):
-        PATE("clouds", num_teachers=5, **settings)
-    with pytest.raises(ValueError, match="mechanism"):
-        PATE("clouds", mechanism=gaussian.GNMax(sigma=4.0), **settings)
-    with pytest.raises(ValueError, match="num_teachers"):
-        PATE("clouds", mechanism=gaussian.GNMax(sigma=4.0), **(settings | {"teacher": None}))
-
-
-@pytest.mark.parametrize(
-    "overrides,most",
-    [((), 0.5), (("query.rounds=2", "mechanism.sigma=44.72", "num_queries=400"), 0.1)],
-    ids=["half", "tenth"],
-)
-def test_the_experiment_asks_in_rounds_below_its_price(tmp_path, overrides, most):
-    plan = configured(tmp_path, "experiment=mnist_reverse_knn", *overrides)
-    assert plan.dataset.name == "mnist" and isinstance(plan.method, ReverseKnn) and plan.method.is_guided
-    assert plan.method.num_rounds == (2 if overrides else 3)
-    price = accounting.compute_guarantee(
-        plan.method.mechanism.privacy_events(plan.method.num_queries, plan.method.num_rounds), plan.privacy.delta
-    )
-    assert 0.95 * most < price.epsilon < most and plan.method.guide_student == plan.student
-    assert plan.student.features == plan.method.features == plan.student.first_student.features
