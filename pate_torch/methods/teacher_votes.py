@@ -109,9 +109,8 @@ class TeacherVotes(VotingMethod):
             probability_KPC = ensemble.predict_proba(pool_x, device=inputs.device, progress=progress)
             sensitive = SoftVotes.from_probabilities(probability_KPC)
         prepared = PreparedLabeling.from_method(self, inputs, sensitive)
-        prepared.id = self.alias or self.teachers_id or ""
-        if not prepared.id:
-            prepared.id = store.create_alias(stored_teachers.identity.fingerprint, stored_teachers.id)
+        fingerprint = stored_teachers.identity.fingerprint
+        prepared.id = self.alias or self.teachers_id or store.create_alias(fingerprint, stored_teachers.id)
         prepared.votes, prepared.ensemble = None if self.is_soft else votes, ensemble
         prepared.on_ledger_head = functools.partial(store.set_ledger_head, stored_teachers.id)
         return prepared

@@ -386,7 +386,7 @@ def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_fe
     pipeline.run(plan)
     first, second = asked
     data = plan.dataset.load()
-    width = plan.method.features.single_encoder.features(data.pool.x[:4], data.spec, seed=0).shape[1]
+    width = plan.method.features.single_encoder.compute_features(data.pool.x[:4], data.spec, seed=0).shape[1]
     assert first.shape == second.shape == (2 * width + 1, 10)
     assert sorted(fitted) == sorted([plan.seed, rng.derive_member_seed(plan.seed, 1)] * 3), (
         "two generations, one more round"
@@ -426,9 +426,9 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = whitening(encode(encoder, x, data.spec)).double() @ weight_DC
-        ours = student.compute_logits(x).double()
+        ours = whitening.radius * student.compute_logits(x).double()  # the student's temperature is the radius
         assert float((centered(ours) - centered(said)).abs().max()) < 0.05 * float(centered(said).std())
-    exact = student.compute_logits(data.pool.x).double()
+    exact = whitening.radius * student.compute_logits(data.pool.x).double()
     assert float((exact - score_PC).abs().max()) < 1e-3 * float(score_PC.std())
     assert report.evaluation.student_accuracy == pytest.approx(
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())

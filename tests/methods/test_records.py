@@ -145,10 +145,8 @@ def test_two_rounds_cost_four_sums_or_two_tables_and_the_statement_says_how(run)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
     assert "student" in summary["seconds"] and run.report.record.rounds == 2
-    assert (
-        format_sentence("title", run.report) == f"digits: a student of private {SUBJECT[run.name]}"
-        and PAGE[run.name] in page
-    )
+    assert format_sentence("title", run.report) == f"digits: a student of private {SUBJECT[run.name]}"
+    assert PAGE[run.name] in page
     assert "0 teachers" not in page and "trained on the private records themselves" not in page
     readme = (run.folder / "README.md").read_text()
     assert (run.folder / FILE[run.name]).exists() and [FILE[name] in readme for name in BOTH] == [
