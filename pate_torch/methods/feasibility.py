@@ -103,18 +103,12 @@ def compute_break_even_lead(mechanism: Mechanism, num_classes: int) -> float | N
     A smaller lead suffices if the other classes have unequal votes, because classes behind the second hardly ever win.
     None as in ``compute_label_accuracy``.
     """
-    high = 1.0
-    if compute_label_accuracy(high, mechanism, num_classes) is None:
-        return None
-
-    def compute_excess(lead: float) -> float:
-        accuracy = compute_label_accuracy(lead, mechanism, num_classes)
-        assert accuracy is not None
-        return accuracy - (0.5 + 0.5 / num_classes)
-
-    while compute_excess(high) < 0:
+    high, target = 1.0, 0.5 + 0.5 / num_classes
+    while (accuracy := compute_label_accuracy(high, mechanism, num_classes)) is not None and accuracy < target:
         high *= 2
-    return float(brentq(compute_excess, 0, high))
+    if accuracy is None:
+        return None
+    return float(brentq(lambda lead: (compute_label_accuracy(lead, mechanism, num_classes) or 0) - target, 0, high))
 
 
 def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:

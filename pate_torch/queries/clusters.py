@@ -65,7 +65,7 @@ class Medoids(QueryStrategy):
             return points[:0]
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         cluster_R, distance_R = fit_kmeans(get_features(state)[points], count, stream)
-        medoid_Q = torch.stack([points[_argmin(distance_R, cluster_R == c)] for c in cluster_R.unique()])
+        medoid_Q = points[[int(distance_R.masked_fill(cluster_R != c, torch.inf).argmin()) for c in cluster_R.unique()]]
         # If coinciding points leave fewer clusters than questions, other points follow.
         other_points = shuffle(points[~torch.isin(points, medoid_Q)], state, self.name)
         return torch.cat([medoid_Q, other_points[: count - len(medoid_Q)]])
@@ -103,7 +103,8 @@ class Prototypes(QueryStrategy):
         prototypes = []
         for _, _, cluster in sorted(zip((-size_K).tolist(), first_members, clusters, strict=True))[:count]:
             is_member_P = cluster_P == cluster
-            prototypes.append(_argmin(distance_P, is_member_P & (spacing_P <= spacing_P[is_member_P].median())))
+            is_dense_P = is_member_P & (spacing_P <= spacing_P[is_member_P].median())
+            prototypes.append(int(distance_P.masked_fill(~is_dense_P, torch.inf).argmin()))
         # If coinciding points leave fewer clusters than questions, the densest open points follow.
         prototype_Q = torch.tensor(prototypes, dtype=torch.int64)
         other_points = points[~torch.isin(points, prototype_Q)]
@@ -145,7 +146,3 @@ def _draw_plus_plus_centers(x_PD: Tensor, clusters: int, generator: torch.Genera
 
 def _compute_distances_to(point: int, x_PD: Tensor, norm_P: Tensor) -> Tensor:
     return (norm_P + norm_P[point] - 2 * (x_PD @ x_PD[point : point + 1].T).squeeze(1)).clamp(min=0)
-
-
-def _argmin(value_P: Tensor, mask_P: Tensor) -> int:
-    return int(value_P.masked_fill(~mask_P, torch.inf).argmin())

@@ -433,7 +433,8 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert report.evaluation.student_accuracy == pytest.approx(
         float((student.predict(data.evaluation.x) == data.evaluation.y).double().mean())
     )
-    again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings))
+    labels = f"labels={report.record.release_id}"
+    again = pipeline.run(configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings, labels))
     assert again.record.reuses_labels and again.evaluation.student_accuracy == report.evaluation.student_accuracy
     assert export(student, tmp_path / "model.pt2").is_file()
 
