@@ -80,6 +80,7 @@ def test_a_pair_is_built_where_the_mechanism_opens_what_the_method_gives_and_ref
         pair = MAKE[method](mechanism=opens)
         assert pair.mechanism == opens and pair.noise == opens.noise == "torch" and pair.mechanism_name == mechanism
         assert isinstance(opens, VoteMechanism if isinstance(pair, VotingMethod) else RecordMechanism)
+        assert all(word in type(opens).__doc__ for word in ("Guarantee:", "Source:", "adjacency"))
         return
     with pytest.raises(ValueError, match=rf"method='?{method}"):
         MAKE[method](mechanism=opens)
