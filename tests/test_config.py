@@ -252,6 +252,7 @@ COMMAND_LINES = [
     ("recommended=null", "recommended"),
     ("study=foo", "study='foo'", "_target_"),
     ("quiet=3", "quiet=3", "true or false"),
+    ("baseline=maybe", "baseline='maybe'", "true or false"),
     ("labels_only=maybe", "labels_only='maybe'", "true or false"),
     ("votes=5", "votes=5", "text"),
     (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Leave out teachers"),

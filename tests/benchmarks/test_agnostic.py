@@ -471,6 +471,18 @@ def test_a_sub_sample_that_is_not_random_is_found(epsilon, delta, inner_epsilon,
 
 
 @quiet
+@pytest.mark.slow(reason="statistical audit: 1,000 runs of all teachers")
+def test_a_tenth_of_the_noise_is_found():
+    """The whole sample is drawn, so that only noise protects: epsilon = ln F + epsilon*."""
+    epsilon = math.log(RELABEL_FACTOR) + 1
+    options = options_of(epsilon, 0.03, 1.0, False, 2, 2, even=True)
+    samples = sides(np.arange(options["asked_teachers"] - 1) < options["asked_teachers"] // 2 - 1)
+    assert plan_of(samples[0].n, 2, 2, **options).subset_size == samples[0].n
+    assert proven(plain(2), samples, 2, 300, **options) <= epsilon
+    assert proven(plain(2), samples, 2, 700, share=0.1, **options) > epsilon
+
+
+@quiet
 @pytest.mark.slow(reason="statistical audit: 60,000 runs of all teachers")
 @pytest.mark.parametrize("share,runs,sound", [(1.0, 20_000, True), (0.5, 40_000, False)], ids=["honest", "halved"])
 def test_half_of_the_noise_is_found_in_many_runs(share, runs, sound):

@@ -149,6 +149,22 @@ def test_quality_of_a_mean_is_what_its_law_says():
         quality(one_by_one(coin_flipper), x, y, points, n=n, models=5, beta=0.1, seed=0)
 
 
+@pytest.mark.slow(reason="statistical: 600 pairs of trained teachers")
+def test_teachers_of_known_stability_come_out_right():
+    """Records that are all alike, labels that are coins. Who learns nothing never changes; who learns the majority of
+    three does if the other two disagree and the new label is another: a quarter of the time."""
+    generator = np.random.default_rng(7)
+    x, y = np.ones((400, 2)), generator.integers(0, 2, 400)
+    idle = by_teachers(TeacherRecipe(network="mlp", steps=1, learning_rate=1e-60, **SGD), ROWS)  # no float is so small
+    assert on_average_stability(idle, x, y, x[:2], n=3, pairs=40, seed=0).alpha == 0
+    recipe = TeacherRecipe(network="logistic", batch_size=3, steps=20, learning_rate=0.3, **SGD)
+    majority = by_teachers(recipe, ROWS)
+    found = on_average_stability(majority, x, y, x[:2], n=3, pairs=600, seed=0, batch=300)
+    assert found.alpha == pytest.approx(0.5, abs=4 * found.error) and found.error < 0.03
+    against = by_teachers(recipe, ROWS, label=0)
+    assert on_average_stability(against, x, y, x[:2], n=3, pairs=600, seed=0).alpha == found.alpha
+
+
 def test_teachers_that_cannot_be_retrained_are_refused():
     with pytest.raises(ValueError, match="lean_cnn"):
         by_teachers(TeacherRecipe(), ROWS)

@@ -105,6 +105,10 @@ def test_stability_with_few_teachers_is_refused_with_the_number_it_takes():
     assert few.problem == str(refused.value) and few.verdict == "cannot" and few.epsilon is None
     assert f"num_teachers=250: must be at least {needed}" in few.problem
     assert enough.problem is None and enough.verdict == "ok" and enough.lead == needed
+    fits = evaluate(mechanism=mechanism, num_teachers=2500, budget_epsilon=2.0).max_queries
+    mechanism.check(num_queries=fits, num_teachers=2500, num_classes=10)
+    with pytest.raises(ValueError, match="must be at least"):
+        mechanism.check(num_queries=fits + 1, num_teachers=2500, num_classes=10)
 
 
 def test_what_a_run_would_refuse_is_refused():
