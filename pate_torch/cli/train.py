@@ -55,8 +55,8 @@ def train() -> int:
     hydra_config.register_components()
     if int(os.environ.get("RANK", "0")) > 0:  # one rank writes the run's folder and log
         sys.argv += ["hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    saved_value = os.environ.get(FULL_ERROR, "")
-    _shows_traceback = saved_value not in ("", "0")
+    saved_value = os.environ.get(FULL_ERROR)
+    _shows_traceback = saved_value not in (None, "", "0")
     os.environ[FULL_ERROR] = "1"  # makes Hydra raise: what is shown of an error is decided here
     try:
         with hydra_config.refuse_names_of_components():
@@ -73,7 +73,9 @@ def train() -> int:
         print(f"error: {message}", file=sys.stderr)
         return 2
     finally:
-        os.environ[FULL_ERROR] = saved_value
+        os.environ.pop(FULL_ERROR)
+        if saved_value is not None:
+            os.environ[FULL_ERROR] = saved_value
     return 0
 
 

@@ -13,7 +13,6 @@ the best of many models is a little better by luck.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,13 +137,16 @@ def select_by_cross_validation(
 
 def _predict_proba(model: Any, x_QD: np.ndarray, label_Q: np.ndarray, x_PD: np.ndarray, num_classes: int) -> np.ndarray:
     """Predict class probabilities of other points, [P, C], by a model fitted to these labels."""
+    from sklearn.base import clone
+    from sklearn.neighbors import KNeighborsClassifier
+
     proba_PC = np.full((len(x_PD), num_classes), _MIN_PROBABILITY)
     present_classes = np.unique(label_Q)
     if len(present_classes) == 1:
         proba_PC[:, present_classes] += 1.0
     else:
-        model = copy.deepcopy(model)  # it is not fitted yet
-        if hasattr(model, "n_neighbors"):
+        model = clone(model)
+        if isinstance(model, KNeighborsClassifier):
             model.set_params(n_neighbors=min(model.n_neighbors, len(x_QD)))
         with suppress_class_warnings():
             proba_PC[:, present_classes] += model.fit(x_QD, label_Q).predict_proba(x_PD)

@@ -231,5 +231,8 @@ def train_stacked(
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)
     params = {name: p.to(device).requires_grad_() for name, p in initial.items()}
     dtype = torch.bfloat16 if recipe.dtype == "bf16" else recipe.torch_dtype
-    forward = lambda x: stacked.forward(module, params, x.to(dtype))  # noqa: E731
+
+    def forward(x: Tensor) -> Tensor:
+        return stacked.forward(module, params, x.to(dtype))
+
     return train_params(forward, params, chunk, spec, recipe, seed, device, report_share)
