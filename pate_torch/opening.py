@@ -26,8 +26,8 @@ from pate_torch.methods.feasibility import NOISE_ADVICE
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
+from pate_torch.privacy.partition import drop_unusable
 from pate_torch.privacy.records import Dataset, PrivateRecords
-from pate_torch.privacy.units import drop_unusable
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts

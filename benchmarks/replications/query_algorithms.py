@@ -33,7 +33,7 @@ from pate_torch.hypotheses.exponential import ChosenHypothesis
 from pate_torch.hypotheses.sample import Bools, Floats, Sample, charge_events, draw_without_replacement
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.privacy.budget import NoiseProvider
+from pate_torch.privacy.noise import NoiseProvider
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 
 # ---- WLF16 Theorem 18 ------------------------------------------------------------------------------------------------

@@ -33,8 +33,7 @@ from pate_torch.hypotheses.sample import (
 )
 from pate_torch.mechanisms.exponential import draw_gumbel_max
 from pate_torch.mechanisms.sparse_vector import SparseVector
-from pate_torch.privacy.budget import NoiseProvider
-from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 from pate_torch.privacy.records import NO_ANSWER, Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 

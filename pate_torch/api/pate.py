@@ -44,10 +44,9 @@ from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import AddRemove, Partition, assign_shards
+from pate_torch.privacy.partition import AddRemove, Partition, assign_shards, drop_unusable
 from pate_torch.privacy.records import Dataset, DataSpec, EncoderCard, Evaluation, PublicPool, Release
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.privacy.units import drop_unusable
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest

@@ -13,7 +13,9 @@ from typing import Any
 
 from pate_torch.accounting.accountant import DELTA_ONLY_ROUTE, Guarantee
 from pate_torch.accounting.formatting import format_delta, format_epsilon
-from pate_torch.privacy.ledger import Account, Ledger, LedgerError, get_default_path
+from pate_torch.privacy.accounts import Account
+from pate_torch.privacy.chain import LedgerError
+from pate_torch.privacy.ledger import Ledger, get_default_path
 
 EXIT_OK, EXIT_PROBLEM = 0, 1  # argparse exits with 2 for a command it does not understand
 _LINE_WIDTH = 80

@@ -38,9 +38,18 @@ from pate_torch.privacy.records import (
     find_any,
     find_unusable_rows,
 )
-from pate_torch.privacy.roles import PRIVATE, PUBLIC, TEST, assign_by_hash, assign_by_position
 from pate_torch.privacy.schema import is_number, normalize_class_name
-from pate_torch.privacy.unit_ids import UnitIds, concatenate_unit_ids, make_content_ids, make_position_ids
+from pate_torch.privacy.unit_ids import (
+    PRIVATE,
+    PUBLIC,
+    TEST,
+    UnitIds,
+    assign_by_hash,
+    assign_by_position,
+    concatenate_unit_ids,
+    make_content_ids,
+    make_position_ids,
+)
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
 

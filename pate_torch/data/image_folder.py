@@ -13,8 +13,7 @@ from PIL import Image
 
 from pate_torch.core import checks
 from pate_torch.data.file_source import FileRecords, FileSource, Points, hash_points
-from pate_torch.privacy.roles import PUBLIC
-from pate_torch.privacy.unit_ids import parse_unit_ids
+from pate_torch.privacy.unit_ids import PUBLIC, parse_unit_ids
 
 RESIZE_METHOD = "bilinear"
 """Interpolation by which Pillow resizes images."""

@@ -15,9 +15,8 @@ from pate_torch.data.base import compute_common_scale, get_categories_origin, re
 from pate_torch.data.file_source import PATH_FIELDS, FileRecords, FileSource, Points, hash_points
 from pate_torch.data.table_files import Table, count_rows, read_table, read_vectors
 from pate_torch.privacy.records import Dataset, EncoderCard
-from pate_torch.privacy.roles import PRIVATE, PUBLIC
 from pate_torch.privacy.schema import MAX_CATEGORIES, TableSchema, TooManyCategoriesError
-from pate_torch.privacy.unit_ids import UnitIds, compute_content_id, make_content_ids, parse_unit_ids
+from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, UnitIds, compute_content_id, make_content_ids, parse_unit_ids
 
 ENCODER_KEYS = ("name", "sha256", "license", "trained_on", "disjoint")
 """Facts that may be declared about the encoder that computed vectors."""

@@ -24,8 +24,7 @@ from pate_torch.hypotheses.sample import (
     warn_below_guarantee,
 )
 from pate_torch.mechanisms.exponential import draw_gumbel_max
-from pate_torch.privacy.budget import NoiseProvider
-from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.privacy.budget import NoiseProvider
-from pate_torch.privacy.ledger import PURPOSE_HYPOTHESIS
-from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.accounts import PURPOSE_HYPOTHESIS
+from pate_torch.privacy.noise import NoiseProvider, NoiseSource
 from pate_torch.privacy.sensitive import Sensitivity
 
 Bools = NDArray[np.bool_]

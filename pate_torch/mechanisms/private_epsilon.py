@@ -23,8 +23,8 @@ from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core import checks
 from pate_torch.core.files import write_atomically
 from pate_torch.mechanisms.base import Mechanism
+from pate_torch.privacy.accounts import PURPOSE_PRICE
 from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.ledger import PURPOSE_PRICE
 from pate_torch.privacy.sensitive import Votes
 
 

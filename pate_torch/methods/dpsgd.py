@@ -43,8 +43,8 @@ from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
+from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool
-from pate_torch.privacy.units import select_one_per_unit
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student
 

@@ -32,6 +32,7 @@ from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.description import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import (
     GradientSums,
@@ -39,7 +40,6 @@ from pate_torch.privacy.sensitive import (
     make_vector_sum_sensitivity,
     quantize,
 )
-from pate_torch.privacy.units import select_one_per_unit
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import StudentAlgorithm
 

@@ -30,9 +30,9 @@ from pate_torch.methods import feasibility
 from pate_torch.methods.description import MethodDescription, format_every_unit, get_unit_column
 from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.partition import get_unit_ids
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
-from pate_torch.privacy.units import get_unit_ids
 
 _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 

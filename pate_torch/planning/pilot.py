@@ -18,10 +18,9 @@ from pate_torch.core import checks, rng
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import ReplaceOne
+from pate_torch.privacy.partition import ReplaceOne, select
 from pate_torch.privacy.records import Dataset, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.privacy.units import select
 from pate_torch.teachers.training import train
 from pate_torch.teachers.voting import count_votes
 

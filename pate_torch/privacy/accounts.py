@@ -1,4 +1,4 @@
-"""Accounts of a ledger: terms, charges, and the guarantee that may be claimed.
+"""Accounts of a ledger: terms, charges, the guarantee that may be claimed, and how each entry changes them.
 
 A claim is composed from the *reserved* events of releases, which no vote can change. The incurred events may depend on
 votes, because a mechanism may leave a question unanswered or stop early. The cap is compared with the incurred events,
@@ -53,126 +53,11 @@ class BudgetExceeded(ValueError):
         self, message: str, *, spent_epsilon: float, requested_epsilon: float, cap_epsilon: float, fitting_share: float
     ) -> None:
         super().__init__(message)
-        self.spent_epsilon, self.requested_epsilon, self.cap_epsilon, self.fitting_share = (
-            spent_epsilon,
-            requested_epsilon,
-            cap_epsilon,
-            fitting_share,
-        )
+        self.spent_epsilon, self.requested_epsilon = spent_epsilon, requested_epsilon
+        self.cap_epsilon, self.fitting_share = cap_epsilon, fitting_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """The fixed terms of an account and its present state.
-
-    Attributes:
-        name: Declared name of the private data.
-        filter: Privacy filter that enforces the cap.
-        adjacency: Neighboring relation.
-        unit: Kind of the privacy unit.
-        total_cost: Sum of the charges, in the quantity of the filter.
-        num_releases: Number of committed releases.
-        num_open: Number of reserved releases without a commit.
-        is_closed: Whether the owner closed the account.
-        is_private: Whether all releases used secret noise. If one did not, the cap bounds nothing.
-        noise: Kind of noise of every release.
-        reserved_events: Reserved events of all releases.
-        incurred_events: Incurred events of all releases, with the reserved events of open ones.
-    """
-
-    name: str
-    filter: PrivacyFilter
-    adjacency: str
-    unit: str
-    total_cost: FilterCost
-    num_releases: int
-    num_open: int
-    is_closed: bool
-    is_private: bool
-    noise: str
-    reserved_events: tuple[PrivacyEvent, ...] = ()
-    incurred_events: tuple[PrivacyEvent, ...] = ()
-
-    @property
-    def is_charged(self) -> bool:
-        """Whether the account has a reservation. Without one its terms are not fixed."""
-        return self.num_releases + self.num_open > 0
-
-    @property
-    def budget_epsilon(self) -> float:
-        """Epsilon of the cap."""
-        return self.filter.epsilon
-
-    @property
-    def delta(self) -> float:
-        """Delta of the cap."""
-        return self.filter.delta
-
-    @property
-    def guarantee(self) -> Guarantee | None:
-        """Guarantee of all releases together: the composition of the reserved events, or the cap if it is smaller.
-
-        If the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter enforces.
-        None if a release of the account used seeded noise, so that nothing can be claimed.
-        """
-        return self.compute_guarantee(self.reserved_events)
-
-    @property
-    def ex_post_guarantee(self) -> Guarantee | None:
-        """Composition of the incurred events, or None as for ``guarantee``.
-
-        It is not a guarantee if the incurred events depend on votes.
-        """
-        return self.compute_guarantee(self.incurred_events)
-
-    def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
-        """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
-
-        The filter's own conversion is not used, because it is looser: the order of an RDP filter suits the cap, and
-        would show epsilon 5 after a release that costs 0.5.
-
-        Args:
-            events: Events of releases from the account.
-            cap_holds: Whether the cap is a guarantee. It is not if releases with seeded noise may have influenced later
-                ones.
-
-        Returns:
-            The guarantee, or None if nothing can be claimed.
-        """
-        if not self.is_private:
-            return None
-        terms = {"adjacency": self.adjacency, "unit": self.unit}
-        merged_events = merge_events(events)
-        if sum(event.count * event.delta for event in merged_events if isinstance(event, DeltaEvent)) < self.delta:
-            composed_guarantee = compute_guarantee(merged_events, self.delta, **terms)
-            if composed_guarantee.epsilon <= self.budget_epsilon or (
-                not cap_holds and math.isfinite(composed_guarantee.epsilon)
-            ):
-                return composed_guarantee
-        if not cap_holds:
-            return None
-        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP_ROUTE, **terms)
-
-    @property
-    def remaining_capacity(self) -> FilterCost:
-        """Cost that the filter still admits, in its quantity (mu^2, or the divergence at its order) and in delta."""
-        return FilterCost(
-            max(0.0, self.filter.capacity - self.total_cost.scalar),
-            max(0.0, self.filter.delta_reserve - self.total_cost.delta),
-        )
-
-    def count_fitting_copies(self, events: Iterable[PrivacyEvent]) -> float:
-        """Compute how many releases with these events still fit under the cap (infinite if they cost nothing)."""
-        price, remaining_capacity = self.filter.compute_cost(events), self.remaining_capacity
-        pairs = ((remaining_capacity.scalar, price.scalar), (remaining_capacity.delta, price.delta))
-        return min((available / requested for available, requested in pairs if requested > 0), default=float("inf"))
-
-    def admits(self, events: Iterable[PrivacyEvent]) -> bool:
-        """Whether a release with these events fits under the cap now."""
-        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
-
-
-@dataclass
 class Charge:
     """The charge of one release.
 
@@ -208,6 +93,116 @@ class Charge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Account:
+    """The fixed terms of an account and its charges.
+
+    Attributes:
+        name: Declared name of the private data.
+        filter: Privacy filter that enforces the cap.
+        adjacency: Neighboring relation.
+        unit: Kind of the privacy unit.
+        noise: Kind of noise of every release.
+        is_closed: Whether the owner closed the account.
+        charges: Charges by reservation id, in order.
+    """
+
+    name: str
+    filter: PrivacyFilter
+    adjacency: str
+    unit: str
+    noise: str
+    is_closed: bool = False
+    charges: dict[str, Charge] = field(default_factory=dict)
+
+    @property
+    def budget_epsilon(self) -> float:
+        """Epsilon of the cap."""
+        return self.filter.epsilon
+
+    @property
+    def delta(self) -> float:
+        """Delta of the cap."""
+        return self.filter.delta
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether the account has a reservation. Without one its terms are not fixed."""
+        return bool(self.charges)
+
+    @property
+    def num_releases(self) -> int:
+        """Number of committed releases."""
+        return sum(charge.is_committed for charge in self.charges.values())
+
+    @property
+    def num_open(self) -> int:
+        """Number of reserved releases without a commit."""
+        return len(self.charges) - self.num_releases
+
+    @property
+    def is_private(self) -> bool:
+        """Whether all releases used secret noise. If one did not, the cap bounds nothing."""
+        return not any(charge.insecure for charge in self.charges.values())
+
+    @property
+    def total_cost(self) -> FilterCost:
+        """Sum of the charges, in the quantity of the filter."""
+        return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
+
+    @property
+    def reserved_events(self) -> tuple[PrivacyEvent, ...]:
+        """Reserved events of all releases."""
+        return merge_events(event for charge in self.charges.values() for event in charge.reserved_events)
+
+    @property
+    def incurred_events(self) -> tuple[PrivacyEvent, ...]:
+        """Incurred events of all releases, with the reserved events of open ones."""
+        return merge_events(event for charge in self.charges.values() for event in charge.incurred_events)
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """Guarantee of all releases together: the composition of the reserved events, or the cap if it is smaller.
+
+        If the owner chose a release after seeing an earlier one, the guarantee is the cap, which the filter enforces.
+        None if a release of the account used seeded noise, so that nothing can be claimed.
+        """
+        return self.compute_guarantee(self.reserved_events) if self.is_private else None
+
+    @property
+    def ex_post_guarantee(self) -> Guarantee | None:
+        """Composition of the incurred events, or None as for ``guarantee``.
+
+        It is not a guarantee if the incurred events depend on votes.
+        """
+        return self.compute_guarantee(self.incurred_events) if self.is_private else None
+
+    def compute_guarantee(self, events: Iterable[PrivacyEvent], *, cap_holds: bool = True) -> Guarantee | None:
+        """Compose events of the account by the accountant with the smallest epsilon, or return the cap if smaller.
+
+        The filter's own conversion is not used, because it is looser: the order of an RDP filter suits the cap, and
+        would show epsilon 5 after a release that costs 0.5.
+
+        Args:
+            events: Events of releases from the account, whose noise was secret.
+            cap_holds: Whether the cap is a guarantee. It is not if releases with seeded noise may have influenced later
+                ones; None is then returned if the events alone give no finite epsilon.
+        """
+        terms = {"adjacency": self.adjacency, "unit": self.unit}
+        merged_events = merge_events(events)
+        if sum(event.count * event.delta for event in merged_events if isinstance(event, DeltaEvent)) < self.delta:
+            guarantee = compute_guarantee(merged_events, self.delta, **terms)
+            if guarantee.epsilon <= self.budget_epsilon or (not cap_holds and math.isfinite(guarantee.epsilon)):
+                return guarantee
+        if not cap_holds:
+            return None
+        return Guarantee(epsilon=self.budget_epsilon, delta=self.delta, route=CAP_ROUTE, **terms)
+
+    def admits(self, events: Iterable[PrivacyEvent]) -> bool:
+        """Whether a release with these events fits under the cap now."""
+        return not self.is_closed and self.filter.admits(self.total_cost, self.filter.compute_cost(events))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """The guarantee of some reservations together.
 
@@ -229,64 +224,47 @@ class Claim:
         return self.guarantee is not None
 
 
-@dataclass
-class AccountState:
-    """The state of an account after the entries of the ledger that were read."""
-
-    filter: PrivacyFilter
-    adjacency: str
-    unit: str
-    noise: str
-    is_closed: bool = False
-    charges: dict[str, Charge] = field(default_factory=dict)
-
-    def compute_total_cost(self) -> FilterCost:
-        """Compute the sum of the present charges."""
-        return FilterCost.from_sum(charge.charged_cost for charge in self.charges.values())
-
-    def to_account(self, name: str) -> Account:
-        """Convert the state to an ``Account``."""
-        charges = self.charges.values()
-        return Account(
-            name=name,
-            filter=self.filter,
-            adjacency=self.adjacency,
-            unit=self.unit,
-            total_cost=self.compute_total_cost(),
-            num_releases=sum(charge.is_committed for charge in charges),
-            num_open=sum(not charge.is_committed for charge in charges),
-            is_closed=self.is_closed,
-            is_private=not any(charge.insecure for charge in charges),
-            noise=self.noise,
-            reserved_events=merge_events(event for charge in charges for event in charge.reserved_events),
-            incurred_events=merge_events(event for charge in charges for event in charge.incurred_events),
-        )
-
-
 def make_price_facts(events: Iterable[PrivacyEvent], cost: FilterCost) -> dict[str, Any]:
     """Make the facts of an entry that state events and their price."""
     return {"events": json.loads(to_json(events)), "scalar": cost.scalar, "failure": cost.delta}
 
 
-def apply_entry(accounts: dict[str, AccountState], entry: LedgerEntry, *, recompute: bool = False) -> None:
+def apply_entry(accounts: dict[str, Account], entry: LedgerEntry, *, recompute: bool = False) -> None:
     """Apply one entry of the ledger to the accounts.
 
     Args:
-        accounts: States by account name, changed in place.
+        accounts: Accounts by name, changed in place.
         entry: Next entry of the chain.
         recompute: Whether to recompute the stored price from the events.
 
     Raises:
         LedgerError: No ledger of this version writes such an entry at this place.
     """
+    name, facts = entry.account, entry.facts
     try:
-        apply_facts = _APPLY_BY_KIND.get(entry.kind)
-        if apply_facts is None:
-            raise LedgerError(
-                f"ledger: entry {entry.seq} has the unknown kind {entry.kind!r}. Upgrade pate-torch, which"
-                " could otherwise misread its charges."
-            )
-        apply_facts(accounts, entry.account, entry.facts, recompute)
+        match entry.kind:
+            case "genesis":
+                _require(not accounts, "a ledger begins once")
+            case "open":
+                account = accounts.get(name)
+                _require(account is None or not (account.charges or account.is_closed), "the account is open already")
+                filter_facts = {key: facts[key] for key in ("delta", "delta_reserve", "order")}
+                filter = PrivacyFilter(kind=facts["filter"], epsilon=facts["budget_epsilon"], **filter_facts)
+                terms = {key: facts[key] for key in ("adjacency", "unit", "noise")}
+                accounts[name] = Account(name=name, filter=filter, **terms)
+            case "raise_cap":
+                filter, epsilon = accounts[name].filter, facts["budget_epsilon"]
+                _require(epsilon > filter.epsilon, "a cap only rises")
+                accounts[name] = replace(accounts[name], filter=replace(filter, epsilon=epsilon))
+            case "close":
+                accounts[name] = replace(accounts[name], is_closed=True)
+            case "reserve" | "record" | "resume" | "commit":
+                accounts[name].charges[facts["reservation"]] = _make_charge(accounts[name], entry, recompute)
+            case _:
+                raise LedgerError(
+                    f"ledger: entry {entry.seq} has the unknown kind {entry.kind!r}. Upgrade pate-torch, which"
+                    " could otherwise misread its charges."
+                )
     except LedgerError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -296,99 +274,38 @@ def apply_entry(accounts: dict[str, AccountState], entry: LedgerEntry, *, recomp
         ) from error
 
 
-def _apply_genesis(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _require(not accounts, "a ledger begins once")
-
-
-def _apply_open(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    existing_state = accounts.get(name)
-    _require(
-        existing_state is None or not (existing_state.charges or existing_state.is_closed),
-        "the account is open already",
-    )
-    terms = PrivacyFilter(
-        kind=facts["filter"],
-        epsilon=facts["budget_epsilon"],
-        delta=facts["delta"],
-        delta_reserve=facts["delta_reserve"],
-        order=facts["order"],
-    )
-    accounts[name] = AccountState(filter=terms, adjacency=facts["adjacency"], unit=facts["unit"], noise=facts["noise"])
-
-
-def _apply_raise_cap(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    state = accounts[name]
-    _require(facts["budget_epsilon"] > state.filter.epsilon, "a cap only rises")
-    state.filter = replace(state.filter, epsilon=facts["budget_epsilon"])
-
-
-def _apply_close(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    accounts[name].is_closed = True
-
-
-def _apply_reserve(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    state, cost = accounts[name], FilterCost(facts["scalar"], facts["failure"])
-    _require(facts["reservation"] not in state.charges, "the reservation exists already")
-    _require(not state.is_closed, "the account was closed before")
-    if recompute:
-        _require(_is_equal(cost, _compute_cost(state, facts)), "its price is not that of its events")
-        _require(state.filter.admits(state.compute_total_cost(), cost), "it passes the cap")
-    reserved_events = _parse_events(facts)
-    state.charges[facts["reservation"]] = Charge(
-        reserved_cost=cost,
-        reserved_events=reserved_events,
-        charged_cost=cost,
-        incurred_events=reserved_events,
-        insecure=facts["insecure"],
-        purpose=facts["what"],
-        run=facts["run"],
-        fingerprint=facts["fingerprint"],
-    )
-
-
-def _apply_record(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    charge = _find_open_charge(accounts, name, facts)
-    charge.state_digest, charge.recorded_events = facts["state"], _parse_events(facts)
-    charge.is_suspended = bool(charge.state_digest)
-
-
-def _apply_resume(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    charge = _find_open_charge(accounts, name, facts)
-    _require(
-        charge.is_suspended and charge.state_digest == facts["state"], "the release does not stand where it was resumed"
-    )
-    charge.is_suspended, charge.num_resumptions = False, charge.num_resumptions + 1
-    _require(charge.num_resumptions == facts["number"], "a resumption is missing")
-
-
-def _find_open_charge(accounts: dict[str, AccountState], name: str, facts: dict[str, Any]) -> Charge:
-    charge = accounts[name].charges[facts["reservation"]]
+def _make_charge(account: Account, entry: LedgerEntry, recompute: bool) -> Charge:
+    """Return the charge of a release as it is after an entry."""
+    kind, facts, identity = entry.kind, entry.facts, entry.facts["reservation"]
+    if kind == "reserve":
+        _require(identity not in account.charges, "the reservation exists already")
+        _require(not account.is_closed, "the account was closed before")
+        events, cost = _parse_price(account, facts, recompute)
+        _require(not recompute or account.filter.admits(account.total_cost, cost), "it passes the cap")
+        return Charge(
+            reserved_cost=cost,
+            reserved_events=events,
+            charged_cost=cost,
+            incurred_events=events,
+            insecure=facts["insecure"],
+            purpose=facts["what"],
+            run=facts["run"],
+            fingerprint=facts["fingerprint"],
+        )
+    charge = account.charges[identity]
     _require(not charge.is_committed, "the release is committed already")
-    return charge
-
-
-def _apply_commit(accounts: dict[str, AccountState], name: str, facts: dict[str, Any], recompute: bool) -> None:
-    _find_open_charge(accounts, name, facts)
-    charge, cost = accounts[name].charges[facts["reservation"]], FilterCost(facts["scalar"], facts["failure"])
-    _require(
-        cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta,
-        "it passes its reservation",
-    )
-    if recompute:
-        _require(_is_equal(cost, _compute_cost(accounts[name], facts)), "its price is not that of its events")
-    charge.charged_cost, charge.incurred_events, charge.is_committed = cost, _parse_events(facts), True
-
-
-_APPLY_BY_KIND = {
-    "genesis": _apply_genesis,
-    "open": _apply_open,
-    "raise_cap": _apply_raise_cap,
-    "close": _apply_close,
-    "reserve": _apply_reserve,
-    "record": _apply_record,
-    "resume": _apply_resume,
-    "commit": _apply_commit,
-}
+    if kind == "record":
+        state = facts["state"]
+        return replace(charge, state_digest=state, is_suspended=bool(state), recorded_events=_parse_events(facts))
+    if kind == "resume":
+        is_expected = charge.is_suspended and charge.state_digest == facts["state"]
+        _require(is_expected, "the release does not stand where it was resumed")
+        _require(facts["number"] == charge.num_resumptions + 1, "a resumption is missing")
+        return replace(charge, is_suspended=False, num_resumptions=facts["number"])
+    events, cost = _parse_price(account, facts, recompute)
+    is_reserved = cost.scalar <= charge.reserved_cost.scalar and cost.delta <= charge.reserved_cost.delta
+    _require(is_reserved, "it passes its reservation")
+    return replace(charge, charged_cost=cost, incurred_events=events, is_committed=True)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -400,8 +317,15 @@ def _parse_events(facts: dict[str, Any]) -> tuple[PrivacyEvent, ...]:
     return from_json(json.dumps(facts["events"]))
 
 
-def _compute_cost(state: AccountState, facts: dict[str, Any]) -> FilterCost:
-    return state.filter.compute_cost(_parse_events(facts))
+def _parse_price(
+    account: Account, facts: dict[str, Any], recompute: bool
+) -> tuple[tuple[PrivacyEvent, ...], FilterCost]:
+    events, cost = _parse_events(facts), FilterCost(facts["scalar"], facts["failure"])
+    if recompute:
+        computed_cost = account.filter.compute_cost(events)
+        is_equal = is_within(cost, computed_cost) and is_within(computed_cost, cost)
+        _require(is_equal, "its price is not that of its events")
+    return events, cost
 
 
 def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
@@ -410,19 +334,12 @@ def is_within(cost: FilterCost, reserved_cost: FilterCost) -> bool:
     return cost.scalar <= reserved_cost.scalar * slack and cost.delta <= reserved_cost.delta * slack
 
 
-def _is_equal(stored_cost: FilterCost, computed_cost: FilterCost) -> bool:
-    return is_within(stored_cost, computed_cost) and is_within(computed_cost, stored_cost)
-
-
 def account_charged_error(account: Account, requested_epsilon: float) -> ValueError:
     """Make the error for a first release whose account is already charged, with the spent and the added epsilon."""
-    spent_guarantee = account.guarantee
-    terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
-    spent_text = (
-        "nothing can be claimed for it"
-        if spent_guarantee is None
-        else f"epsilon {spent_guarantee.epsilon:.4g}, {terms}, {spent_guarantee.route}"
-    )
+    guarantee, spent_text = account.guarantee, "nothing can be claimed for it"
+    if guarantee is not None:
+        terms = f"delta {format_delta(account.delta)}, {account.adjacency}, unit {account.unit}"
+        spent_text = f"epsilon {guarantee.epsilon:.4g}, {terms}, {guarantee.route}"
     open_text = f"; {account.num_open} of its releases were interrupted and stay spent" * (account.num_open > 0)
     fix = f"allow_refit=True adds a release of epsilon {requested_epsilon:.4g}, and both compose."
     return checks.error("account", account.name, f"has been charged already ({spent_text}{open_text})", fix)
@@ -432,34 +349,31 @@ def budget_exceeded_error(
     account: Account, events: tuple[PrivacyEvent, ...], requested_cost: FilterCost
 ) -> BudgetExceeded:
     """Make the error for a release over the cap: the requested cost, the remaining budget, and what would fit."""
-    account_filter, remaining = account.filter, account.remaining_capacity
-    total_cost = FilterCost.from_sum((account.total_cost, requested_cost))
-    spent_epsilon = account_filter.to_epsilon(account.total_cost)
-    requested_epsilon = account_filter.to_epsilon(requested_cost)
-    num_fitting_copies = account.count_fitting_copies(events)
+    account_filter, spent_cost = account.filter, account.total_cost
+    total_cost = FilterCost.from_sum((spent_cost, requested_cost))
+    epsilons = (account_filter.to_epsilon(cost) for cost in (spent_cost, requested_cost, total_cost))
+    spent_epsilon, requested_epsilon, total_epsilon = epsilons
+    remaining_scalar = max(0.0, account_filter.capacity - spent_cost.scalar)
+    remaining_delta = max(0.0, account_filter.delta_reserve - spent_cost.delta)
+    pairs = ((remaining_scalar, requested_cost.scalar), (remaining_delta, requested_cost.delta))
+    fitting_share = min(available / requested for available, requested in pairs if requested > 0)
     remedy = f"raise the cap on purpose: pate ledger raise-cap {account.name} EPSILON --reason WHY"
     if total_cost.delta > account_filter.delta_reserve:
         remedy = "use a mechanism that cannot fail (delta_reserve is fixed when the account opens)"
         cause = (
-            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining.delta:.6g} of the"
+            f"it may fail with probability {requested_cost.delta:.6g}, and {remaining_delta:.6g} of the"
             f" {account_filter.delta_reserve:.6g} set aside for failures when the account opened is left"
         )
     else:
         cause = (
             f"epsilon {spent_epsilon:.6g} is spent, this release asks for {requested_epsilon:.6g} alone, and both"
-            f" together ({account_filter.to_epsilon(total_cost):.6g}) pass the cap {account_filter.epsilon:.6g} at"
+            f" together ({total_epsilon:.6g}) pass the cap {account_filter.epsilon:.6g} at"
             f" delta={account_filter.delta:g}"
         )
-    advice = (
-        f"What would fit: {100 * num_fitting_copies:.3g} % of it"
-        if num_fitting_copies > 0
-        else "Nothing more of its kind fits"
-    )
-    noise_events = [e for e in events if not isinstance(e, DeltaEvent)]
-    if 0 < remaining.scalar < requested_cost.scalar and all(
-        isinstance(e, GaussianEvent | ZCDPEvent) for e in noise_events
-    ):
-        noise_factor = (requested_cost.scalar / remaining.scalar) ** 0.5
+    advice = f"What would fit: {100 * fitting_share:.3g} % of it" if fitting_share else "Nothing more of its kind fits"
+    is_gaussian = all(isinstance(event, GaussianEvent | ZCDPEvent | DeltaEvent) for event in events)
+    if is_gaussian and 0 < remaining_scalar < requested_cost.scalar:
+        noise_factor = (requested_cost.scalar / remaining_scalar) ** 0.5
         advice += f", or all of it with {noise_factor:.4g} times the noise"
     message = f"account={account.name!r}: {cause}. Nothing was drawn or charged. {advice}; or {remedy}."
     return BudgetExceeded(
@@ -467,5 +381,5 @@ def budget_exceeded_error(
         spent_epsilon=spent_epsilon,
         requested_epsilon=requested_epsilon,
         cap_epsilon=account_filter.epsilon,
-        fitting_share=num_fitting_copies,
+        fitting_share=fitting_share,
     )

@@ -8,204 +8,32 @@
 
 If an error leaves the ``with`` block, the reservation stays spent. No other module charges the ledger, and only a
 ``DryRunNoise``, whose answers cannot be released, gives noise without a charge. A release that takes several calls is
-suspended and resumed:
-
-    with budget.spend(events, mechanism="sparse_vector") as spending:
-        ...
-        spending.suspend(state)             # a hash of everything that is needed to continue
-    with budget.resume(spending.id, state) as spending: ...
+suspended by ``spending.suspend(state)``, with a hash of everything that is needed to continue, and resumed by
+``with budget.resume(spending.id, state) as spending``.
 
 Noise that the next call needs again (``NoiseSource.state``, such as the threshold of a sparse vector) is stored beside
-the ledger, and the ledger stores its hash together with ``state``. The ledger refuses a state that it does not know,
+the ledger, and the ledger stores its hash together with the state. The ledger refuses a state that it does not know,
 such as an older one or one after which noise may have been drawn. The reservation then stays spent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.core.progress import do_nothing
-from pate_torch.privacy.accounts import account_charged_error
-from pate_torch.privacy.ledger import PURPOSE_LABELS, Ledger, Reservation
-from pate_torch.privacy.noise import (
-    NOISE_KINDS,
-    DryRunNoise,
-    NoiseSource,
-    check_delta,
-    check_noise,
-    load_noise_state,
-    save_noise_state,
-)
+from pate_torch.privacy.accounts import PURPOSE_LABELS
+from pate_torch.privacy.ledger import Ledger, Reservation
+from pate_torch.privacy.noise import NoiseSource, check_delta, check_noise, load_noise_state, save_noise_state
 from pate_torch.privacy.records import Answers, DryRunAnswers
 from pate_torch.privacy.sensitive import Sensitivity
 
-LIBRARY_NOISE_PREFIX = "by "
-"""Prefix of the kind of noise that a library draws itself, such as "by opacus"."""
-
-
-class NoiseProvider(Protocol):
-    """A provider of noise: a ``Budget``, or a ``DryRunNoise`` in its place."""
-
-    @property
-    def kind(self) -> str:
-        """Kind of the noise."""
-        ...
-
-    def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError if the value has another adjacency than the account."""
-        ...
-
-    def spend(
-        self, events: Iterable[PrivacyEvent], *, mechanism: str, purpose: str = PURPOSE_LABELS
-    ) -> AbstractContextManager[Any]:
-        """Reserve the events and return a ``Spending``, or the ``DryRunNoise`` itself."""
-        ...
-
-
-class _ChargedNoise(NoiseSource):
-    """Noise that a ``Spending`` has paid for. It can be drawn while the spending is active."""
-
-    def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
-        super().__init__(kind, insecure_seed)
-        self._spending = spending
-
-    def stamp(self, answers: Answers) -> Answers:
-        """Mark answers with the reservation that paid for them."""
-        if type(answers) is not Answers:
-            raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
-        return replace(answers, reservation_id=self._spending.id)
-
-    def _check_draw_allowed(self) -> None:
-        self._spending._check_active()
-        self._spending._mark_drawn()
-
-
-class Spending:
-    """A reservation in use: it hands out noise, and records costs, until its ``with`` block ends.
-
-    Attributes:
-        id: Id of the reservation.
-        reserved_events: Reserved events, the worst case.
-        incurred_events: Events incurred so far. None if no cost was recorded, so that all reserved events are charged.
-        secret: Whether the noise is secret. Answers drawn with seeded noise are not private.
-    """
-
-    def __init__(
-        self,
-        reservation: Reservation,
-        kind: str,
-        insecure_seed: int | None,
-        adjacency: str,
-        record_in_ledger: Callable[[Spending], object],
-    ) -> None:
-        self._record_in_ledger = record_in_ledger
-        self.id, self.reserved_events = reservation.id, reservation.reserved_events
-        self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
-        self._suspended_state: str | None = None
-        self._digests: dict[str, str] = {}
-        self._is_active = True
-        self._has_unrecorded_noise = self._has_fresh_noise = False
-        self._noise = None if kind.startswith(LIBRARY_NOISE_PREFIX) else _ChargedNoise(self, kind, insecure_seed)
-        self._kind, self._adjacency = kind, adjacency
-        self.secret = insecure_seed is None
-
-    @property
-    def noise(self) -> NoiseSource:
-        """The noise that was paid for.
-
-        Raises:
-            RuntimeError: A library draws its own noise, or the ``with`` block has ended.
-        """
-        self._check_active()
-        if self._noise is None:
-            raise RuntimeError(f"noise: the noise of this release is drawn {self._kind}")
-        return self._noise
-
-    @property
-    def noise_state(self) -> dict[str, float]:
-        """PRIVATE. The noise that is needed again when the release is resumed."""
-        return {} if self._noise is None else self._noise.state
-
-    def check_adjacency(self, sensitivity: Sensitivity) -> None:
-        """Raise ValueError if the value has another adjacency than the account."""
-        check_adjacency(sensitivity, self._adjacency)
-
-    def accept(self, answers: Answers) -> Answers:
-        """Return the answers if this spending paid for them.
-
-        Raises:
-            ValueError: Another source paid for the answers, or no noise was drawn for them.
-        """
-        self._check_active()
-        if type(answers) is not Answers or answers.reservation_id != self.id:
-            origin = "of a dry run" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
-            fix = "A mechanism answers by draw(), from the noise it is given."
-            raise checks.error("mechanism", type(answers).__name__, f"its answers are {origin}", fix)
-        if len(answers.label_Q) and not self._has_fresh_noise:
-            fix = "A mechanism draws from the noise it is given."
-            raise checks.error("mechanism", type(answers).__name__, "no noise was drawn for its answers", fix)
-        self._has_fresh_noise = False
-        return answers
-
-    def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
-        """Record the events that a part of the release incurred, after its noise was drawn.
-
-        Committing returns the part of the reservation that was not incurred. If noise is drawn after the last call of
-        this method, all reserved events are charged.
-        """
-        self._check_active()
-        self._has_unrecorded_noise = False
-        self.incurred_events = (self.incurred_events or ()) + tuple(events)
-
-    def record_files(self, digests: Mapping[str, str]) -> None:
-        """Store the SHA-256 of written files by name, so that the ledger reveals a later edit of these files."""
-        self._check_active()
-        self._digests |= digests
-
-    def record_first_answers(self, digests: Mapping[str, str]) -> None:
-        """Write the SHA-256 of the answers of a first stage into the ledger, before any step depends on them.
-
-        Raises:
-            ValueError: The first stage drew noise and did not record its cost, so the release could be charged
-                without this cost.
-        """
-        self.record_files(digests)
-        if self._has_unrecorded_noise or self.incurred_events is None:
-            fix = "Call spending.record_cost(events) after the draw."
-            raise checks.error("first_answers", None, "did not record the cost of its answers", fix)
-        self._has_fresh_noise = False
-        self._record_in_ledger(self)
-
-    def suspend(self, state_digest: str) -> None:
-        """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""
-        self._check_active()
-        if self._digests:  # hashes of files are committed together with the release, which is not finished
-            raise ValueError("files: record files when the release is committed, not when it is suspended")
-        if not state_digest:
-            raise checks.error("state", state_digest, "must be a hash of the state that is needed to continue")
-        self._suspended_state = state_digest
-
-    def _mark_drawn(self) -> None:
-        """Note that noise was drawn whose cost is not recorded yet."""
-        self._has_unrecorded_noise = self._has_fresh_noise = True
-
-    @property
-    def charged_events(self) -> tuple[PrivacyEvent, ...]:
-        """Events charged at the end of the ``with`` block: the incurred events if all costs were recorded."""
-        return (
-            self.reserved_events if self._has_unrecorded_noise or self.incurred_events is None else self.incurred_events
-        )
-
-    def _check_active(self) -> None:
-        """Raise RuntimeError if the ``with`` block has ended, because later noise would not be charged."""
-        if not self._is_active:
-            raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
+_LIBRARY_NOISE_PREFIX = "by "  # of the kind of noise that a library draws itself, such as "by opacus"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -241,50 +69,45 @@ class Budget:
     first_charge_only: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind.startswith(LIBRARY_NOISE_PREFIX):
-            if self.kind == LIBRARY_NOISE_PREFIX or self.insecure_seed is not None:
-                raise checks.error("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
-        else:
+        if not self.is_library_noise:
             check_noise(self.kind, self.insecure_seed)
+        elif self.kind == _LIBRARY_NOISE_PREFIX or self.insecure_seed is not None:
+            raise checks.error("noise", self.kind, "must name a library, which takes no insecure_noise_seed")
         check_delta(self.kind, self.delta)
 
     @classmethod
-    def from_account(
-        cls, ledger: Ledger, account: str, *, fingerprint: str = "", run: str = "", insecure_seed: int | None = None
-    ) -> Budget:
-        """Make a budget with the account's own terms and kind of noise.
+    def from_account(cls, ledger: Ledger, account: str, **options: Any) -> Budget:
+        """Make a budget with the account's own terms and kind of noise; ``options`` are the other attributes.
 
         The caller must ensure that the values to be released have these terms.
         """
-        account_terms = ledger.get_account(account)
-        return cls(
-            ledger=ledger,
-            account=account,
-            delta=account_terms.delta,
-            adjacency=account_terms.adjacency,
-            unit=account_terms.unit,
-            fingerprint=fingerprint,
-            run=run,
-            kind=account_terms.noise,
-            insecure_seed=insecure_seed,
-        )
+        stored = ledger.get_account(account)
+        terms = {"delta": stored.delta, "adjacency": stored.adjacency, "unit": stored.unit, "kind": stored.noise}
+        return cls(ledger=ledger, account=account, **({"fingerprint": "", "run": ""} | options | terms))
 
     @property
     def secret(self) -> bool:
         """Whether the noise is secret. Answers drawn with seeded noise are not private."""
         return self.insecure_seed is None
 
-    def check_events(self, events: Iterable[PrivacyEvent]) -> None:
-        """Raise the error that ``spend`` would raise now, without a charge."""
-        self._check_terms()
-        account, events = self.ledger.get_account(self.account), tuple(events)
-        if self.first_charge_only and account.is_charged:
-            raise account_charged_error(account, account.filter.to_epsilon(account.filter.compute_cost(events)))
-        self.ledger.check_events(self.account, events)
+    @property
+    def is_library_noise(self) -> bool:
+        """Whether a library draws the noise."""
+        return self.kind.startswith(_LIBRARY_NOISE_PREFIX)
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        return {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "noise": self.kind}
 
     def check_adjacency(self, sensitivity: Sensitivity) -> None:
         """Raise ValueError if the value has another adjacency than the account."""
-        check_adjacency(sensitivity, self.adjacency)
+        if sensitivity.adjacency not in (None, self.adjacency):
+            message = f"is not the adjacency of the account ({self.adjacency}), for which its charges hold"
+            raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={self.adjacency}.")
+
+    def check_events(self, events: Iterable[PrivacyEvent]) -> None:
+        """Raise the error that ``spend`` would raise now, without a charge."""
+        self.ledger.check_events(self.account, events, terms=self._terms, first_charge_only=self.first_charge_only)
 
     @contextmanager
     def spend(
@@ -315,7 +138,7 @@ class Budget:
             first_charge_only=self.first_charge_only,
             terms=self._terms,
         )
-        with self._open_spending(reservation) as spending:
+        with self._open_spending(reservation, {}) as spending:
             yield spending
 
     @contextmanager
@@ -325,38 +148,30 @@ class Budget:
         Raises:
             LedgerError: The ledger does not know the state.
         """
-        self._check_terms()
+        self.ledger.check_terms(self.account, **self._terms)
         charge = self.ledger.make_claim(self.account, [reservation]).charges[reservation]
         if charge.insecure is self.secret:
             problem = "must be resumed with noise like that of its first call: secret, or seeded"
             raise checks.error("reservation", reservation, problem)
-        noise_state, digest = load_noise_state(self._get_state_path(reservation))
-        resumed_reservation = self.ledger.resume(reservation, state_digest=state_digest + digest)
+        noise_state, noise_digest = load_noise_state(self._get_state_path(reservation))
+        resumed_reservation = self.ledger.resume(reservation, state_digest=state_digest + noise_digest)
         with self._open_spending(resumed_reservation, noise_state) as spending:
             yield spending
 
     def can_resume(self, reservation: str, state_digest: str) -> bool:
         """Whether ``resume`` would accept this state of a suspended release."""
         charge = self.ledger.get_charges(self.account)[reservation]
-        return (
-            charge.is_suspended
-            and charge.state_digest == state_digest + load_noise_state(self._get_state_path(reservation))[1]
-        )
+        _, noise_digest = load_noise_state(self._get_state_path(reservation))
+        return charge.is_suspended and charge.state_digest == state_digest + noise_digest
 
     def _get_state_path(self, reservation: str) -> Path:
         """PRIVATE. Path of the noise state of a suspended release."""
         return self.ledger.path.with_name("suspended") / f"{reservation}.json"
 
     @contextmanager
-    def _open_spending(
-        self, reservation: Reservation, noise_state: Mapping[str, float] | None = None
-    ) -> Iterator[Spending]:
+    def _open_spending(self, reservation: Reservation, noise_state: Mapping[str, float]) -> Iterator[Spending]:
         self.on_charge(self.ledger.get_head())
-
-        def record_in_ledger(spending: Spending) -> None:
-            self.ledger.record(reservation, spending.charged_events, digests=spending._digests)
-
-        spending = Spending(reservation, self.kind, self.insecure_seed, self.adjacency, record_in_ledger)
+        spending = Spending(self, reservation)
         if noise_state:
             spending.noise.state.update(noise_state)
         try:
@@ -364,28 +179,135 @@ class Budget:
         finally:
             spending._is_active = False
         # This line is reached only if nothing was raised. Otherwise the reservation stays charged at its worst case.
-        state_path = self._get_state_path(spending.id)
+        state_path, events = self._get_state_path(spending.id), spending.charged_events
         if spending._suspended_state is not None:
-            digest = save_noise_state(state_path, spending.noise_state)
-            self.ledger.record(reservation, spending.charged_events, state_digest=spending._suspended_state + digest)
+            noise_digest = save_noise_state(state_path, {} if spending._noise is None else spending._noise.state)
+            self.ledger.record(reservation, events, state_digest=spending._suspended_state + noise_digest)
         else:
-            self.ledger.commit(reservation, spending.charged_events, release_id=spending.id, digests=spending._digests)
+            self.ledger.commit(reservation, events, release_id=spending.id, digests=spending._digests)
             state_path.unlink(missing_ok=True)
         self.on_charge(self.ledger.get_head())
 
+
+class Spending:
+    """A reservation in use: it hands out noise, and records costs, until its ``with`` block ends.
+
+    Attributes:
+        id: Id of the reservation.
+        reserved_events: Reserved events, the worst case.
+        incurred_events: Events incurred so far. None if no cost was recorded, so that all reserved events are charged.
+        secret: Whether the noise is secret. Answers drawn with seeded noise are not private.
+    """
+
+    def __init__(self, budget: Budget, reservation: Reservation) -> None:
+        self.id, self.reserved_events, self.secret = reservation.id, reservation.reserved_events, budget.secret
+        self.incurred_events: tuple[PrivacyEvent, ...] | None = reservation.incurred_events
+        self._budget = budget
+        self._noise = None if budget.is_library_noise else _ChargedNoise(self, budget.kind, budget.insecure_seed)
+        self._digests: dict[str, str] = {}
+        self._suspended_state: str | None = None
+        self._is_active = True
+        self._has_unrecorded_noise = self._has_fresh_noise = False
+
     @property
-    def _terms(self) -> dict[str, Any]:
-        return {"delta": self.delta, "adjacency": self.adjacency, "unit": self.unit, "noise": self.kind}
+    def noise(self) -> NoiseSource:
+        """The noise that was paid for.
 
-    def _check_terms(self) -> None:
-        self.ledger.check_terms(self.account, **self._terms)
+        Raises:
+            RuntimeError: A library draws its own noise, or the ``with`` block has ended.
+        """
+        self._check_active()
+        if self._noise is None:
+            raise RuntimeError(f"noise: the noise of this release is drawn {self._budget.kind}")
+        return self._noise
+
+    @property
+    def charged_events(self) -> tuple[PrivacyEvent, ...]:
+        """Events charged at the end of the ``with`` block: the incurred events if all costs were recorded."""
+        if self.incurred_events is None or self._has_unrecorded_noise:
+            return self.reserved_events
+        return self.incurred_events
+
+    def check_adjacency(self, sensitivity: Sensitivity) -> None:
+        """Raise ValueError if the value has another adjacency than the account."""
+        self._budget.check_adjacency(sensitivity)
+
+    def accept(self, answers: Answers) -> Answers:
+        """Return the answers if this spending paid for them.
+
+        Raises:
+            ValueError: Another source paid for the answers, or no noise was drawn for them.
+        """
+        self._check_active()
+        problem = ""
+        if type(answers) is not Answers or answers.reservation_id != self.id:
+            origin = "of a dry run" if isinstance(answers, DryRunAnswers) else "not drawn with this release's noise"
+            problem = f"its answers are {origin}"
+        elif len(answers.label_Q) and not self._has_fresh_noise:
+            problem = "no noise was drawn for its answers"
+        if problem:
+            fix = "A mechanism answers by draw(), from the noise it is given."
+            raise checks.error("mechanism", type(answers).__name__, problem, fix)
+        self._has_fresh_noise = False
+        return answers
+
+    def record_cost(self, events: Iterable[PrivacyEvent]) -> None:
+        """Record the events that a part of the release incurred, after its noise was drawn.
+
+        Committing returns the part of the reservation that was not incurred. If noise is drawn after the last call of
+        this method, all reserved events are charged.
+        """
+        self._check_active()
+        self._has_unrecorded_noise = False
+        self.incurred_events = (self.incurred_events or ()) + tuple(events)
+
+    def record_files(self, digests: Mapping[str, str]) -> None:
+        """Store the SHA-256 of written files by name, so that the ledger reveals a later edit of these files."""
+        self._check_active()
+        self._digests |= digests
+
+    def record_first_answers(self, digests: Mapping[str, str]) -> None:
+        """Write the SHA-256 of the answers of a first stage into the ledger, before any step depends on them.
+
+        Raises:
+            ValueError: The first stage drew noise and did not record its cost, so the release could be charged
+                without this cost.
+        """
+        self.record_files(digests)
+        if self._has_unrecorded_noise or self.incurred_events is None:
+            fix = "Call spending.record_cost(events) after the draw."
+            raise checks.error("first_answers", None, "did not record the cost of its answers", fix)
+        self._has_fresh_noise = False
+        self._budget.ledger.record(self.id, self.charged_events, digests=self._digests)
+
+    def suspend(self, state_digest: str) -> None:
+        """Leave the release open after the ``with`` block, to be resumed from a state with this hash."""
+        self._check_active()
+        if self._digests:  # hashes of files are committed together with the release, which is not finished
+            raise ValueError("files: record files when the release is committed, not when it is suspended")
+        if not state_digest:
+            raise checks.error("state", state_digest, "must be a hash of the state that is needed to continue")
+        self._suspended_state = state_digest
+
+    def _check_active(self) -> None:
+        """Raise RuntimeError if the ``with`` block has ended, because later noise would not be charged."""
+        if not self._is_active:
+            raise RuntimeError(f"spending {self.id}: is over; noise drawn now would not be charged")
 
 
-def check_adjacency(sensitivity: Sensitivity, adjacency: str) -> None:
-    """Raise ValueError if the value has another adjacency than the account."""
-    if sensitivity.adjacency not in (None, adjacency):
-        message = f"is not the adjacency of the account ({adjacency}), for which its charges hold"
-        raise checks.error("adjacency", sensitivity.adjacency, message, f"Use partition={adjacency}.")
+class _ChargedNoise(NoiseSource):
+    """Noise that a ``Spending`` has paid for. It can be drawn while the spending is active."""
 
+    def __init__(self, spending: Spending, kind: str, insecure_seed: int | None) -> None:
+        super().__init__(kind, insecure_seed)
+        self._spending = spending
 
-__all__ = ["LIBRARY_NOISE_PREFIX", "NOISE_KINDS", "Budget", "DryRunNoise", "NoiseProvider", "Spending"]
+    def stamp(self, answers: Answers) -> Answers:
+        """Mark answers with the reservation that paid for them."""
+        if type(answers) is not Answers:
+            raise ValueError(f"answers: {type(answers).__name__} were not drawn with this noise")
+        return replace(answers, reservation_id=self._spending.id)
+
+    def _check_draw_allowed(self) -> None:
+        self._spending._check_active()
+        self._spending._has_unrecorded_noise = self._spending._has_fresh_noise = True

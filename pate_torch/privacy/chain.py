@@ -72,11 +72,6 @@ class LedgerEntry:
 class HashChain:
     """An open chain that verifies each entry when it reads it.
 
-    Args:
-        path: Path of the file.
-        create: Whether a missing file is created.
-        readonly: Whether the file is opened for reading only.
-
     Raises:
         LedgerError: The file is missing (``create=False``), empty, cut short, no ledger, or of a newer version.
     """
@@ -172,22 +167,21 @@ class HashChain:
             entries.append(self._parse_row(row, seq + 1, prev))
             seq, prev = entries[-1].seq, entries[-1].hash
         if seq == 0 or sequence_row != (seq,):
-            raise self._damaged_error(
-                f"it ends at entry {seq} of {sequence_row[0] if sequence_row else 'an unknown number'}"
-            )
+            count = sequence_row[0] if sequence_row else "an unknown number"
+            raise self._damaged_error(f"it ends at entry {seq} of {count}")
         return entries
 
     @contextmanager
     def _snapshot(self) -> Iterator[None]:
         """Make several reads see one state; inside ``transaction`` they do so already."""
-        if self._db.in_transaction:
-            yield
-            return
-        self._db.execute("BEGIN")
+        is_nested = self._db.in_transaction
+        if not is_nested:
+            self._db.execute("BEGIN")
         try:
             yield
         finally:
-            self._db.execute("ROLLBACK")
+            if not is_nested:
+                self._db.execute("ROLLBACK")
 
     def get_head(self) -> str:
         """Return the hash of the newest entry."""
@@ -226,7 +220,7 @@ class HashChain:
         number, entry_hash, text = row
         if number != seq:
             raise self._damaged_error(f"entry {seq} is missing")
-        if not isinstance(text, str) or compute_digest(text) != entry_hash:
+        if not isinstance(text, str) or hashlib.sha256(text.encode()).hexdigest() != entry_hash:
             raise self._damaged_error(f"entry {seq} was edited: its hash does not match")
         body = json.loads(text)
         if body["seq"] != seq or body["prev"] != prev:
@@ -234,8 +228,7 @@ class HashChain:
         return LedgerEntry(**body, hash=entry_hash)
 
     def _check_schema(self) -> None:
-        application_id = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if application_id != APPLICATION_ID:
+        if self._db.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
             raise LedgerError(f"ledger={str(self.path)!r}: is a database, but not a ledger. Name another path.")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > LEDGER_SCHEMA_VERSION:
@@ -284,17 +277,12 @@ _FIX_BY_MESSAGE = {
 }
 
 
-def compute_digest(text: str) -> str:
-    """Compute the hash of an entry's text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def encode_entry(seq: int, kind: str, account: str, facts: dict[str, Any], prev: str) -> tuple[str, str]:
     """Return the canonical JSON of an entry (sorted keys, no spaces, exact floats, no NaN), dated now, and its hash."""
     timestamp = datetime.now(UTC).isoformat(timespec="seconds")
     body = {"seq": seq, "time": timestamp, "kind": kind, "account": account, "facts": facts, "prev": prev}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return text, compute_digest(text)
+    return text, hashlib.sha256(text.encode()).hexdigest()
 
 
 def connect(path: Path, readonly: bool) -> sqlite3.Connection:
@@ -335,9 +323,8 @@ def check_is_database(path: Path) -> None:
         with path.open("rb") as file:
             file_magic = file.read(len(_SQLITE_MAGIC))
     except FileNotFoundError as error:
-        raise LedgerError(
-            f"ledger={str(path)!r}: does not exist. Restore a backup, or name the folder of the ledger (PATE_HOME)."
-        ) from error
+        message = "does not exist. Restore a backup, or name the folder of the ledger (PATE_HOME)."
+        raise LedgerError(f"ledger={str(path)!r}: {message}") from error
     except OSError as error:
         raise LedgerError(f"ledger={str(path)!r}: {error}. Check the path and its permissions.") from error
     if not file_magic:
@@ -362,19 +349,16 @@ def create_file(path: Path) -> None:
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={LEDGER_SCHEMA_VERSION}")
-                genesis_facts = {
-                    "ledger": secrets.token_hex(16),
-                    "version": LEDGER_SCHEMA_VERSION,
-                }  # no two ledgers share a hash
+                # The random name keeps two ledgers from sharing a hash.
+                genesis_facts = {"ledger": secrets.token_hex(16), "version": LEDGER_SCHEMA_VERSION}
                 text, entry_hash = encode_entry(1, "genesis", "", genesis_facts, GENESIS_HASH)
                 db.execute("INSERT INTO entries (seq, hash, body) VALUES (1, ?, ?)", (entry_hash, text))
                 db.execute("COMMIT")
             finally:
                 db.close()
     except (OSError, sqlite3.Error) as error:
-        raise LedgerError(
-            f"ledger={str(path)!r}: cannot be created: {error}. Check the folder and its disk."
-        ) from error
+        message = f"cannot be created: {error}. Check the folder and its disk."
+        raise LedgerError(f"ledger={str(path)!r}: {message}") from error
 
 
 def remove_abandoned_files(path: Path) -> None:
@@ -406,8 +390,5 @@ def new_file(path: Path) -> Iterator[Path]:
         finally:
             os.close(folder)
     finally:
-        for leftover in (
-            temporary,
-            *(temporary.with_name(temporary.name + suffix) for suffix in ("-wal", "-shm", "-journal")),
-        ):
-            leftover.unlink(missing_ok=True)
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 from pate_torch.accounting.accountant import Guarantee
@@ -33,13 +33,8 @@ from pate_torch.accounting.events import PrivacyEvent, to_json
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 from pate_torch.core import checks, run_folders
 from pate_torch.privacy.accounts import (
-    PURPOSE_HYPOTHESIS,
     PURPOSE_LABELS,
-    PURPOSE_PRICE,
-    PURPOSE_STUDENT_CHOICE,
     Account,
-    AccountState,
-    BudgetExceeded,
     Charge,
     Claim,
     account_charged_error,
@@ -49,22 +44,6 @@ from pate_torch.privacy.accounts import (
     make_price_facts,
 )
 from pate_torch.privacy.chain import HashChain, LedgerEntry, LedgerError
-
-__all__ = [
-    "PURPOSE_HYPOTHESIS",
-    "PURPOSE_LABELS",
-    "PURPOSE_PRICE",
-    "PURPOSE_STUDENT_CHOICE",
-    "Account",
-    "BudgetExceeded",
-    "Charge",
-    "Claim",
-    "Ledger",
-    "LedgerEntry",
-    "LedgerError",
-    "Reservation",
-    "get_default_path",
-]
 
 
 def get_default_path() -> Path:
@@ -78,30 +57,20 @@ class Reservation:
 
     Attributes:
         id: Id of the reservation in the ledger.
-        account: Name of the charged account.
         reserved_events: Events of the worst case.
-        reserved_cost: Price of these events.
-        insecure: Whether the noise is seeded or off.
         incurred_events: Events incurred before the release was resumed. None if it was not resumed.
     """
 
     id: str
-    account: str
     reserved_events: tuple[PrivacyEvent, ...]
-    reserved_cost: FilterCost
-    insecure: bool
     incurred_events: tuple[PrivacyEvent, ...] | None = None
 
 
 class Ledger:
     """The ledger in one file, which several processes may share.
 
-    Each process opens its own ``Ledger`` on the file. The threads of a process share one.
-
-    Args:
-        path: Path of the file.
-        create: Whether a missing file is created.
-        readonly: Whether the file is opened for reading only.
+    Each process opens its own ``Ledger`` on the file. The threads of a process share one. ``create`` says whether a
+    missing file is created.
 
     Raises:
         LedgerError: The file is damaged, empty, no ledger, of a newer version, or cannot be written.
@@ -110,7 +79,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True, readonly: bool = False) -> None:
         self.path = Path(path)
         self._chain = HashChain(self.path, create=create, readonly=readonly)
-        self._accounts: dict[str, AccountState] = {}
+        self._accounts: dict[str, Account] = {}
         try:
             self._catch_up()
         except LedgerError:
@@ -120,9 +89,7 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -150,18 +117,10 @@ class Ledger:
         planned_events: Iterable[PrivacyEvent],
         noise: str = "torch",
     ) -> Account:
-        """Open the account of a private data set, or return the existing account.
+        """Open the account of a private data set, or return the existing account; see ``Account`` for the terms.
 
-        The first charge fixes the terms. An account that was never charged is opened anew.
-
-        Args:
-            name: Declared name of the private data.
-            budget_epsilon: Epsilon of the cap.
-            delta: Delta of the cap.
-            adjacency: Neighboring relation.
-            unit: Kind of the privacy unit.
-            planned_events: Events for which the filter of a new account is chosen (``PrivacyFilter``).
-            noise: Kind of noise of all releases: "torch", "discrete", or "by <library>".
+        The first charge fixes the terms. An account that was never charged is opened anew. The planned events choose
+        the filter of a new account (``PrivacyFilter``).
 
         Raises:
             ValueError: The requested terms differ from the stored terms.
@@ -174,14 +133,13 @@ class Ledger:
         terms: dict[str, Any] = {"delta": delta, "adjacency": adjacency, "unit": unit, "noise": noise}
         with self._chain.transaction():
             self._catch_up()
-            existing_state = self._accounts.get(name)
-            if existing_state is not None and (existing_state.charges or existing_state.is_closed):
+            existing = self._accounts.get(name)
+            if existing is not None and (existing.charges or existing.is_closed):
                 self.check_terms(name, budget_epsilon=budget_epsilon, **terms)
             else:
                 epsilon = checks.positive("budget_epsilon", budget_epsilon)
                 filter = PrivacyFilter.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
-                new_state = AccountState(filter=filter, adjacency=adjacency, unit=unit, noise=noise)
-                if existing_state != new_state:
+                if existing != Account(name=name, filter=filter, adjacency=adjacency, unit=unit, noise=noise):
                     facts = {"filter": filter.kind, "order": filter.order, "delta_reserve": filter.delta_reserve}
                     self._chain.append("open", name, {"budget_epsilon": filter.epsilon, **terms, **facts})
         return self.get_account(name)
@@ -192,15 +150,17 @@ class Ledger:
         Raises:
             LedgerError: There is no account of this name.
         """
-        with self.exclusive_access():
-            self._catch_up()
-            return self._get_state(name).to_account(name)
+        accounts = {account.name: account for account in self.list_accounts()}
+        if name not in accounts:
+            names = ", ".join(accounts) or "none yet"
+            raise LedgerError(f"account={name!r}: there is no account of this name (accounts: {names}). Open it first.")
+        return accounts[name]
 
     def list_accounts(self) -> tuple[Account, ...]:
         """Return all accounts, in the order in which they were opened."""
         with self.exclusive_access():
             self._catch_up()
-            return tuple(state.to_account(name) for name, state in self._accounts.items())
+            return _copy(self._accounts)
 
     def raise_cap(self, name: str, budget_epsilon: float, *, reason: str) -> Account:
         """Raise the cap of an account, and record the reason. The new cap is the guarantee from then on.
@@ -211,16 +171,11 @@ class Ledger:
         checks.positive("budget_epsilon", budget_epsilon)
         _check_reason(reason)
         with self._chain.transaction():
-            self._catch_up()
-            state = self._get_state(name)
-            if budget_epsilon <= state.filter.epsilon:
-                raise checks.error(
-                    "budget_epsilon",
-                    budget_epsilon,
-                    f"must be above the present cap {state.filter.epsilon!r}",
-                    "A cap cannot be lowered; close the account to end its spending.",
-                )
-            facts = {"budget_epsilon": float(budget_epsilon), "before": state.filter.epsilon, "reason": reason}
+            cap = self.get_account(name).budget_epsilon
+            if budget_epsilon <= cap:
+                fix = "A cap cannot be lowered; close the account to end its spending."
+                raise checks.error("budget_epsilon", budget_epsilon, f"must be above the present cap {cap!r}", fix)
+            facts = {"budget_epsilon": float(budget_epsilon), "before": cap, "reason": reason}
             self._chain.append("raise_cap", name, facts)
         return self.get_account(name)
 
@@ -228,8 +183,7 @@ class Ledger:
         """Close an account for new releases. Reserved releases can still be committed."""
         _check_reason(reason)
         with self._chain.transaction():
-            self._catch_up()
-            if self._get_state(name).is_closed:
+            if self.get_account(name).is_closed:
                 raise LedgerError(f"account={name!r}: is already closed.")
             self._chain.append("close", name, {"reason": reason})
         return self.get_account(name)
@@ -250,19 +204,11 @@ class Ledger:
         first_charge_only: bool = False,
         terms: Mapping[str, Any] | None = None,
     ) -> Reservation:
-        """Charge the worst case of a release before any noise is drawn.
+        """Charge the worst case of a release before any noise is drawn; see ``Charge`` for the facts that are recorded.
 
-        Args:
-            account: Name of the account.
-            events: Events of the worst case.
-            fingerprint: Content fingerprint of the records, or of votes in their place.
-            mechanism: Name of the mechanism that will draw the noise.
-            run: Name of the run that makes the release.
-            purpose: Purpose of the release, in words.
-            noise: Kind of the noise, in words.
-            insecure: Whether the noise is seeded or off. Such a release is NOT PRIVATE; it is charged and marked.
-            first_charge_only: Whether to refuse the charge if the account has any reservation, even an unfinished one.
-            terms: Terms that the account must have (``check_terms``). None to check no terms.
+        A release with ``insecure`` noise (seeded or off) is NOT PRIVATE; it is charged and marked. With
+        ``first_charge_only`` the charge is refused if the account has any reservation, even an unfinished one. The
+        account must have the ``terms``, unless they are None.
 
         Raises:
             BudgetExceeded: The release would exceed the cap.
@@ -272,19 +218,8 @@ class Ledger:
         events = tuple(events)
         checks.boolean("insecure", insecure)
         with self._chain.transaction():
-            if terms is not None:
-                self.check_terms(account, **terms)
-            requested_cost = self.check_events(account, events)
-            state = self._get_state(account)
-            if first_charge_only and state.charges:
-                raise account_charged_error(state.to_account(account), state.filter.to_epsilon(requested_cost))
-            reservation = Reservation(
-                id=secrets.token_hex(8),
-                account=account,
-                reserved_events=events,
-                reserved_cost=requested_cost,
-                insecure=insecure,
-            )
+            requested_cost = self.check_events(account, events, terms=terms, first_charge_only=first_charge_only)
+            reservation = Reservation(id=secrets.token_hex(8), reserved_events=events)
             facts = {
                 "reservation": reservation.id,
                 **make_price_facts(events, requested_cost),
@@ -298,18 +233,28 @@ class Ledger:
             self._chain.append("reserve", account, facts)
         return reservation
 
-    def check_events(self, account: str, events: Iterable[PrivacyEvent]) -> FilterCost:
+    def check_events(
+        self,
+        account: str,
+        events: Iterable[PrivacyEvent],
+        *,
+        terms: Mapping[str, Any] | None = None,
+        first_charge_only: bool = False,
+    ) -> FilterCost:
         """Return the price of these events, or raise the error that ``reserve`` would raise now; nothing is charged."""
         events = tuple(events)
         with self.exclusive_access():
-            self._catch_up()
-            state = self._get_state(account)
-            if state.is_closed:
-                raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
-            requested_cost = state.filter.compute_cost(events)
-            if not state.filter.admits(state.compute_total_cost(), requested_cost):
-                raise budget_exceeded_error(state.to_account(account), events, requested_cost)
-            return requested_cost
+            if terms is not None:
+                self.check_terms(account, **terms)
+            state = self.get_account(account)
+        if state.is_closed:
+            raise LedgerError(f"account={account!r}: is closed. Nothing was drawn.")
+        requested_cost = state.filter.compute_cost(events)
+        if first_charge_only and state.charges:
+            raise account_charged_error(state, state.filter.to_epsilon(requested_cost))
+        if not state.filter.admits(state.total_cost, requested_cost):
+            raise budget_exceeded_error(state, events, requested_cost)
+        return requested_cost
 
     def record(
         self,
@@ -321,21 +266,13 @@ class Ledger:
     ) -> None:
         """Record the events that a release has incurred so far. The charge stays at its worst case.
 
-        Args:
-            reservation: Reservation, or its id.
-            events: Events incurred so far.
-            state_digest: Hash of the state from which the release may be resumed. "" if it may not be resumed.
-            digests: SHA-256 of the files written so far, by name.
+        ``state_digest`` is the hash of the state from which the release may be resumed, or "" if it may not be.
+        ``digests`` are the SHA-256 of the files written so far, by name.
         """
         with self._chain.transaction():
             account, identity, _ = self._find_open_charge(reservation)
-            facts = {
-                **(digests or {}),
-                "reservation": identity,
-                "events": json.loads(to_json(events)),
-                "state": state_digest,
-            }
-            self._chain.append("record", account, facts)
+            facts = {"reservation": identity, "events": json.loads(to_json(events)), "state": state_digest}
+            self._chain.append("record", account.name, {**(digests or {}), **facts})
 
     def resume(self, reservation: Reservation | str, *, state_digest: str) -> Reservation:
         """Continue an open release from its last record, before any noise is drawn.
@@ -352,15 +289,9 @@ class Ledger:
                     " since, or the state is older than the ledger. It stays charged at its worst case. Make a new one."
                 )
             number = charge.num_resumptions + 1
-            self._chain.append("resume", account, {"reservation": identity, "state": state_digest, "number": number})
-        return Reservation(
-            id=identity,
-            account=account,
-            reserved_events=charge.reserved_events,
-            reserved_cost=charge.reserved_cost,
-            insecure=charge.insecure,
-            incurred_events=charge.recorded_events,
-        )
+            facts = {"reservation": identity, "state": state_digest, "number": number}
+            self._chain.append("resume", account.name, facts)
+        return Reservation(id=identity, reserved_events=charge.reserved_events, incurred_events=charge.recorded_events)
 
     def commit(
         self,
@@ -370,13 +301,7 @@ class Ledger:
         release_id: str = "",
         digests: Mapping[str, str] | None = None,
     ) -> Account:
-        """Replace the reserved charge of a release by the events that it incurred.
-
-        Args:
-            reservation: Reservation, or its id.
-            incurred_events: Incurred events.
-            release_id: Id of the release.
-            digests: SHA-256 of the written files, by name.
+        """Replace the reserved charge of a release by the events that it incurred, and record its files' SHA-256.
 
         Raises:
             LedgerError: The incurred events cost more than the reserved events in a quantity that the filter tracks, or
@@ -385,7 +310,7 @@ class Ledger:
         events = tuple(incurred_events)
         with self._chain.transaction():
             account, identity, charge = self._find_open_charge(reservation)
-            incurred_cost = self._accounts[account].filter.compute_cost(events)
+            incurred_cost = account.filter.compute_cost(events)
             if not is_within(incurred_cost, charge.reserved_cost):
                 raise LedgerError(
                     f"reservation={identity!r}: the release incurred more than it reserved"
@@ -396,14 +321,9 @@ class Ledger:
                 min(incurred_cost.scalar, charge.reserved_cost.scalar),
                 min(incurred_cost.delta, charge.reserved_cost.delta),
             )
-            facts = {
-                **(digests or {}),
-                "reservation": identity,
-                "release": release_id,
-                **make_price_facts(events, charged_cost),
-            }
-            self._chain.append("commit", account, facts)
-        return self.get_account(account)
+            facts = {"reservation": identity, "release": release_id, **make_price_facts(events, charged_cost)}
+            self._chain.append("commit", account.name, {**(digests or {}), **facts})
+        return self.get_account(account.name)
 
     def get_guarantee(self, account: str) -> Guarantee | None:
         """Compose everything reserved from the account, at its delta (see ``Account.guarantee``)."""
@@ -411,9 +331,7 @@ class Ledger:
 
     def get_charges(self, account: str) -> Mapping[str, Charge]:
         """Return every reservation of the account by its id, in order."""
-        with self.exclusive_access():
-            self._catch_up()
-            return MappingProxyType(dict(self._get_state(account).charges))
+        return MappingProxyType(self.get_account(account).charges)
 
     def make_claim(self, account: str, reservations: Iterable[str]) -> Claim:
         """Compose the guarantee of these reservations together.
@@ -421,26 +339,24 @@ class Ledger:
         Raises:
             LedgerError: The account does not have one of the reservations.
         """
-        with self.exclusive_access():
-            charges, account_view = self.get_charges(account), self.get_account(account)
-        claimed_charges = {}
-        for identity in dict.fromkeys(reservations):
-            if identity not in charges:
+        state = self.get_account(account)
+        claimed: dict[str, Charge] = {}
+        for identity in reservations:
+            if identity not in state.charges:
                 raise LedgerError(f"reservation={identity!r}: is not in account {account!r}. Was it made elsewhere?")
-            claimed_charges[identity] = charges[identity]
+            claimed[identity] = state.charges[identity]
+        reserved_events = tuple(event for charge in claimed.values() for event in charge.reserved_events)
+        guarantee = ex_post_guarantee = None
         # These charges decide whether their own noise was secret. All charges decide whether the cap still holds.
-        cap_holds, account_view = (
-            account_view.is_private,
-            replace(account_view, is_private=not any(charge.insecure for charge in claimed_charges.values())),
-        )
-        reserved_events = tuple(event for charge in claimed_charges.values() for event in charge.reserved_events)
+        if not any(charge.insecure for charge in claimed.values()):
+            incurred_events = (event for charge in claimed.values() for event in charge.incurred_events)
+            guarantee = state.compute_guarantee(reserved_events, cap_holds=state.is_private)
+            ex_post_guarantee = state.compute_guarantee(incurred_events, cap_holds=state.is_private)
         return Claim(
-            guarantee=account_view.compute_guarantee(reserved_events, cap_holds=cap_holds),
-            ex_post_guarantee=account_view.compute_guarantee(
-                (e for charge in claimed_charges.values() for e in charge.incurred_events), cap_holds=cap_holds
-            ),
+            guarantee=guarantee,
+            ex_post_guarantee=ex_post_guarantee,
             reserved_events=reserved_events,
-            charges=MappingProxyType(claimed_charges),
+            charges=MappingProxyType(claimed),
         )
 
     # ---- the chain ----------------------------------------------------------------------------------------------
@@ -464,16 +380,14 @@ class Ledger:
             LedgerError: An entry is wrong. The message names the first one.
         """
         self._chain.check_file()
-        accounts: dict[str, AccountState] = {}
+        accounts: dict[str, Account] = {}
         for entry in self._chain.read_all_entries():
             apply_entry(accounts, entry, recompute=True)
-        return tuple(state.to_account(name) for name, state in accounts.items())
+        return _copy(accounts)
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy a consistent state of the ledger to a new file of mode 0600."""
         self._chain.backup(Path(path))
-
-    # ---- state --------------------------------------------------------------------------------------------------
 
     def _catch_up(self) -> None:
         try:
@@ -485,60 +399,33 @@ class Ledger:
             self._accounts.clear()
             raise
 
-    def _get_state(self, name: str) -> AccountState:
-        if name not in self._accounts:
-            account_names = ", ".join(self._accounts) or "none yet"
-            raise LedgerError(
-                f"account={name!r}: there is no account of this name (accounts: {account_names}). Open it first."
-            )
-        return self._accounts[name]
-
-    def _find_open_charge(self, reservation: Reservation | str) -> tuple[str, str, Charge]:
+    def _find_open_charge(self, reservation: Reservation | str) -> tuple[Account, str, Charge]:
         """Return account, id and charge of a reservation that is not committed."""
-        self._catch_up()
         identity = reservation if isinstance(reservation, str) else reservation.id
-        for name, state in self._accounts.items():
-            if identity in state.charges:
-                if state.charges[identity].is_committed:
+        for account in self.list_accounts():
+            if identity in account.charges:
+                if account.charges[identity].is_committed:
                     raise LedgerError(f"reservation={identity!r}: is already committed.")
-                return name, identity, state.charges[identity]
+                return account, identity, account.charges[identity]
         raise LedgerError(f"reservation={identity!r}: is not in this ledger. Was it made in another one?")
 
-    def check_terms(
-        self,
-        name: str,
-        *,
-        delta: float,
-        adjacency: str,
-        unit: str,
-        noise: str,
-        budget_epsilon: float | None = None,
-    ) -> None:
+    def check_terms(self, name: str, *, budget_epsilon: float | None = None, **terms: Any) -> None:
         """Raise ValueError if terms differ from those of the account; a ``budget_epsilon`` of None is not checked."""
-        with self.exclusive_access():
-            self._catch_up()
-            state = self._get_state(name)
-        term_values = (
-            ("delta", delta, state.filter.delta),
-            ("adjacency", adjacency, state.adjacency),
-            ("unit", unit, state.unit),
-            ("noise", noise, state.noise),
-        )
-        for key, requested_value, stored_value in term_values:
-            if requested_value != stored_value:
-                raise checks.error(
-                    key,
-                    requested_value,
-                    f"account {name!r} was opened with {stored_value!r}, for which its earlier charges hold",
-                    f"Set it back to {stored_value!r}.",
-                )
-        if budget_epsilon not in (None, state.filter.epsilon):
-            raise checks.error(
-                "budget_epsilon",
-                budget_epsilon,
-                f"the cap of account {name!r} is {state.filter.epsilon!r}",
-                f"Set it back, or raise the cap on purpose: pate ledger raise-cap {name} EPSILON --reason WHY.",
-            )
+        account = self.get_account(name)
+        for key, value in terms.items():
+            stored = getattr(account, key)
+            if value != stored:
+                problem = f"account {name!r} was opened with {stored!r}, for which its earlier charges hold"
+                raise checks.error(key, value, problem, f"Set it back to {stored!r}.")
+        if budget_epsilon not in (None, account.budget_epsilon):
+            fix = f"Set it back, or raise the cap on purpose: pate ledger raise-cap {name} EPSILON --reason WHY."
+            problem = f"the cap of account {name!r} is {account.budget_epsilon!r}"
+            raise checks.error("budget_epsilon", budget_epsilon, problem, fix)
+
+
+def _copy(accounts: dict[str, Account]) -> tuple[Account, ...]:
+    """Copy accounts, so that later entries do not change them."""
+    return tuple(replace(account, charges=dict(account.charges)) for account in accounts.values())
 
 
 def _check_reason(reason: str) -> None:

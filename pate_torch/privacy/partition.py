@@ -1,22 +1,22 @@
-"""Partitions of the private records into disjoint shards, so that each privacy unit reaches one teacher.
+"""Partitions of the private records into disjoint shards, and other selections of records by privacy unit.
 
-Under both neighboring relations a unit controls one teacher's vote in each question, so the L2 sensitivity of the
-votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for add/remove, because removing one record moves
-all later records to other shards.
+Each privacy unit reaches one teacher. Under both neighboring relations a unit therefore controls one teacher's vote in
+each question, so the L2 sensitivity of the votes is sqrt(2). Cutting a shuffled set into chunks would be wrong for
+add/remove, because removing one record moves all later records to other shards.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from pate_torch.core import checks, rng
-from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, Shards
-from pate_torch.privacy.unit_ids import compute_keyed_hash
+from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
+from pate_torch.privacy.unit_ids import UnitIds, compute_keyed_hash, make_position_ids
 
 
 class Partition(ABC):
@@ -76,14 +76,9 @@ class AddRemove(Partition):
         return self.capacity
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
-        """Raise ValueError for labels as units."""
         if unit == LABEL_UNIT:
-            raise checks.error(
-                "partition",
-                self.name,
-                f"does not go with the privacy unit {unit}: a label is replaced, not removed",
-                "Use partition=replace_one.",
-            )
+            problem = f"does not go with the privacy unit {unit}: a label is replaced, not removed"
+            raise checks.error("partition", self.name, problem, "Use partition=replace_one.")
         checks.integer("num_teachers", num_teachers, low=1)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
@@ -109,16 +104,12 @@ class ReplaceOne(Partition):
     adjacency: ClassVar[str] = "replace_one"
 
     def check(self, unit: str, num_units: int | None, num_teachers: int) -> None:
-        """Raise ValueError for group units, or fewer records than teachers."""
         if unit not in ("record", LABEL_UNIT):
-            raise checks.error(
-                "partition",
-                self.name,
-                f"protects single records, but the privacy unit is {unit}",
-                "Use partition=add_remove, which keeps all of a unit's records in one shard.",
-            )
+            problem = f"protects single records, but the privacy unit is {unit}"
+            fix = "Use partition=add_remove, which keeps all of a unit's records in one shard."
+            raise checks.error("partition", self.name, problem, fix)
         if num_units is not None:
-            fix = f"There are {num_units} private records (public here), and every teacher needs one of its own."
+            fix = f"There are {num_units} private records (a public number here), and every teacher needs at least one."
             checks.integer("num_teachers", num_teachers, low=1, high=max(num_units, 1), fix=fix)
 
     def make_shards(self, private: PrivateRecords, num_teachers: int, seed: int) -> Shards:
@@ -136,17 +127,15 @@ def assign_shards(partition: Partition, private: PrivateRecords, num_teachers: i
         ValueError: The shards state another adjacency or unit than the partition, or a unit is in two shards.
     """
     shards = partition.make_shards(private, num_teachers, seed)
-    expected = (partition.adjacency, private.unit)
-    if (shards.adjacency, shards.unit) != expected:
-        raise checks.error(
-            "partition", type(partition).__name__, f"its shards are not of {expected[0]}, unit {expected[1]}"
-        )
+    name, adjacency, unit = type(partition).__name__, partition.adjacency, private.unit
+    if (shards.adjacency, shards.unit) != (adjacency, unit):
+        raise checks.error("partition", name, f"its shards are not of {adjacency}, unit {unit}")
     if shards.adjacency == "add_remove":
         shard_N = torch.arange(shards.num_teachers)[:, None].expand_as(shards.index_KS)[shards.mask_KS].numpy()
         _, unit_N = np.unique(private.unit_id[shards.index_KS[shards.mask_KS].numpy()], return_inverse=True)
         pairs = np.unique(np.stack([unit_N, shard_N]), axis=1)
         if pairs.shape[1] > len(np.unique(unit_N)):
-            raise checks.error("partition", type(partition).__name__, f"puts one {private.unit} into two shards")
+            raise checks.error("partition", name, f"puts one {unit} into two shards")
     return shards
 
 
@@ -165,3 +154,52 @@ def _build_shards(
     index_KS[shard_N[fits_N], rank_N[fits_N]] = order_N[fits_N]
     index = torch.from_numpy(index_KS)
     return Shards(index, index >= 0, adjacency, unit, has_capacity=capacity is not None)
+
+
+def get_unit_ids(private: PrivateRecords, adjacency: str) -> UnitIds:
+    """PRIVATE. Return the privacy unit of each record, str [N]: its unit id, or its position under replace_one.
+
+    Under replace_one each record is a unit of its own. An id may be a hash of the record that is replaced, so that
+    two records with equal ids are still two units.
+    """
+    return private.unit_id if adjacency == "add_remove" else make_position_ids(len(private))
+
+
+def hold_out(
+    private: PrivateRecords, share: float, adjacency: str, seed: int, purpose: str
+) -> tuple[PrivateRecords, PrivateRecords]:
+    """PRIVATE. Split off about ``share`` of the units; return (remaining records, held-out records).
+
+    The keyed hash of a unit's own name (``get_unit_ids``) decides, so no record affects the role of another unit.
+    """
+    is_held_out_N = compute_keyed_hash(get_unit_ids(private, adjacency).tolist(), seed, purpose)[:, 0] / 2.0**64 < share
+    return select(private, np.flatnonzero(~is_held_out_N)), select(private, np.flatnonzero(is_held_out_N))
+
+
+def select(private: PrivateRecords, index: np.ndarray) -> PrivateRecords:
+    """PRIVATE. Select records by integer indices."""
+    rows = torch.from_numpy(index)
+    usable_N = None if private.usable_N is None else private.usable_N[rows]
+    return PrivateRecords(private.x[rows], private.y[rows], private.unit_id[index], private.unit, usable_N=usable_N)
+
+
+def drop_unusable(data: Dataset, adjacency: str) -> Dataset:
+    """PRIVATE. Drop the records that are marked as unusable.
+
+    Under replace_one they stay with their fillers, so that no other record changes its position: neighboring data
+    sets then still differ in one record, because a filler is a valid record.
+    """
+    private = data.private
+    if private.usable_N is None:
+        return data
+    if adjacency == "replace_one":
+        return replace(data, private=replace(private, usable_N=None))
+    usable_N = private.usable_N
+    origin = None if private.origin is None else private.origin[usable_N]
+    usable_records = select(private, np.flatnonzero(usable_N.numpy()))
+    return replace(data, private=replace(usable_records, origin=origin, usable_N=None))
+
+
+def select_one_per_unit(private: PrivateRecords, adjacency: str) -> PrivateRecords:
+    """PRIVATE. Select the first record of each unit; under replace_one every record."""
+    return select(private, np.unique(get_unit_ids(private, adjacency), return_index=True)[1])

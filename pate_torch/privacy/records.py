@@ -100,20 +100,14 @@ class DataSpec:
         facts = dict(checks.mapping("spec", plain, fields(cls)))
         if missing := [field.name for field in fields(cls) if field.name not in {*facts, *OPTIONAL_SPEC_FIELDS}]:
             raise checks.error("spec", ", ".join(missing), "is missing")
-        check_by_key: dict[str, Callable[[str, Any], Any]] = {
-            "input_shape": checks.integer,
-            "class_names": checks.nonempty_string,
-        }
-        for key, check in (check_by_key | {"mean": checks.number, "std": checks.number}).items():
+        check_by_key: dict[str, Callable[[str, Any], Any]] = {"input_shape": checks.integer, "mean": checks.number}
+        for key, check in (check_by_key | {"std": checks.number, "class_names": checks.nonempty_string}).items():
             facts[key] = tuple(checks.collection(key, facts[key]))
             for value in facts[key]:
                 check(key, value)
         shape, num_constants = facts["input_shape"], len(facts["mean"])
         if not shape or min(shape) < 1 or math.prod(shape) > MAX_BATCH_ELEMENTS or num_constants not in (1, shape[0]):
-            message = (
-                f"must be positive, of {MAX_BATCH_ELEMENTS} numbers at most,"
-                " with as many means as its first axis, or one"
-            )
+            message = f"must be positive, of at most {MAX_BATCH_ELEMENTS} numbers, with one mean or one per channel"
             raise checks.error("input_shape", shape, message)
         for key in ("name", "resize", "text"):
             if key == "name" or facts.get(key) is not None:
@@ -150,9 +144,8 @@ class DataSpec:
     def get_constants(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation in a shape that broadcasts. Callers share these tensors: do not write."""
         shape = (-1, 1, 1) if self.is_image else (-1,)
-        return _make_constant_tensor(tuple(self.mean), shape, dtype, device), _make_constant_tensor(
-            tuple(self.std), shape, dtype, device
-        )
+        mean, std = (_make_constant_tensor(tuple(values), shape, dtype, device) for values in (self.mean, self.std))
+        return mean, std
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,10 +198,8 @@ class EncoderCard:
                 [checks.number(f"encoder.options.{key}", number) for number in checks.collection(key, value or ())]
         size, batch = 1 if self.points is None else math.prod(self.points.input_shape), options.get("batch_size") or 1
         if batch * max(size, options.get("max_length") or 1, (options.get("size") or 1) ** 2) > MAX_BATCH_ELEMENTS:
-            fix = "Take a smaller one."
-            raise checks.error(
-                "features.batch_size", batch, f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers", fix
-            )
+            problem = f"makes batches of more than {MAX_BATCH_ELEMENTS} numbers"
+            raise checks.error("features.batch_size", batch, problem, "Take a smaller one.")
 
     @property
     def card_without_points(self) -> EncoderCard:
@@ -254,8 +245,8 @@ class PrivateRecords:
         unit: Kind of the privacy unit: "record", "group:<column>" or LABEL_UNIT.
         origin: Points from which an encoder made ``x``; they identify the same records behind another encoder. None
             if ``x`` is not encoded, or if the original points are not kept.
-        usable_N: Whether each record can be used, bool [N] (see ``units.drop_unusable``). An unusable record has class
-            0 and, if its point is the reason, a fixed public filler point. None if every record can be used.
+        usable_N: Whether each record can be used, bool [N]. An unusable record has class 0 and, if its point is the
+            reason, a fixed public filler point. None if every record can be used.
         num_unusable_by_reason: Number of unusable rows for each reason, for the owner.
     """
 
@@ -345,11 +336,7 @@ def find_unusable_rows(
 ) -> dict[str, Tensor]:
     """PRIVATE. Find the rows that cannot be used: a bool [N] mask for each reason that occurs.
 
-    Args:
-        x: Points, as ``convert_points`` returns them.
-        y: Labels, as ``convert_labels`` returns them.
-        num_classes: Number C of classes. None if labels have no upper bound.
-        is_readable_N: Whether the reader could read the point of each row, bool [N]. None if it could read all.
+    ``x`` and ``y`` are converted (``convert_points``, ``convert_labels``); see ``PrivateRecords.from_rows``.
     """
     unreadable_N = find_any(len(x), [] if is_readable_N is None else [~torch.from_numpy(is_readable_N)])
     rows_by_reason = {UNREADABLE_POINT: unreadable_N}
@@ -426,9 +413,8 @@ class PointNames:
     def __post_init__(self) -> None:
         checks.one_of("kind", self.kind, ("id", "file", "content"))
         if self.source is None and self.kind != "content":
-            raise checks.error(
-                "kind", self.kind, "must be content for points split off the data: their ids are private"
-            )
+            problem = "must be content for points split off the data: their ids are private"
+            raise checks.error("kind", self.kind, problem)
 
     def describe(self) -> dict[str, str]:
         """Return the facts that a release states about the identifiers."""
@@ -514,12 +500,9 @@ PROVENANCES = (FROM_OWNER, FROM_PUBLIC_POINTS, FROM_OWNER_AND_PUBLIC_POINTS, FRO
 """The possible origins of a value that is treated as public."""
 SELECTION_BASES = ("public data", "priced", "private scores")
 """The possible bases on which the settings of a release were chosen."""
-CLASSES, CATEGORIES, NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = (
-    "classes",
-    "categories",
-    "normalization_constants",
-    "number_of_records",
-)
+CLASSES, CATEGORIES = "classes", "categories"
+NORMALIZATION_CONSTANTS, NUMBER_OF_RECORDS = "normalization_constants", "number_of_records"
+"""Names of the values whose provenance is recorded."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -594,7 +577,7 @@ class Shards:
         return self.index_KS.shape[0]
 
     def get_indices(self, teacher: int) -> Tensor:
-        """Indices of one teacher's records, int64 [n_k]."""
+        """Return the indices of one teacher's records, int64 [n_k]."""
         return self.index_KS[teacher][self.mask_KS[teacher]]
 
     def __repr__(self) -> str:
@@ -735,26 +718,21 @@ class Release:
     ) -> Release:
         """Return the release with one more round.
 
-        Args:
-            query_Q: Questions of the round, of which a prefix was answered.
-            answers: Answers to this prefix.
-            incurred_events: Privacy events of all rounds.
-            cell_P: Question of this round whose cell holds each public point. None if there are no cells.
+        A prefix of the questions was answered. The events are those of all rounds. ``cell_P`` is the question of this
+        round whose cell holds each public point, or None if there are no cells.
         """
         num_answers = len(answers.label_Q)
-        counts_parts = (
-            [answers.noisy_counts] if not self.queries_per_round else [self.noisy_counts, answers.noisy_counts]
-        )
+        earlier_counts = [self.noisy_counts] if self.queries_per_round else []
         return replace(
             self,
             query_Q=torch.cat([self.query_Q, query_Q[:num_answers]]),
             label_Q=torch.cat([self.label_Q, answers.label_Q.cpu()]),
             events=incurred_events,
-            noisy_counts=NoisyCounts.from_parts(counts_parts),
-            score_QC=_concatenate_rows(self.score_QC, answers.score_QC),
+            noisy_counts=NoisyCounts.from_parts([*earlier_counts, answers.noisy_counts]),
+            score_QC=_append(self.score_QC, answers.score_QC),
             queries_per_round=(*self.queries_per_round, num_answers),
-            cell_RP=_append_row(self.cell_RP, cell_P),
-            score_RPC=_append_row(self.score_RPC, None if answers.score_PC is None else answers.score_PC.cpu()),
+            cell_RP=_append(self.cell_RP, None if cell_P is None else cell_P[None]),
+            score_RPC=_append(self.score_RPC, None if answers.score_PC is None else answers.score_PC[None]),
             model=answers.model,
         )
 
@@ -776,16 +754,10 @@ class Release:
         return torch.repeat_interleave(torch.arange(len(round_sizes)), torch.tensor(round_sizes))
 
 
-def _concatenate_rows(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
-    if new_rows is None or rows is None:
-        return rows if new_rows is None else new_rows.cpu()
-    return torch.cat([rows, new_rows.cpu()])
-
-
-def _append_row(rows: Tensor | None, new_row: Tensor | None) -> Tensor | None:
-    if new_row is None:
+def _append(rows: Tensor | None, new_rows: Tensor | None) -> Tensor | None:
+    if new_rows is None:
         return rows
-    return new_row[None] if rows is None else torch.cat([rows, new_row[None]])
+    return new_rows.cpu() if rows is None else torch.cat([rows, new_rows.cpu()])
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,7 +26,7 @@ _NUMBER_PATTERN = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")  # not all that float() 
 
 
 class TooManyCategoriesError(ValueError):
-    """Error of a column in which public records show more values than a schema takes.
+    """Public records show more values in a column than a schema takes.
 
     Attributes:
         column: Name of the column.
@@ -75,7 +75,7 @@ class TableSchema:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
-            raise checks.error("columns", names, "must be at least one, each with a name of its own")
+            raise checks.error("columns", names, "must be at least one, with different names")
 
     @classmethod
     def from_public(
@@ -85,7 +85,7 @@ class TableSchema:
         categories: Mapping[str, Sequence[Any]] | None = None,
         max_categories: int = MAX_CATEGORIES,
     ) -> TableSchema:
-        """Read a schema off PUBLIC records. A column is numeric if all its values are, and else takes those it shows.
+        """Read a schema off PUBLIC records. A column is numeric if all its values are, and categorical otherwise.
 
         Args:
             public: Public records, as ``encode`` takes them, of which all columns are used. Private records must not be
@@ -168,27 +168,23 @@ class TableSchema:
             fix = "unknown=zeros takes other values as none of these."
             raise checks.error("table", ", ".join(unknown_cells.values()), message, fix)
         if unknown_cells and unknown == "warn":
-            message = f"Some values of {', '.join(map(repr, unknown_cells))} are missing or are not among the known"
-            warnings.warn(
-                f"{message} categories. They are encoded as in training: as none of the categories.", stacklevel=2
-            )
+            names = ", ".join(map(repr, unknown_cells))
+            message = f"Some values of {names} are missing or are not among the known categories."
+            warnings.warn(f"{message} They are encoded as in training: as none of the categories.", stacklevel=2)
         return np.concatenate(blocks, axis=1)
 
     def withhold_categories(self, public: Any, owner_columns: Collection[str] = ()) -> TableSchema:
         """Replace the names of non-public categories by a placeholder. Their features stay, and no input matches them.
 
-        Args:
-            public: Records that may be shown.
-            owner_columns: Columns whose categories were declared.
+        A category is public if a record of ``public`` shows it, or if it was declared, as for ``owner_columns``.
         """
         text_by_column = _to_text_columns(public, [column.name for column in self.columns])
         columns = []
         for column in self.columns:
             if column.categories is not None and column.name not in owner_columns:
-                public_categories = {normalize_class_name(value) for value in set(text_by_column[column.name])}
-                column = Column(
-                    column.name, tuple(v if v in public_categories else WITHHELD_CATEGORY for v in column.categories)
-                )
+                public = {normalize_class_name(value) for value in set(text_by_column[column.name])}
+                shown_categories = tuple(v if v in public else WITHHELD_CATEGORY for v in column.categories)
+                column = replace(column, categories=shown_categories)
             columns.append(column)
         return TableSchema(tuple(columns))
 
@@ -197,18 +193,13 @@ class TableSchema:
 
         The file ``labels.csv`` names public points without ids by these hashes. They must not be published of private
         records, because whoever guesses all values of a record can check the guess.
-
-        Args:
-            table: Records, as ``encode`` takes them.
         """
         text_by_column = _to_text_columns(table, [column.name for column in self.columns], self._is_numeric())
-        columns = [
-            [
-                repr(_parse_number(value)) if column.categories is None else normalize_class_name(value)
-                for value in text_by_column[column.name]
-            ]
-            for column in self.columns
-        ]
+        columns: list[Iterable[str]] = []
+        for column in self.columns:
+            values = text_by_column[column.name]
+            is_numeric = column.categories is None
+            columns.append(map(repr, map(_parse_number, values)) if is_numeric else map(normalize_class_name, values))
         return [compute_content_id(map(str.encode, row)) for row in zip(*columns, strict=True)]
 
     def find_unused_columns(self, table: Any) -> list[str]:
@@ -227,7 +218,7 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> TableSchema:
-        """Make a schema of what ``to_dict`` returned. Raise ValueError for anything else."""
+        """Make a schema from the output of ``to_dict``. Raise ValueError for anything else."""
         columns = []
         for item in checks.collection("columns", checks.mapping("schema", facts).get("columns")):
             values = checks.mapping("columns", item).get("categories")
@@ -266,7 +257,7 @@ def normalize_class_name(value: Any) -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a name is a plainly written number."""
+    """Whether a name is a plainly written number."""
     return _NUMBER_PATTERN.fullmatch(text) is not None
 
 
@@ -287,26 +278,19 @@ def _parse_number(text: str) -> float:
 def _encode_column(column: Column, text: Sequence[str], fills_all: bool) -> tuple[np.ndarray, np.ndarray]:
     """Encode one column, float32 [N, features], and find the values that do not fit, bool [N].
 
-    Args:
-        column: The column.
-        text: Values [N].
-        fills_all: Whether the column's fill stands for every number that is not finite, or only for missing ones.
+    With ``fills_all`` the column's fill stands for every number that is not finite, else only for missing ones.
     """
     if column.categories is not None:
         return _encode_one_hot(text, column.categories)
-    block, bad_N = _encode_numbers(text)
+    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
+        block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
+    bad_N = ~np.isfinite(block[:, 0])
     if column.fill is not None:
         is_missing_N = np.array([value.casefold() in _MISSING_TEXTS for value in text], dtype=bool)
         is_filled_N = bad_N if fills_all else is_missing_N
         block[is_filled_N], bad_N = column.fill, bad_N & ~is_filled_N
     return block, bad_N
-
-
-def _encode_numbers(text: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    # Value by value: a column-wise parser may read a number differently for its neighbors' sake.
-    with np.errstate(over="ignore"):  # beyond float32 is infinite, which is not finite
-        block = np.array([_parse_number(value) for value in text], dtype=np.float64)[:, None].astype(np.float32)
-    return block, ~np.isfinite(block[:, 0])
 
 
 def _encode_one_hot(text: Sequence[str], categories: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -323,13 +307,7 @@ def _get_column_names(table: Any) -> list[str] | None:
 
 
 def _to_text_columns(table: Any, required: Sequence[str] | None = None, array: bool = True) -> dict[str, list[str]]:
-    """Convert the columns of a table to text, with "" for a missing value.
-
-    Args:
-        table: Records, as ``TableSchema.encode`` takes them.
-        required: Columns to read, in order, or None for all.
-        array: Whether an array is allowed.
-    """
+    """Convert the required columns (None: all) of a table to text, with "" for a missing value."""
     names = _get_column_names(table)
     if names is None:
         values = np.asarray(table)

@@ -49,26 +49,16 @@ class Sensitivity:
         has_small_norms = (
             self.l1 <= max_sensitivity.l1 and self.l2 <= max_sensitivity.l2 and self.linf <= max_sensitivity.linf
         )
-        return has_small_norms and (
-            None in (self.adjacency, max_sensitivity.adjacency) or self.adjacency == max_sensitivity.adjacency
-        )
+        return has_small_norms and self.has_adjacency_of(max_sensitivity)
+
+    def has_adjacency_of(self, other: Sensitivity) -> bool:
+        """Whether the adjacencies agree; None agrees with every adjacency."""
+        return None in (self.adjacency, other.adjacency) or self.adjacency == other.adjacency
 
 
 def check_sensitivity(sensitivity: Sensitivity, max_sensitivity: Sensitivity, mechanism: str) -> None:
-    """Refuse a value whose sensitivity the price of a mechanism does not cover.
-
-    Args:
-        sensitivity: Sensitivity of the value.
-        max_sensitivity: Largest sensitivity that the price covers (``Mechanism.max_sensitivity``).
-        mechanism: Name of the mechanism, for the message.
-
-    Raises:
-        ValueError: The value has another adjacency or a larger sensitivity.
-    """
-    if (
-        None not in (sensitivity.adjacency, max_sensitivity.adjacency)
-        and sensitivity.adjacency != max_sensitivity.adjacency
-    ):
+    """Raise ValueError if a value has a larger sensitivity, or another adjacency, than a mechanism's price covers."""
+    if not sensitivity.has_adjacency_of(max_sensitivity):
         message = f"is not the records' ({sensitivity.adjacency})"
         raise checks.error("mechanism.adjacency", max_sensitivity.adjacency, message, "Set it to the partition's.")
     if not sensitivity.is_within(max_sensitivity):
@@ -94,7 +84,7 @@ class SensitiveValue(Protocol):
         ...
 
     def select(self, index_Q: Tensor, /) -> Any:
-        """The value for these public points, in this order."""
+        """Select the value for these public points, in this order."""
         ...
 
 
@@ -140,9 +130,8 @@ class Votes:
             total = counts.sum(1, dtype=torch.int32 if fits_int32 else torch.int64)
             min_total, max_total = total.aminmax()  # one pass and one tensor less than a comparison
             if low < 0 or high > self.num_teachers or min_total != self.num_teachers or max_total != self.num_teachers:
-                raise ValueError(
-                    "votes: every row must be non-negative and sum to num_teachers (one teacher, one vote)"
-                )
+                problem = "every row must be non-negative and sum to num_teachers (one teacher, one vote)"
+                raise ValueError(f"votes: {problem}")
 
     def __len__(self) -> int:
         return self.counts_QC.shape[0]
@@ -153,7 +142,7 @@ class Votes:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> Votes:
-        """The votes on some of the questions."""
+        """Select the votes on some of the questions."""
         return Votes(self.counts_QC[index_Q.to(self.counts_QC.device)], self.num_teachers, self.sensitivity)
 
     def compute_plurality(self) -> Tensor:
@@ -219,7 +208,7 @@ class SoftVotes:
         return self.score_KQS.shape[1]
 
     def select(self, index_Q: Tensor) -> SoftVotes:
-        """The scores on some of the questions."""
+        """Select the scores on some of the questions."""
         return SoftVotes(self.score_KQS[:, index_Q.to(self.score_KQS.device)])
 
     def compute_histogram(self, bins: int) -> Tensor:
@@ -235,7 +224,7 @@ class SoftVotes:
 
 
 def _count_bins(bin_KQS: Tensor, bins: int) -> Tensor:
-    """Histogram of each score, [Q S, bins], without bin numbers outside 0..bins-1."""
+    """Count each score's bin numbers, [Q S, bins], without those outside 0..bins-1."""
     index_QK = bin_KQS.to(torch.int64).flatten(1).T
     inside_QK = (index_QK >= 0) & (index_QK < bins)
     counts = torch.zeros(len(index_QK), bins, dtype=torch.int64, device=index_QK.device)
@@ -298,7 +287,7 @@ class CellHistogram:
         return self.counts_QC.shape[1]
 
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """The counts of some of the questions, which must be distinct."""
+        """Select the counts of some of the questions, which must be distinct."""
         return CellHistogram(self.counts_QC[index_Q.to(self.counts_QC.device)], self.sensitivity, self.cell_P)
 
     def __repr__(self) -> str:
@@ -383,7 +372,7 @@ class GradientSums:
         return len(self.z_PD) if self.query_Q is None else len(self.query_Q)
 
     def select(self, index_Q: Tensor) -> GradientSums:
-        """The same records, for questions about these public points."""
+        """Select the public points that are asked about. The records stay the same."""
         query_Q = index_Q.cpu() if self.query_Q is None else self.query_Q[index_Q.cpu()]
         return replace(self, query_Q=query_Q)
 
@@ -416,9 +405,8 @@ class GradientSums:
             # logits of a record do not depend on the other records of its block.
             label_BC = F.one_hot(y_B, self.num_classes).double()
             residual_BC = label_BC - (z_BD.double() @ weight_DC * (weight_unit / GRID_STEPS)).softmax(1)
-            residual_BC = quantize(
-                residual_BC * (clip_norm / residual_BC.norm(dim=1, keepdim=True).clamp(min=clip_norm))
-            )
+            residual_norm_B1 = residual_BC.norm(dim=1, keepdim=True)
+            residual_BC = quantize(residual_BC * (clip_norm / residual_norm_B1.clamp(min=clip_norm)))
             if not bool((residual_BC.square().sum(1) <= clip_norm**2 * UNIT_NORM).all()):
                 raise ValueError("gradients: a record's residual is longer than clip_norm")
             total_DC += (z_BD.double().T @ residual_BC.double()).to(torch.int64)

@@ -22,8 +22,8 @@ from torch import Tensor
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import to_json
 from pate_torch.core import checks
-from pate_torch.privacy.accounts import Charge
-from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE, Account, Ledger
+from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
+from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
@@ -227,8 +227,9 @@ def compute_claim(
 
 def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
     """One reservation with its purpose and its own guarantee."""
-    own_account = replace(account, is_private=not charge.insecure)  # its noise is its own; the cap is the account's
-    guarantee = own_account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
+    guarantee = None
+    if not charge.insecure:
+        guarantee = account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
     is_interrupted = not (charge.is_committed or is_current)
     purpose = f"{charge.purpose}, interrupted: charged at its worst case" if is_interrupted else charge.purpose
     if guarantee is None:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from pate_torch.core import checks
 from pate_torch.core.rng import make_numpy_generator
+from pate_torch.privacy.partition import get_unit_ids, hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import LABEL_UNIT, Dataset, PrivateRecords, Shards
-from pate_torch.privacy.units import get_unit_ids, hold_out, select, select_one_per_unit
 from pate_torch.release.report import Share, format_percent
 
 Scores = NDArray[np.float64]

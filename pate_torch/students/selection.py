@@ -14,10 +14,10 @@ import numpy as np
 from pate_torch.accounting.events import BoundedRangeEvent, PrivacyEvent
 from pate_torch.core import checks
 from pate_torch.mechanisms.exponential import draw_model_index
+from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.budget import Budget
-from pate_torch.privacy.ledger import PURPOSE_STUDENT_CHOICE
+from pate_torch.privacy.partition import hold_out, select_one_per_unit
 from pate_torch.privacy.records import Dataset, PrivateRecords
-from pate_torch.privacy.units import hold_out, select_one_per_unit
 from pate_torch.students.base import Student, StudentAlgorithm
 
 

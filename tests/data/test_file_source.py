@@ -13,7 +13,7 @@ from pate_torch.data import image_folder, libsvm, tabular
 from pate_torch.data.file_source import build_class_list
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.privacy.records import UNKNOWN_CLASS
-from pate_torch.privacy.roles import PRIVATE, TEST, assign_by_hash
+from pate_torch.privacy.unit_ids import PRIVATE, TEST, assign_by_hash
 from tests.data.owner_files import (
     CLASSES,
     KINDS,

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from pate_torch.data import image_folder
-from pate_torch.privacy import units
+from pate_torch.privacy.partition import drop_unusable
 from pate_torch.privacy.records import UNREADABLE_POINT
 from tests.data.owner_files import ImageFolder, assert_same_public_side, index_by_unit, write_gallery, write_image
 
@@ -35,7 +35,7 @@ def test_public_and_test_folders(tmp_path, files):
     shutil.copytree(Path(files["own images"]) / "cat", tmp_path / "pool")
     private = write_gallery(tmp_path / "own", 10, classes=("cat", "dog", "eel"))
     data = ImageFolder(path=private, public_path=str(tmp_path / "pool"), test_path=files["apart images"]).load()
-    data = units.drop_unusable(data, "add_remove")
+    data = drop_unusable(data, "add_remove")
     assert (len(data.private), len(data.pool), len(data.evaluation.y)) == (20, 30, 60)  # no test image shows an eel
     assert data.evaluation.pool_y is None and data.spec.class_names == ("cat", "dog")
 
@@ -93,8 +93,8 @@ def test_a_private_image_that_cannot_be_read_contributes_nothing_and_stops_nobod
     damaged = source.load()
     assert_same_public_side(whole, damaged)
     assert damaged.num_dropped_by_reason == {UNREADABLE_POINT: 2}
-    filled = units.drop_unusable(damaged, "replace_one").private
+    filled = drop_unusable(damaged, "replace_one").private
     assert len(filled) == 10 and not filled.x[0].any() and filled.unit_id.tolist() == whole.private.unit_id.tolist()
-    records = index_by_unit(units.drop_unusable(damaged, "add_remove").private)
+    records = index_by_unit(drop_unusable(damaged, "add_remove").private)
     gone = {"cat/p0_0.png", "dog/p1_1.png"}
     assert records == {name: record for name, record in index_by_unit(whole.private).items() if name not in gone}

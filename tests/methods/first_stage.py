@@ -13,9 +13,9 @@ from pate_torch.methods.base import FirstAnswers, MethodInputs
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.reverse_knn import ReverseKnn
 from pate_torch.privacy.budget import Spending
+from pate_torch.privacy.partition import select_one_per_unit
 from pate_torch.privacy.records import MechanismContext, PrivateRecords
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
-from pate_torch.privacy.units import select_one_per_unit
 
 
 @dataclass(frozen=True, kw_only=True)

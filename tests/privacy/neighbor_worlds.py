@@ -12,7 +12,9 @@ import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,13 +77,34 @@ def unit_of(row: Row, unit: str, form: str) -> object:
 
 # ---- forms ---------------------------------------------------------------------------------------------------------
 
+Write = Callable[[Path, list[Row], str], str]
+"""(path, rows, kind of unit) -> the path that was written."""
 
-def _csv(path: Path, kept: list[Row], unit: str) -> str:
-    names = {"record": ["id"], "repeated": ["id"], "group": ["group"]}.get(unit, [])
-    head = [*(f"x{d}" for d in range(FEATURES)), *names, "label"]
-    lines = [",".join([*(f"{v!r}" for v in row.x), *(getattr(row, n) for n in names), row.label]) for row in kept]
-    path.write_text("\n".join([",".join(head), *lines]) + "\n")
-    return str(path)
+
+def _vector_id(row: Row) -> str:
+    """The name of a vector; an id that occurs twice is two records."""
+    return f"{row.id}-{zlib.crc32(repr(row.x).encode())}"
+
+
+def _table(columns: Callable[[Row], dict[str, str]], names: dict[str, str]) -> Write:
+    """Write a CSV file of these columns, of the column that names units of this kind, and of the label."""
+
+    def write(path: Path, kept: list[Row], unit: str) -> str:
+        def cells(row: Row) -> dict[str, str]:
+            name = names.get(unit)
+            return columns(row) | ({} if name is None else {name: getattr(row, name)}) | {"label": row.label}
+
+        lines = [",".join(cells(kept[0])), *(",".join(cells(row).values()) for row in kept)]
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return write
+
+
+BY_ID = {"record": "id", "repeated": "id", "group": "group"}
+_csv = _table(lambda row: {f"x{d}": f"{v!r}" for d, v in enumerate(row.x)}, BY_ID)
+_texts = _table(lambda row: {"text": " ".join(f"{v:g}" for v in row.x)}, BY_ID)
+_named = _table(lambda row: {"id": _vector_id(row)}, {"group": "group"})
 
 
 def _svm(path: Path, kept: list[Row], unit: str) -> str:
@@ -95,7 +118,7 @@ def _svm(path: Path, kept: list[Row], unit: str) -> str:
 
 def _images(folder: Path, kept: list[Row], unit: str) -> str:
     for row in kept:
-        named = f"{row.id}-{zlib.crc32(repr(row.x).encode())}.png"  # an id that occurs twice is two files
+        named = f"{_vector_id(row)}.png"
         file = folder / row.label / (f"{row.group}_{named}" if unit == "group" else named)
         file.parent.mkdir(parents=True, exist_ok=True)
         x = np.clip(np.resize(np.nan_to_num(row.x), SIDE * SIDE) * 40 + 128, 0, 255).astype(np.uint8)
@@ -103,123 +126,69 @@ def _images(folder: Path, kept: list[Row], unit: str) -> str:
     return str(folder)
 
 
-def _texts(path: Path, kept: list[Row], unit: str) -> str:
-    names = {"record": ["id"], "repeated": ["id"], "group": ["group"]}.get(unit, [])
-    lines = [
-        ",".join([" ".join(f"{v:g}" for v in row.x), *(getattr(row, n) for n in names), row.label]) for row in kept
-    ]
-    path.write_text("\n".join([",".join(["text", *names, "label"]), *lines]) + "\n")
-    return str(path)
-
-
-def _named(path: Path, kept: list[Row], unit: str) -> str:
-    """A table of ids and labels; an id that occurs twice is two records."""
-    names = ["group"] if unit == "group" else []
-    lines = [",".join([_vector_id(row), *(getattr(row, n) for n in names), row.label]) for row in kept]
-    path.write_text("\n".join([",".join(["id", *names, "label"]), *lines]) + "\n")
-    return str(path)
-
-
-def _vector_id(row: Row) -> str:
-    return f"{row.id}-{zlib.crc32(repr(row.x).encode())}"
-
-
-Write = Callable[[Path, list[Row], str], str]
-
-
-def _files(write: Write, suffix: str, folder: Path, kept: list[Row], unit: str, parts: tuple[str, ...]) -> dict:
-    """The keys of a source whose private file holds every row that no other file does."""
-    keys = {}
-    for part in ("private", *parts):
-        inside = [row for row in kept if row.part == part or (part == "private" and row.part not in parts)]
-        key = "path" if part == "private" else f"{part}_path"
-        keys[key] = write(folder / f"{part}{suffix}", inside, unit)
-    return keys
-
-
-OWN = ("public", "test")
-
-
 def tensors(kept: list[Row], unit: str, folder: Path, classes: Sequence[str] = CLASSES) -> DatasetSource:
     part = {name: [row for row in kept if row.part == name] for name in ("private", "public", "test")}
     x = {name: torch.tensor([row.x for row in rows_], dtype=torch.float32) for name, rows_ in part.items()}
     y = {name: torch.tensor([int(row.label) for row in rows_]) for name, rows_ in part.items()}
-    named = {"record": "id", "repeated": "id", "group": "group"}.get(unit)
-    ids = None if named is None else [getattr(row, named) for row in part["private"]]
+    ids = None if unit not in BY_ID else [getattr(row, BY_ID[unit]) for row in part["private"]]
     return Tensors(
         name="toy", x=x["private"], y=y["private"], pool_x=x["public"], test_x=x["test"], test_y=y["test"],
         class_names=tuple(classes), unit_id=ids, unit="group:group" if unit == "group" else "record", nominal_size=24,
     )  # fmt: skip
 
 
-Parts = tuple[str, ...]
+KINDS: dict[str, tuple[Any, Write, str, str, dict[str, Any]]] = {
+    "csv": (Csv, _csv, ".csv", "group", {}),
+    "libsvm": (Libsvm, _svm, ".svm", "qid", {"num_features": FEATURES}),
+    "images": (ImageFolder, _images, "", "^([^_]+)_", {"size": SIDE, "channels": 1}),
+    "text": (Text, _texts, ".csv", "group", {"max_bytes": 40}),
+    "embeddings": (Embeddings, _named, ".csv", "group", {}),
+}
+"""kind of files -> source, how a file is written, its suffix, what tells groups, and other options."""
+OWN = ("public", "test")
 
 
-def csv(
-    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
-) -> DatasetSource:
-    return Csv(
-        name="toy", **_files(_csv, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
-        roles=roles, id="id" if unit in ("record", "repeated") and roles == "hash" else None,
-        ignore=["id"] if unit in ("record", "repeated") and roles != "hash" else [],
-        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), **AGREED,
-    )  # fmt: skip
-
-
-def libsvm(
-    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
-) -> DatasetSource:
-    return Libsvm(
-        name="toy", **_files(_svm, ".svm", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
-        roles=roles, group="qid" if unit == "group" else None, num_features=FEATURES, fractions=(0.5, 0.3, 0.2),
-        **AGREED,
-    )  # fmt: skip
-
-
-def images(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = ()) -> DatasetSource:
-    return ImageFolder(
-        name="toy", **_files(_images, "", folder, kept, unit, parts), classes=list(classes), size=SIDE, channels=1,
-        nominal_size=24, group="^([^_]+)_" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), **AGREED,
-    )  # fmt: skip
-
-
-def text(
-    kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = (), roles: str = "hash"
-) -> DatasetSource:
-    return Text(
-        name="toy", **_files(_texts, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
-        roles=roles, id="id" if unit in ("record", "repeated") and roles == "hash" else None,
-        group="group" if unit == "group" else None, fractions=(0.5, 0.3, 0.2), max_bytes=40, **AGREED,
-    )  # fmt: skip
-
-
-def embeddings(kept: list[Row], unit: str, folder: Path, classes: Sequence[str], parts: Parts = ()) -> DatasetSource:
-    vectors = {_vector_id(row): row.x for row in kept}
-    np.save(folder / "vectors.npy", np.array(list(vectors.values()), dtype=np.float32))
-    (folder / "ids.txt").write_text("\n".join(vectors) + "\n")
-    return Embeddings(
-        name="toy", **_files(_named, ".csv", folder, kept, unit, parts), classes=list(classes), nominal_size=24,
-        vectors=str(folder / "vectors.npy"), ids=str(folder / "ids.txt"), group="group" if unit == "group" else None,
-        fractions=(0.5, 0.3, 0.2), **AGREED,
+def files(
+    kept: list[Row], unit: str, folder: Path, classes: Sequence[str],
+    *, kind: str, parts: tuple[str, ...] = (), roles: str = "hash",
+) -> DatasetSource:  # fmt: skip
+    """A source of files. The private one holds every row that no other file does."""
+    source_type, write, suffix, group, options = KINDS[kind]
+    options = options | {"roles": roles} if kind in ("csv", "libsvm", "text") else {**options}
+    if kind in ("csv", "text") and unit in ("record", "repeated") and roles == "hash":
+        options["id"] = "id"
+    elif kind == "csv" and unit in ("record", "repeated"):
+        options["ignore"] = ["id"]
+    if kind == "embeddings":
+        vectors = {_vector_id(row): row.x for row in kept}
+        options |= {"vectors": str(folder / "vectors.npy"), "ids": str(folder / "ids.txt")}
+        np.save(options["vectors"], np.array(list(vectors.values()), dtype=np.float32))
+        Path(options["ids"]).write_text("\n".join(vectors) + "\n")
+    for part in ("private", *parts):
+        inside = [row for row in kept if row.part == part or (part == "private" and row.part not in parts)]
+        options["path" if part == "private" else f"{part}_path"] = write(folder / f"{part}{suffix}", inside, unit)
+    return source_type(
+        name="toy", classes=list(classes), nominal_size=24, group=group if unit == "group" else None,
+        fractions=(0.5, 0.3, 0.2), **AGREED, **options,
     )  # fmt: skip
 
 
 FORMS: dict[str, Callable[[list[Row], str, Path, Sequence[str]], DatasetSource]] = {
     "tensors": tensors,
-    "csv with a public file": lambda r, u, f, c: csv(r, u, f, c, OWN),
-    "csv with a test file": lambda r, u, f, c: csv(r, u, f, c, ("test",)),
-    "csv by hash": csv,
-    "csv by position": lambda r, u, f, c: csv(r, u, f, c, roles="position"),
-    "libsvm with a public file": lambda r, u, f, c: libsvm(r, u, f, c, OWN),
-    "libsvm by hash": libsvm,
-    "libsvm by position": lambda r, u, f, c: libsvm(r, u, f, c, roles="position"),
-    "images with public ones": lambda r, u, f, c: images(r, u, f, c, OWN),
-    "images by hash": images,
-    "text with a public file": lambda r, u, f, c: text(r, u, f, c, OWN),
-    "text by hash": text,
-    "text by position": lambda r, u, f, c: text(r, u, f, c, roles="position"),
-    "embeddings with a public file": lambda r, u, f, c: embeddings(r, u, f, c, OWN),
-    "embeddings by hash": embeddings,
+    "csv with a public file": partial(files, kind="csv", parts=OWN),
+    "csv with a test file": partial(files, kind="csv", parts=("test",)),
+    "csv by hash": partial(files, kind="csv"),
+    "csv by position": partial(files, kind="csv", roles="position"),
+    "libsvm with a public file": partial(files, kind="libsvm", parts=OWN),
+    "libsvm by hash": partial(files, kind="libsvm"),
+    "libsvm by position": partial(files, kind="libsvm", roles="position"),
+    "images with public ones": partial(files, kind="images", parts=OWN),
+    "images by hash": partial(files, kind="images"),
+    "text with a public file": partial(files, kind="text", parts=OWN),
+    "text by hash": partial(files, kind="text"),
+    "text by position": partial(files, kind="text", roles="position"),
+    "embeddings with a public file": partial(files, kind="embeddings", parts=OWN),
+    "embeddings by hash": partial(files, kind="embeddings"),
 }
 
 UNNAMED = ("libsvm with a public file", "libsvm by hash", "libsvm by position")
@@ -288,13 +257,7 @@ def _others(row: Row, kept: list[Row], rare: str) -> Iterator[tuple[str, Row]]:
 
 
 def neighbors(
-    form: str,
-    unit: str,
-    adjacency: str,
-    kept: list[Row],
-    folder: Path,
-    seed: int = 0,
-    classes: Sequence[str] = CLASSES,
+    form: str, unit: str, adjacency: str, kept: list[Row], folder: Path, seed: int = 0, classes: Sequence[str] = CLASSES
 ) -> list[Neighbor]:
     """Neighbors under this relation. ``folder``: to write files in, where roles must be found out."""
     inside = private_rows(form, unit, kept, folder / "roles")

@@ -30,8 +30,9 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
+from pate_torch.privacy.accounts import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE
 from pate_torch.privacy.facts import DatasetFacts
-from pate_torch.privacy.ledger import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE, Ledger
+from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import MechanismContext
@@ -56,15 +57,17 @@ def entries(home) -> list[str]:
         return [entry.hash for entry in ledger.read_entries()]
 
 
+LABEL_OPTIONS = ("num_classes=2", "mechanism.sigma=9", "privacy.delta=1e-5", "quiet=true")
+
+
 @pytest.fixture
 def nothing_runs(monkeypatch):
     """From here on nothing is trained, and no noise is drawn."""
 
     def forbid():
         monkeypatch.setattr(GradientStudent, "fit", lambda *_, **__: pytest.fail("a student was trained"))
-        monkeypatch.setattr(
-            "pate_torch.methods.teacher_votes.train", lambda *_, **__: pytest.fail("teachers were trained")
-        )
+        train = "pate_torch.methods.teacher_votes.train"
+        monkeypatch.setattr(train, lambda *_, **__: pytest.fail("teachers were trained"))
         monkeypatch.setattr(NoiseSource, "_fill_blocks", lambda *_: pytest.fail("noise was drawn"))
 
     return forbid
@@ -130,8 +133,7 @@ def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, noth
         plan(tmp_path, "b", selection=selection(), **discrete)
     nothing_runs()
     refused(plan(tmp_path, "b", labels=released(first), selection=selection()), "noise='torch'.*'discrete'", tmp_path)
-    monkey = plan(tmp_path, "c", seed=1)
-    refused(monkey, "noise='torch'.*'discrete'", tmp_path)
+    refused(plan(tmp_path, "c", seed=1), "noise='torch'.*'discrete'", tmp_path)
 
 
 def test_the_command_refuses_a_choice_in_whole_numbers(tmp_path, monkeypatch):
@@ -143,10 +145,8 @@ def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
     pipeline.run(first := plan(tmp_path, "first"))
     pipeline.run(plan(tmp_path, "b", labels=released(first), selection=selection()))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert [charge.purpose for charge in ledger.get_charges("blobs").values()] == [
-            PURPOSE_LABELS,
-            PURPOSE_STUDENT_CHOICE,
-        ]
+        purposes = [charge.purpose for charge in ledger.get_charges("blobs").values()]
+    assert purposes == [PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE]
 
 
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
@@ -198,11 +198,6 @@ def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_ru
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
         pipeline.run(one)
     assert not (one.folder / "release").exists()
-
-
-def test_teachers_may_have_a_capacity(tmp_path):
-    pipeline.run(plan(tmp_path, "one", partition=AddRemove(capacity=50)))
-    assert "commit" in ledger_entries(tmp_path)
 
 
 # ---- a ledger that is not the one that was charged ------------------------------------------------------------------
@@ -258,7 +253,7 @@ def test_labels_beside_a_lost_ledger_are_not_used_again(tmp_path):
 
 def test_the_label_command_stops_at_a_lost_ledger(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
-    given = ["num_classes=2", "dataset.name=line", "mechanism.sigma=9", "privacy.delta=1e-5", "quiet=true"]
+    given = [*LABEL_OPTIONS, "dataset.name=line"]
     for n, votes in enumerate(([[20, 0]] * 4, [[0, 20]] * 4)):
         np.save(tmp_path / f"{n}.npy", np.array(votes))
     assert label.main([f"votes={tmp_path / '0.npy'}", *given]) == 0
@@ -320,13 +315,7 @@ def test_python_and_the_label_command_know_records_and_votes_again(tmp_path, mon
         other.label(points(30, 1)[0], num_queries=5)
     monkeypatch.setenv("PATE_HOME", str(tmp_path))
     np.save(tmp_path / "votes.npy", np.array([[20, 0]] * 4))
-    given = [
-        f"votes={tmp_path / 'votes.npy'}",
-        "num_classes=2",
-        "mechanism.sigma=9",
-        "privacy.delta=1e-5",
-        "quiet=true",
-    ]
+    given = [f"votes={tmp_path / 'votes.npy'}", *LABEL_OPTIONS]
     assert label.main([*given, "dataset.name=a"]) == 0
     assert label.main([*given, "dataset.name=b"]) == 2
     assert "units with account 'a'" in capsys.readouterr().err
@@ -354,10 +343,7 @@ def summed(home, monkeypatch, x, y, unit_id=None) -> torch.Tensor:
     return torch.cat(sums)
 
 
-PAIRS = {
-    "equal rows": (lambda x: x[:1], None),
-    "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"]),
-}
+PAIRS = {"equal rows": (lambda x: x[:1], None), "one id": (lambda x: -x[:1] + 1, [*(f"r{n}" for n in range(40)), "r0"])}
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -539,11 +525,8 @@ def test_a_person_taken_out_leaves_what_was_charged(tmp_path):
     assert released(first) in {part.release_id for part in after.claim.other_releases}
     assert after.claim.epsilon_charged > after.claim.epsilon and not teachers.exists()
     again = pipeline.run(plan(tmp_path, "again", dataset=without, labels=released(first)))
-    assert (
-        again.record.reuses_labels
-        and not again.record.teachers_reusable
-        and again.claim.epsilon_charged == after.claim.epsilon_charged
-    )
+    assert again.record.reuses_labels and not again.record.teachers_reusable
+    assert again.claim.epsilon_charged == after.claim.epsilon_charged
 
 
 def test_groups_must_have_names(tmp_path):

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from safetensors.torch import load_file, save_file
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
+from pate_torch.accounting.events import GaussianEvent
+from pate_torch.accounting.filters import PrivacyFilter
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.chain import LedgerError
 from pate_torch.privacy.facts import DatasetFacts
@@ -109,7 +112,7 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     assert release.label_Q.tolist() in readable(home).values()
 
 
-@pytest.mark.parametrize("share", [0.15, 0.45, 0.6, 0.7, 0.85])
+@pytest.mark.parametrize("share", [0.15, 0.6, 0.85])
 def test_a_run_killed_between_two_writes_goes_on(processes, tmp_path, undisturbed, share):
     killed_then_run_again(processes, tmp_path, undisturbed, int(share * undisturbed[1]))
 
@@ -335,8 +338,13 @@ def test_a_killed_run_is_given_its_folder_again(processes, tmp_path):
 # ---- full and closed disks -------------------------------------------------------------------------------------------
 
 
-def full_disk(*_, **__):
-    raise OSError(28, "No space left on device")
+def fail(error):
+    """A function that raises this error, whatever it is given."""
+
+    def failing(*_, **__):
+        raise error
+
+    return failing
 
 
 @pytest.mark.parametrize(
@@ -352,7 +360,7 @@ def full_disk(*_, **__):
 )
 def test_a_full_disk_is_told_in_one_line_and_the_ledger_is_whole(tmp_path, monkeypatch, place, charged):
     with monkeypatch.context() as full:
-        full.setattr(place, full_disk)
+        full.setattr(place, fail(OSError(28, "No space left on device")))
         line = train(tmp_path, monkeypatch=full).error
     assert "No space left on device" in line and "free some space" in line
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
@@ -400,40 +408,27 @@ def test_a_disk_that_is_really_closed(small_disk, monkeypatch):
     assert list(home.iterdir()) == []
 
 
-def test_a_ledger_that_cannot_be_written_stops_the_run_before_the_noise(tmp_path, monkeypatch):
-    drawn = []
+BROKEN = {
+    "the ledger cannot be written": (Ledger, "reserve", fail(LedgerError("attempt to write a readonly database"))),
+    "the accountant crashes": (PrivacyFilter, "compute_cost", fail(ArithmeticError("the accountant is broken"))),
+    "the price is no number": (GNMax, "privacy_events", lambda *_: (GaussianEvent(mu=float("nan"), count=5),)),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_run_that_cannot_be_charged_draws_and_releases_nothing(tmp_path, monkeypatch, fault):
+    """Other implementations swallow the error (``except Exception: return -1``). NaN is no price below the cap."""
+    drawn, one = [], plan(tmp_path, "first")
     monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
-    pipeline_plan = plan(tmp_path, "first")
-
-    def locked(self, *_, **__):
-        raise LedgerError(f"ledger={str(self.path)!r}: attempt to write a readonly database.")
-
-    monkeypatch.setattr(Ledger, "reserve", locked)
-    with pytest.raises(LedgerError, match="readonly"):
-        pipeline.run(pipeline_plan)
-    assert not drawn and not readable(tmp_path)
-
-
-def test_a_crash_of_the_accountant_stops_the_run(tmp_path, monkeypatch):
-    """Swallowed elsewhere (``except Exception: return -1``): here nothing is drawn, released or claimed."""
-    drawn = []
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
-
-    def crash(*_, **__):
-        raise ArithmeticError("the accountant is broken")
-
-    monkeypatch.setattr("pate_torch.accounting.filters.PrivacyFilter.compute_cost", crash)
-    with pytest.raises(ArithmeticError):
-        pipeline.run(plan(tmp_path, "first"))
+    monkeypatch.setattr(*BROKEN[fault])
+    with pytest.raises((LedgerError, ArithmeticError, ValueError)):
+        pipeline.run(one)
     assert not drawn and not readable(tmp_path)
 
 
 def test_a_crash_of_the_accountant_after_the_release_publishes_no_epsilon(tmp_path, monkeypatch):
-    def crash(*_, **__):
-        raise ArithmeticError("the accountant is broken")
-
     with monkeypatch.context() as broken:
-        broken.setattr("pate_torch.release.builder.accounting.compute_guarantee", crash)
+        broken.setattr("pate_torch.release.builder.accounting.compute_guarantee", fail(ArithmeticError()))
         with pytest.raises(ArithmeticError):
             pipeline.run(plan(tmp_path, "first"))
     assert not (tmp_path / "runs/blobs/gaussian/first/release/summary.json").exists()
@@ -444,22 +439,6 @@ def assert_charged_without_draws(home: Path) -> None:
     with Ledger(home / "ledger.sqlite") as ledger:
         price = accounting.compute_guarantee(GNMax(sigma=2.0).privacy_events(5), 1e-4).epsilon
         assert ledger.get_guarantee("blobs").epsilon >= price * (1 - 1e-9)
-
-
-def test_an_accountant_that_gives_no_number_stops_the_run(tmp_path, monkeypatch):
-    """NaN is not a price, and never one below the cap."""
-    drawn = []
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda *a, **k: drawn.append(1))
-    monkeypatch.setattr("pate_torch.mechanisms.gaussian.GNMax.privacy_events", lambda *_: nan_event())
-    with pytest.raises(ValueError):
-        pipeline.run(plan(tmp_path, "first"))
-    assert not drawn and not readable(tmp_path)
-
-
-def nan_event():
-    from pate_torch.accounting.events import GaussianEvent as GaussianEvent
-
-    return (GaussianEvent(mu=float("nan"), count=5),)
 
 
 def test_a_mechanism_that_incurs_more_than_it_reserved_stays_charged_and_fails(tmp_path, monkeypatch):
@@ -692,31 +671,25 @@ def test_a_foreign_release_is_refused(home, tmp_path):
     refused(home, "never charged to the ledger here", labels=record["release_id"])
 
 
-def newer(file: Path) -> None:
-    import sqlite3
+def execute(*statements: str):
+    def change(file: Path) -> None:
+        db = sqlite3.connect(file)
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+        db.close()
 
-    db = sqlite3.connect(file)
-    db.execute("PRAGMA user_version = 99")
-    db.close()
-
-
-def edited(file: Path) -> None:
-    import sqlite3
-
-    db = sqlite3.connect(file)
-    db.execute("DROP TRIGGER no_update")
-    db.execute("UPDATE entries SET body = replace(body, '\"scalar\":', '\"scalar\":0') WHERE seq = 3")
-    db.commit()
-    db.close()
+    return change
 
 
+EDIT = "UPDATE entries SET body = replace(body, '\"scalar\":', '\"scalar\":0') WHERE seq = 3"
 LEDGERS = {
     "cut": (lambda file: file.write_bytes(file.read_bytes()[:5000]), "damaged|malformed"),
     "empty": (lambda file: file.write_bytes(b""), "is empty"),
     "text": (lambda file: file.write_text("not a ledger, but long enough to look like one"), "not a database"),
     "folder": (lambda file: (file.unlink(), file.mkdir()), "Is a directory|directory"),
-    "newer": (newer, "newer version"),
-    "edited": (edited, "damaged"),
+    "newer": (execute("PRAGMA user_version = 99"), "newer version"),
+    "edited": (execute("DROP TRIGGER no_update", EDIT), "damaged"),
 }
 
 

@@ -33,7 +33,7 @@ from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Shards
 from pate_torch.students.training import Supervised
-from tests import ROOT, command_runs, killed_runs
+from tests import ROOT, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations
 from tests.run_configs import changed
@@ -275,13 +275,10 @@ def test_one_record_reaches_one_teacher_through_the_whole_pipeline(tmp_path, par
         pytest.skip("the number of records is public under replace_one")
     source = named(killed_runs.blobs())
     keep = torch.arange(len(source.y)) != 7
-    other = (
-        swapped(source)
-        if neighbor == "swapped"
-        else dataclasses.replace(
-            source, x=source.x[keep], y=source.y[keep], unit_id=[str(i) for i in keep.nonzero().squeeze(1).tolist()]
-        )
-    )
+    other = swapped(source)
+    if neighbor == "removed":
+        ids = [str(i) for i in keep.nonzero().squeeze(1).tolist()]
+        other = dataclasses.replace(source, x=source.x[keep], y=source.y[keep], unit_id=ids)
     for name, data in (("a", source), ("b", other)):
         pipeline.run(plan(tmp_path / name, "only", dataset=data, partition=partition))
     left, right = weights(tmp_path / "a"), weights(tmp_path / "b")
@@ -298,9 +295,8 @@ def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
     """No fingerprint: neighbors with the same answers release the same bytes, but for random ids and clocks."""
     source, quiet = named(killed_runs.blobs()), GNMax(sigma=0.01)
     for name, data in (("a", source), ("b", swapped(source))):
-        pipeline.run(
-            plan(tmp_path / name, "only", dataset=data, insecure_noise_seed=3, mechanism=quiet, opening_budget=1e6)
-        )
+        changes = {"insecure_noise_seed": 3, "mechanism": quiet, "opening_budget": 1e6}
+        pipeline.run(plan(tmp_path / name, "only", dataset=data, **changes))
     left, right = (tmp_path / name / "runs/blobs/gaussian/only/release" for name in ("a", "b"))
     assert (left / "labels.csv").read_bytes() == (right / "labels.csv").read_bytes()
     assert (left / "student.safetensors").read_bytes() == (right / "student.safetensors").read_bytes()
@@ -375,7 +371,7 @@ def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, m
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
-        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model"),
+        *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model")
     }
     assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q)
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
@@ -505,9 +501,8 @@ def test_only_the_winning_label_is_released(tmp_path):
     rows = list(csv.reader((folder / "labels.csv").read_text().splitlines()))
     assert rows[0] == ["query", "label", "class"]
     assert all(re.fullmatch(r"\d+", query) and re.fullmatch(r"-1|\d+", label) for query, label, _ in rows[1:])
-    tensors = [
-        file.name for file in folder.rglob("*") if file.suffix in (".safetensors", ".npy", ".npz", ".pt", ".pkl")
-    ]
+    suffixes = (".safetensors", ".npy", ".npz", ".pt", ".pkl")
+    tensors = [file.name for file in folder.rglob("*") if file.suffix in suffixes]
     assert tensors == ["student.safetensors"]
     assert set(load_file(folder / "student.safetensors")) == {"1.weight", "1.bias"}
 
@@ -558,19 +553,12 @@ def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(a
     draw = np.random.default_rng(0)
     lines = [f"{a:.4f},{b:.4f},{'xy'[int(a > b)]}" for a, b in draw.normal(size=(300, 2))]
     (tmp_path / "t.csv").write_text("\n".join(["height,width,label", *lines, "7,,x", "8,9,"]) + "\n")
-    said = f"dataset.publish_test={str(agreed).lower()}"
-    done = command_runs.train(
-        tmp_path / "home", f"dataset.path={tmp_path}/t.csv", said, base=ONE_FILE, monkeypatch=monkeypatch
-    )
+    options = (f"dataset.path={tmp_path}/t.csv", f"dataset.publish_test={str(agreed).lower()}")
+    done = train(tmp_path / "home", *options, base=ONE_FILE, monkeypatch=monkeypatch)
     assert done.code == 0, done.err
     (run,) = (tmp_path / "home" / "runs").glob("*/*/*")
     released, owner = (json.loads((run / side / "summary.json").read_text()) for side in ("release", "private"))
-    assert owner["records"].keys() >= {
-        "private",
-        "public",
-        "test",
-        "left out with missing or infinite numbers",
-    }
+    assert owner["records"].keys() >= {"private", "public", "test", "left out with missing or infinite numbers"}
     assert sum(owner["records"].values()) == 302
     assert f"num_queries={owner['records']['public']}, not the recommended 500" in done.err
     assert released["queries_asked"] == owner["records"]["public"]

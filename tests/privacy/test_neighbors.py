@@ -1,8 +1,8 @@
 """Every combination of options that is accepted has the sensitivity it is charged for, and releases nothing else.
 
 ``neighbor_worlds``: toy data and their neighbors; ``neighbor_choices``: every value there is; ``neighbor_cases``: a
-plan of each, and the ways to run it; ``neighbor_harness``: what is measured. Here: sixty combinations that reach every
-value, all of those that touch records (slow), every triple of values of the others (slow), and six planted faults.
+plan of each, and the ways to run it; ``neighbor_harness``: what is measured. Here: combinations that reach every value,
+all of those that touch records (slow), every triple of values of the others (slow), and planted faults.
 """
 
 import dataclasses
@@ -25,19 +25,15 @@ from tests.privacy import neighbor_worlds as worlds
 pytestmark = pytest.mark.filterwarnings("ignore")  # of teachers on extreme values; errors stay errors
 
 SEED = int(os.environ.get("NEIGHBORS_SEED", "0"))
-SIXTY = 60
 
 
-def test_sixty_combinations_reach_every_value_and_hold(record_property):
+def test_combinations_that_reach_every_value_hold(record_property):
     draw, tally, space = np.random.default_rng(SEED), cases.Tally(), cases.space()
     for fixed in [(name, value) for name, known in space.items() for value in known]:
         for _ in range(200):
-            if fixed in tally.reached or tally.ran >= SIXTY:
+            if fixed in tally.reached:
                 break
             cases.attempt(cases.at_random(draw, dict([fixed]), plain=0.7), tally, most=1, seed=SEED)
-    of_records = list(cases.of_records())
-    while tally.ran < SIXTY:
-        cases.attempt(of_records[draw.integers(len(of_records))], tally, most=2, seed=SEED)
     cases.judged(tally, record_property, f"; seed {SEED}")
     assert not cases.unreached(tally, space), "values that no accepted combination reached"
 
@@ -125,7 +121,7 @@ def test_a_distance_of_one_said_for_two_is_found(monkeypatch):
 def test_an_id_that_merges_records_is_found(monkeypatch):
     case = REVERSE_KNN | {"partition": "replace_one", "unit": "repeated"}
     assert not faults(case)
-    for module in ("pate_torch.privacy.units", "pate_torch.methods.reverse_knn"):
+    for module in ("pate_torch.privacy.partition", "pate_torch.methods.reverse_knn"):
         monkeypatch.setattr(f"{module}.get_unit_ids", lambda private, adjacency: private.unit_id)
     assert "where it says" in faults(case, times=12)
 

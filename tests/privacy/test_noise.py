@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pate_torch.privacy import discrete_noise
+from pate_torch.privacy import noise
 from pate_torch.privacy.noise import MIN_CONTINUOUS_NOISE_DELTA, DryRunNoise, check_delta
 from tests.mechanisms.vote_laws import TINY, pooled
 
@@ -179,7 +179,7 @@ def test_discrete_gaussian_is_not_a_rounded_one():
 @pytest.mark.parametrize("kind,scale", [("gaussian", 2.0), ("laplace", 3.0)])
 def test_law_is_exact_however_few_bits_are_drawn_first(kind, scale, bits):
     """With 4 bits nearly every draw needs the refinement that 63 bits never need in a lifetime."""
-    z = discrete_noise._draw_signed((4000,), kind, Fraction(scale), bits)
+    z = noise.draw_discrete((4000,), kind, Fraction(scale), bits)
     assert goodness(z.numpy(), kind, scale) > TINY
     assert goodness(z.numpy(), kind, scale * 1.5) < TINY
 
@@ -207,7 +207,7 @@ def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:
 @pytest.mark.parametrize("kind,scale", [("gaussian", 1.0), ("gaussian", 40.1), ("gaussian", 0.3), ("laplace", 45.0798)])
 def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
     with mpmath.workdps(80):
-        table = discrete_noise._build_cdf_table(kind, Fraction(scale), bits)
+        table = noise._build_cdf_table(kind, Fraction(scale), bits)
         exact = exact_cdf(kind, Fraction(scale), len(table.low))
         for low, value, high in zip(table.low, exact, table.high, strict=True):
             assert low <= value * 2**bits <= high
@@ -216,7 +216,7 @@ def test_table_encloses_the_exact_distribution_function(kind, scale, bits):
 
 
 def test_lookup_decides_only_what_the_bits_decide():
-    table = discrete_noise._build_cdf_table("gaussian", Fraction(2), 8)
+    table = noise._build_cdf_table("gaussian", Fraction(2), 8)
     with mpmath.workdps(30):
         exact = exact_cdf("gaussian", Fraction(2), 40)
     undecided = 0
@@ -261,15 +261,22 @@ def rejection(sigma: Fraction, rng: np.random.Generator) -> int:
 def test_agrees_with_the_rejection_sampler():
     rng = np.random.default_rng(0)
     slow = np.array([rejection(Fraction(5, 2), rng) for _ in range(3000)])
-    fast = discrete_noise.draw_gaussian((N,), Fraction(5, 2)).numpy()
-    other = discrete_noise.draw_gaussian((N,), Fraction(4)).numpy()
+    fast = noise.draw_discrete((N,), "gaussian", Fraction(5, 2)).numpy()
+    other = noise.draw_discrete((N,), "gaussian", Fraction(4)).numpy()
     edges = [-np.inf, -4.5, -2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 4.5, np.inf]
     counts = [np.histogram(np.clip(z, -50, 50), np.clip(edges, -99, 99))[0] for z in (slow, fast, other)]
     assert stats.chi2_contingency(counts[:2]).pvalue > TINY
     assert stats.chi2_contingency(counts[::2]).pvalue < TINY
 
 
-def test_discrete_parameter_is_exactly_the_one_priced():
-    assert discrete_noise._check_scale("sigma", Fraction(0.1)) == Fraction(0.1) != Fraction(1, 10)
-    assert discrete_noise.draw_gaussian((3, 4), Fraction(1, 100)).abs().sum() == 0  # exp(-5000) is not rounded up
-    assert discrete_noise.draw_laplace((0, 4), Fraction(1)).shape == (0, 4)
+def test_discrete_parameter_is_exactly_the_one_priced(monkeypatch):
+    asked = []
+    monkeypatch.setattr(noise, "draw_discrete", lambda shape, kind, scale: asked.append(scale) or torch.zeros(shape))
+    DryRunNoise("discrete").draw_gaussian((1,), 0.1, CPU)
+    assert asked == [Fraction(0.1)] and Fraction(0.1) != Fraction(1, 10)
+
+
+def test_discrete_noise_of_tiny_scales_and_sizes():
+    source = DryRunNoise("discrete")
+    assert source.draw_gaussian((3, 4), 0.01, CPU).abs().sum() == 0  # exp(-5000) is not rounded up
+    assert source.draw_laplace((0, 4), 1.0, CPU).shape == (0, 4)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pate_torch.core import rng
-from pate_torch.privacy.partition import AddRemove, ReplaceOne, assign_shards
+from pate_torch.privacy.partition import AddRemove, ReplaceOne, assign_shards, get_unit_ids, select_one_per_unit
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.unit_ids import compute_keyed_hash, make_position_ids
 
@@ -174,3 +174,11 @@ def test_a_partition_is_held_to_what_it_says():
         assign_shards(Splitting(), private, 3, 0)
     with pytest.raises(ValueError, match="not of add_remove"):
         assign_shards(Mislabeled(), PrivateRecords.from_rows(x, y, names), 3, 0)
+
+
+def test_units_are_ids_or_positions():
+    private = PrivateRecords.from_rows(torch.arange(4.0)[:, None], torch.zeros(4).long(), list("baba"))
+    assert get_unit_ids(private, "add_remove").tolist() == list("baba")
+    assert get_unit_ids(private, "replace_one").tolist() == list("0123")
+    assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
+    assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]

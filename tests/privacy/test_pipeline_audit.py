@@ -21,11 +21,11 @@ from pate_torch.queries.random import Random
 from pate_torch.students.training import Supervised
 from pate_torch.teachers.training import TeacherRecipe, train
 from tests.answering import answer_queries
-from tests.run_configs import run_config
+from tests.killed_runs import plan
 
 TEACHERS, QUERIES, RUNS = 12, 32, 4000
 DELTA = 0.05  # large, so that few runs can prove much: at 1e-5 ten thousand runs see no fault in a factor of two
-MECHANISM = GNMax(sigma=8.0)
+MECHANISM, PASSIVE = GNMax(sigma=8.0), Random(name="passive", shuffle=False)
 RECIPE = TeacherRecipe(network="logistic", steps=20, batch_size=1, learning_rate=0.05, backend="vectorized")
 
 
@@ -63,7 +63,7 @@ class Purse:
         return ""
 
     def reserve(self, account, events, **facts):
-        return Reservation(id="0" * 16, account=account, reserved_events=events, reserved_cost=None, insecure=False)
+        return Reservation(id="0" * 16, reserved_events=events)
 
     def commit(self, *_, **__):
         return None
@@ -85,19 +85,9 @@ def outcomes(data, votes, runs: int) -> np.ndarray:
     """Released labels of so many runs of the labeling protocol, [runs, queries]."""
     terms = {"delta": DELTA, "adjacency": "replace_one", "unit": "record"}
     budget = Budget(ledger=Purse(), account="canary", **terms, fingerprint="", run="audit")
-    rows = [
-        answer_queries(
-            sensitive=votes,
-            pool=data.pool,
-            spec=data.spec,
-            mechanism=MECHANISM,
-            strategy=Random(name="passive", shuffle=False),
-            budget=budget,
-            num_queries=QUERIES,
-            seed=0,
-        ).label_Q.numpy()
-        for _ in range(runs)
-    ]
+    given = {"pool": data.pool, "spec": data.spec, "mechanism": MECHANISM, "strategy": PASSIVE, "budget": budget}
+    given |= {"num_queries": QUERIES, "seed": 0}
+    rows = [answer_queries(sensitive=votes, **given).label_Q.numpy() for _ in range(runs)]
     return np.stack(rows)
 
 
@@ -157,38 +147,22 @@ def test_a_record_in_two_shards_is_found(asked, without):
 def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
     """The released labels of whole runs: each trains its teachers and keeps its own ledger."""
     student = Supervised(network="logistic", steps=1, augment=None)
+    parts = {"partition": ReplaceOne(), "teacher": RECIPE, "mechanism": MECHANISM, "query": PASSIVE}
+    numbers = {"num_teachers": TEACHERS, "num_queries": QUERIES, "delta": DELTA}
     rows = []
     for number in range(runs):
-        home = folder / f"{canaries}-{number}"
-        pipeline.run(
-            run_config(
-                dataset=source(canaries),
-                partition=ReplaceOne(),
-                teacher=RECIPE,
-                mechanism=MECHANISM,
-                query=Random(name="passive", shuffle=False),
-                student=student,
-                guide_student=student,
-                root=home,
-                folder=home / "runs" / "canary" / "gaussian" / "only",
-                seed=0,
-                num_teachers=TEACHERS,
-                num_queries=QUERIES,
-                delta=DELTA,
-                opening_budget=50.0,
-                baseline=False,
-                quiet=True,
-            )
-        )
-        table = (home / "runs/canary/gaussian/only/release/labels.csv").read_text().splitlines()[1:]
+        home, data = folder / f"{canaries}-{number}", source(canaries)
+        one = plan(home, "only", dataset=data, student=student, guide_student=student, **parts, **numbers)
+        pipeline.run(one)
+        table = (one.folder / "release/labels.csv").read_text().splitlines()[1:]
         rows.append([int(line.split(",")[1]) for line in table])
     return np.array(rows)
 
 
 def few(folder, monkeypatch, canaries: tuple[int, int], runs: int) -> float:
     """What whole runs prove; pictures and pages are left out, since nothing in them is compared."""
-    monkeypatch.setattr("pate_torch.pipeline.write_release", lambda *_: None)
-    monkeypatch.setattr("pate_torch.pipeline.print_summary", lambda *_, **__: None)
+    monkeypatch.setattr("pate_torch.session.write_release", lambda *_: None)
+    monkeypatch.setattr("pate_torch.session.print_summary", lambda *_, **__: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     return proven(*(runs_end_to_end(folder, number, runs) for number in canaries))
 

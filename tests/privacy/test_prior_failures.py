@@ -1,10 +1,8 @@
 """How published implementations of PATE broke their own guarantee: each way of doing so, as a test that would catch it.
 
-Covered elsewhere: shards that overlap or are redrawn, and anything a teacher learns from outside its shard
-(test_partition, test_teachers); votes on augmented images (test_teachers), files of votes that grow or are mixed up on
-a rerun (test_store); students that see private records (test_imports); budget loops that overshoot (test_ledger,
-test_calibration); data-dependent prices shown as publishable (test_reporting_*); choices made by evaluation labels or,
-uncharged, by private records (test_pipeline).
+Covered elsewhere: noise from a published seed or a global generator (test_budget, test_noise); shards that overlap or
+are redrawn, votes on augmented images, files of votes that grow on a rerun, students that see private records, and the
+user's delta (test_leaks); budget loops that overshoot (test_ledger); choices made by private records (test_pipeline).
 """
 
 import ast
@@ -40,7 +38,7 @@ from pate_torch.privacy.sensitive import Votes
 from tests import ROOT
 from tests.accounting.data_dependent.exact_divergences import compute_divergences
 from tests.mechanisms.mechanism_forms import FORMS, NAMES, build, num_classes, num_teachers, random_votes
-from tests.mechanisms.vote_laws import TINY, Recorder
+from tests.mechanisms.vote_laws import TINY
 
 PACKAGE = ROOT / "pate_torch"
 every_form = pytest.mark.parametrize("name,noise", FORMS, ids=["-".join(form) for form in FORMS])
@@ -84,62 +82,6 @@ def test_every_label_released_is_charged(name, noise):
             pytest.fail(f"say here what one answer of {name} is charged")
 
 
-def test_the_users_delta_is_used_and_what_failed_beforehand_is_taken_from_it():
-    events = build("gaussian").privacy_events(50)
-    values = [compute_guarantee(events, delta).epsilon for delta in (1e-3, 1e-5, 1e-8)]
-    assert values == sorted(values) and len(set(values)) == 3
-    sparse = build("sparse_vector").privacy_events(50)
-    assert sum(e.delta for e in sparse if isinstance(e, DeltaEvent)) == 5e-6
-    with pytest.raises(ValueError, match="delta"):
-        compute_guarantee(sparse, 4e-6)
-
-
-# -- noise from a published seed or the global generator --------------------------------------------------------------
-
-
-def random_calls(source: str) -> set[str]:
-    """Names of calls that draw or seed outside Rehearsal."""
-    forbidden = {"manual_seed", "seed", "randn", "rand", "randint", "randn_like", "rand_like", "normal", "normal_"}
-    forbidden |= {
-        "default_rng",
-        "RandomState",
-        "exponential_",
-        "multinomial",
-        "bernoulli",
-        "cauchy_",
-        "Normal",
-        "Laplace",
-    }
-    return {
-        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-    } & forbidden
-
-
-@pytest.mark.parametrize("file", sorted((PACKAGE / "mechanisms").glob("*.py")), ids=lambda file: file.stem)
-def test_mechanisms_draw_from_the_noise_source_alone(file):
-    assert not random_calls(file.read_text())
-    assert "torch.distributions" not in file.read_text() and "import random" not in file.read_text()
-    assert random_calls("torch.manual_seed(1337); x = torch.randn(3)") == {"manual_seed", "randn"}
-
-
-@every_form
-def test_global_seeds_neither_decide_nor_suffer(name, noise):
-    mechanism, votes, _ = released(name, noise)
-    outcomes = []
-    for _ in range(2):
-        torch.manual_seed(1337)
-        np.random.seed(1337)
-        states = torch.get_rng_state(), np.random.get_state()[1].copy()
-        recorder = Recorder(noise)
-        mechanism.release(votes, recorder, MechanismContext(num_queries=len(votes)))
-        outcomes.append(torch.cat([t.double().flatten() for _, t in recorder.drawn]))
-        assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
-    size = min(map(len, outcomes))
-    assert size >= 10 and not torch.equal(outcomes[0][:size], outcomes[1][:size])
-
-
 # -- the executed threshold test is not the accounted one -------------------------------------------------------------
 
 
@@ -155,15 +97,6 @@ def test_the_check_adds_one_number_per_query_not_one_per_class(top):
     per_class = 1 - math.prod(stats.norm.cdf((260 - n) / 150) for n in votes.counts_QC[0].tolist())
     assert stats.binomtest(passed, size, accounted).pvalue > TINY
     assert stats.binomtest(passed, size, per_class).pvalue < TINY
-
-
-def test_laplace_is_not_accounted_as_gaussian():
-    (event,) = build("laplace").privacy_events(1)
-    assert isinstance(event, LaplaceEvent)
-    as_gaussian = GaussianEvent(mu=math.sqrt(2) / 3.0)
-    assert compute_guarantee([event] * 30, 1e-5).epsilon != pytest.approx(
-        compute_guarantee([as_gaussian] * 30, 1e-5).epsilon, rel=0.01
-    )
 
 
 @pytest.mark.parametrize("name", ["confident", "interactive"])
@@ -224,15 +157,9 @@ def test_nothing_but_the_charged_label_is_released(name, noise):
 
 
 def test_the_accountant_raises_rather_than_returning_a_code():
-    class Unknown:
-        count = 1
-
-    for events in ([Unknown()], ["gaussian"], [None]):
-        with pytest.raises((ValueError, TypeError)):
+    for events in (["gaussian"], [None]):
+        with pytest.raises(ValueError, match="event="):
             compute_guarantee(events, 1e-5)
-    for bad in (math.nan, -1.0, 0.0, math.inf):
-        with pytest.raises(ValueError, match="mu"):
-            GaussianEvent(mu=bad)
     for file in sorted((PACKAGE / "accounting").glob("*.py")):
         handlers = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ExceptHandler)]
         broad = [h for h in handlers if h.type is None or getattr(h.type, "id", "") in ("Exception", "BaseException")]
@@ -295,11 +222,9 @@ def test_any_number_of_classes_and_many_queries_at_once(name, classes):
 
 
 def test_the_exponential_mechanisms_price_counts_every_query():
-    """A known library's event costs as much 100 times as once."""
+    """The event of a known library costs as much 100 times as once."""
     once, often = (rdp.compute_curve([BoundedRangeEvent(eta=0.1, count=count)]) for count in (1, 100))
     assert often == pytest.approx(100 * once, rel=1e-12)
     assert rdp.compute_curve(build("exponential").privacy_events(100)) == pytest.approx(
         100 * rdp.compute_curve(build("exponential").privacy_events(1)), rel=1e-12
     )
-    for file in PACKAGE.rglob("*.py"):
-        assert "ExponentialMechanismDpEvent" not in file.read_text(), file

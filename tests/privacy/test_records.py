@@ -20,10 +20,10 @@ from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.libsvm import Libsvm
 from pate_torch.data.tabular import Csv, Embeddings, Text
 from pate_torch.privacy import records, unit_ids
+from pate_torch.privacy.partition import hold_out, select, select_one_per_unit
 from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords
 from pate_torch.privacy.schema import TableSchema
-from pate_torch.privacy.unit_ids import UnitIds, compute_content_id
-from pate_torch.privacy.units import get_unit_ids, hold_out, select, select_one_per_unit
+from pate_torch.privacy.unit_ids import UnitIds
 
 CELLS = ["1", "2.5", "-3", "1e300", "nan", "inf", "", "old", "1_0"]
 LABELS = ["no", "yes", "perhaps", "", "1"]
@@ -42,16 +42,8 @@ ROW = st.fixed_dictionaries(
     }
 )
 GOOD = [
-    {
-        "a": str(i),
-        "b": "2",
-        "color": ("red", "blue")[i % 2],
-        "label": LABELS[i % 2],
-        "user": f"g{i}",
-        "number": i,
-        "code": i % 2,
-        "person": i,
-    }
+    {"a": str(i), "b": "2", "color": ("red", "blue")[i % 2], "label": LABELS[i % 2]}
+    | {"user": f"g{i}", "number": i, "code": i % 2, "person": i}
     for i in range(6)
 ]
 """Ordinary rows: the public ones, and the first of every private file, so that some record can be used."""
@@ -142,13 +134,9 @@ def load_images(rows, folder):
     return ImageFolder(**paths, size=4, channels=1, classes=LABELS[:2]).load().private
 
 
-def as_number(value):
-    return float(value) if isinstance(value, int | float) else float("nan")
-
-
 def make_from_lists(rows, folder):
-    x = [[row["number"], row["a"]] for row in rows]
-    x = [[number, as_number(number)] for number, _ in x]
+    numbers = [row["number"] for row in rows]
+    x = [[number, float(number) if isinstance(number, int | float) else float("nan")] for number in numbers]
     return PrivateRecords.from_rows(x, [row["code"] for row in rows], [row["user"] for row in rows], num_classes=2)
 
 
@@ -188,14 +176,9 @@ def check_row_by_row(entry, folder, max_examples=25):
             assert "ids" in str(error), error  # of units: the one thing that is refused
             return None
 
-    @settings(
-        max_examples=max_examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-    )
+    how = {"derandomize": True, "database": None, "phases": [Phase.generate], "report_multiple_bugs": False}
+
+    @settings(max_examples=max_examples, deadline=None, **how)
     @given(ROW, before, others, before, others)
     def check(row, before, after, other_before, other_after):
         if entry == "images":
@@ -294,16 +277,6 @@ def test_unusable_rows_are_marked_filled_and_counted():
     assert PrivateRecords.from_rows(words[:1], [0]).usable_N is None
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [[1.0, 2.0], ["a", None], ["a", ""], [1, "1"], [1, 2.5], pd.Series([1, None]), np.array([1.0, np.nan]), ["a"]],
-)
-def test_missing_and_ambiguous_ids_are_refused_without_their_values(ids):
-    with pytest.raises(ValueError, match=r"ids|one id for each") as refused:
-        PrivateRecords.from_rows(torch.zeros(2, 1), [0, 1], ids)
-    assert not any(repr(value) in str(refused.value) for value in ids)
-
-
 def test_a_group_needs_names():
     with pytest.raises(ValueError, match="must name the unit of every record where it is group:patient"):
         PrivateRecords.from_rows(torch.zeros(2, 1), [0, 1], unit="group:patient")
@@ -321,16 +294,3 @@ def test_records_are_not_built_around_the_gate_and_selected_freely():
     assert len(rest) + len(held_out) == 6 and not set(rest.unit_id) & set(held_out.unit_id)
     assert "a" not in repr(private.unit_id).split("(")[0].replace("UnitIds", "") and "withheld" in repr(private.unit_id)
     assert PrivateRecords.from_rows(x, y, private.unit_id, LABEL_UNIT).unit_id is private.unit_id
-
-
-def test_units_are_ids_or_positions():
-    private = PrivateRecords.from_rows(torch.arange(4.0)[:, None], torch.zeros(4).long(), list("baba"))
-    assert get_unit_ids(private, "add_remove").tolist() == list("baba")
-    assert get_unit_ids(private, "replace_one").tolist() == list("0123")
-    assert select_one_per_unit(private, "add_remove").x[:, 0].tolist() == [1, 0]
-    assert select_one_per_unit(private, "replace_one").x[:, 0].tolist() == [0, 1, 2, 3]
-
-
-def test_content_ids_tell_boundaries_apart():
-    assert compute_content_id([b"ab", b"c"]) != compute_content_id([b"a", b"bc"])
-    assert compute_content_id([b"ab", b"c"]) == compute_content_id([b"ab", b"c"])

@@ -128,11 +128,7 @@ def test_a_schema_is_read_off_public_values_or_declared():
 
 @pytest.mark.parametrize(
     "damaged",
-    [
-        None,
-        {},
-        *({"columns": columns} for columns in ([1], [{"name": 3}], [], [{"name": "a", "categories": [1]}])),
-    ],
+    [None, {}, *({"columns": columns} for columns in ([1], [{"name": 3}], [], [{"name": "a", "categories": [1]}]))],
 )
 def test_a_schema_goes_through_json_and_damage_is_refused(damaged):
     assert TableSchema.from_dict(json.loads(json.dumps(SCHEMA.to_dict()))) == SCHEMA

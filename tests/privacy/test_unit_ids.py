@@ -1,9 +1,12 @@
-"""Roles follow the fractions, each record by its own unit's id or by the position alone."""
+"""Names of units are unambiguous; roles follow the fractions, each by its own unit's id or by the position alone."""
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
-from pate_torch.privacy.roles import PRIVATE, assign_by_hash, assign_by_position
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.unit_ids import PRIVATE, assign_by_hash, assign_by_position, compute_content_id
 
 
 def test_assign_by_hash_follows_the_fractions_and_each_id_alone():
@@ -35,3 +38,18 @@ def test_records_of_a_file_given_for_a_role_keep_it(files, allowed):
 def test_assign_by_position_has_the_sizes_printed_in_lzcw21():
     for count, sizes in (8124, [6499, 163, 1462]), (48842, [39073, 977, 8792]), (72309, [57847, 1447, 13015]):
         assert np.bincount(assign_by_position(count, (0.8, 0.02, 0.18), 0)).tolist() == sizes
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[1.0, 2.0], ["a", None], ["a", ""], [1, "1"], [1, 2.5], pd.Series([1, None]), np.array([1.0, np.nan]), ["a"]],
+)
+def test_missing_and_ambiguous_ids_are_refused_without_their_values(ids):
+    with pytest.raises(ValueError, match=r"ids|one id for each") as refused:
+        PrivateRecords.from_rows(torch.zeros(2, 1), [0, 1], ids)
+    assert not any(repr(value) in str(refused.value) for value in ids)
+
+
+def test_content_ids_tell_boundaries_apart():
+    assert compute_content_id([b"ab", b"c"]) != compute_content_id([b"a", b"bc"])
+    assert compute_content_id([b"ab", b"c"]) == compute_content_id([b"ab", b"c"])
