@@ -17,8 +17,8 @@ from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.features.encoder import Encoder
 from pate_torch.mechanisms.private_epsilon import PrivateEpsilon
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
-from pate_torch.methods.votes_file import VotesFile
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import check_delta, check_noise
 from pate_torch.privacy.partition import Partition

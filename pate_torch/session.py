@@ -24,7 +24,7 @@ from pate_torch.core.progress import do_nothing
 from pate_torch.data.encoded_dataset import ENCODER_FOLDER, EncodedDataset
 from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
 from pate_torch.owner_metrics import complete_owner_metrics, compute_owner_metrics, save_votes
 from pate_torch.release import store as release_store

@@ -6,7 +6,7 @@ import functools
 from pate_torch.config import PrivacyConfig, RunConfig
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
-from pate_torch.methods.votes_file import VotesFile
+from pate_torch.methods.voting import VotesFile
 from pate_torch.teachers.recipe import TeacherRecipe
 
 PRIVACY = {field.name for field in dataclasses.fields(PrivacyConfig)}

@@ -226,7 +226,7 @@ def test_every_mechanism_is_calibrated_to_a_target(tmp_path, name, noise):
     if name in ("confident", "interactive"):
         mechanism = dataclasses.replace(mechanism, screen_sigma=40.0)  # else the checks alone cost more
     method = changed(tiny(tmp_path), mechanism=mechanism, num_queries=30, delta=1e-4).method
-    events = method.calibrate(2.0, 1e-4).label_events()
+    events = method.calibrate(2.0, 1e-4).privacy_events()
     assert 2 * (1 - 1e-6) < compute_guarantee(events, 1e-4).epsilon <= 2
 
 

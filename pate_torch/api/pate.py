@@ -36,9 +36,9 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
 from pate_torch.methods.base import PrivateMethod
-from pate_torch.methods.panel import PanelMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
+from pate_torch.methods.voting import PanelMethod
 from pate_torch.planning.alternatives import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account

@@ -163,7 +163,7 @@ def _build_method(
                 raise checks.error("votes", votes, f"cannot be combined with {key}", fix)
         cfg = cfg.copy()
         cfg.method = {
-            "_target_": "pate_torch.methods.votes_file.VotesFile", "path": checks.nonempty_string("votes", votes)
+            "_target_": "pate_torch.methods.voting.VotesFile", "path": checks.nonempty_string("votes", votes)
         }  # fmt: skip
         fields = _list_method_fields(cfg)
     elif teachers is not None and "num_teachers" not in fields:

@@ -4,7 +4,7 @@ r"""Answer a file of votes and nothing more: labels.csv with its price, charged 
         privacy.delta=1e-6
     pate label dataset=svhn                     # by the method of a run, with the keys of train.py
 
-The votes may come from teachers trained anywhere (``methods.votes_file``); the owner vouches that every privacy unit
+The votes may come from teachers trained anywhere (``methods.voting``); the owner vouches that every privacy unit
 reached one of them, and ``partition`` states the adjacency. Every point of the file is a question. All keys:
 conf/label.yaml and conf/account.yaml. Exit codes: 0 done; 2 a choice that is refused with nothing charged, or a disk
 that is full or read-only.
@@ -28,7 +28,7 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks, run_folders
 from pate_torch.data.base import DatasetSource
 from pate_torch.mechanisms.base import VoteMechanism
-from pate_torch.methods.votes_file import VotesFile
+from pate_torch.methods.voting import VotesFile
 from pate_torch.pipeline import run
 from pate_torch.planning.alternatives import suggest_settings
 from pate_torch.privacy.partition import Partition

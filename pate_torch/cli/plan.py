@@ -39,8 +39,8 @@ from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tabular import Embeddings
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import TeacherVotes, VotingMethod
-from pate_torch.methods.votes_file import VotesFile
+from pate_torch.methods.teacher_votes import TeacherVotes
+from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.planning import alternatives
 from pate_torch.planning.choice import Choice, PlanEvaluator, get_parameters, select_best
 from pate_torch.planning.pilot import Pilot, PilotConfig

@@ -104,6 +104,7 @@ class PreparedMethod(ABC):
         ensemble: PRIVATE. Teachers behind the votes, for the owner's figures. None if they are not available.
         guide: Releasable. Guide student of all rounds but the last, from which the published student continues. None if
             the published student starts anew.
+        on_ledger_head: Function that stores the newest ledger hash with stored teachers. None if none are stored.
     """
 
     id: str = ""
@@ -111,6 +112,7 @@ class PreparedMethod(ABC):
     opened_votes: Votes | CellHistogram | None = None
     ensemble: TeacherEnsemble | None = None
     guide: Student | None = None
+    on_ledger_head: Callable[[str], object] | None = None
 
     def check(self, budget: Budget, pool: PublicPool) -> None:  # noqa: B027
         """Raise ValueError, before any charge, for errors that ``release`` would raise after the charge."""
@@ -119,8 +121,10 @@ class PreparedMethod(ABC):
     def release(self, pool: PublicPool, spending: Spending) -> Release | ModelRelease:
         """Open the sensitive values with noise that ``spending`` has paid for."""
 
-    def record_ledger_head(self, head: str) -> None:  # noqa: B027
+    def record_ledger_head(self, head: str) -> None:
         """Store the newest ledger hash with stored teachers, which cannot be used with a ledger that lacks it."""
+        if self.on_ledger_head is not None:
+            self.on_ledger_head(head)
 
 
 @dataclass(frozen=True, kw_only=True)

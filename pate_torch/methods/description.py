@@ -1,4 +1,4 @@
-"""What a report says of those who answered: their own sentences, kept in the release's record beside the answers."""
+"""How a method describes itself in public reports: sentences that ``release.json`` keeps beside the answers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pate_torch.core import checks
 from pate_torch.privacy.records import LABEL_UNIT
 
 _KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
-"""Fields whose key in the release's record is another word."""
+"""Keys in ``release.json`` of the fields that have another name there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodDescription:
     """Public sentences for the privacy statement, the report and the model card.
 
-    In all of them ``{asked}`` and ``{answered}`` stand for the number of questions, ``{mechanism}`` for the mechanism
-    with its parameters, and ``{each_round}`` for `` in each of 3 rounds`` (nothing where there was one).
+    In the sentences, ``{asked}`` and ``{answered}`` stand for numbers of questions, ``{mechanism}`` for the mechanism
+    with its parameters, and ``{each_round}`` for `` in each of 3 rounds``, or for nothing if there was one round.
 
     Attributes:
-        subject: What the student, or the labels, are of: a plural, as "teachers".
-        procedure: What they did, what noise was added to, what left, and what a student sees of it.
-        assumptions: What must be true of them for the guarantee to hold, a sentence each.
-        query_sentence: How many questions were put to them, as a part of a sentence.
-        examples: Caption of public points with the labels released for them.
-        public_time: Whether public sizes alone decide how long they take to answer, so that it may be shown.
-        uses_size: Whether the declared number of records decides anything of theirs.
-        discrete: Whether ``noise=discrete`` is to be had with them.
+        subject: Plural noun for what answers the questions, such as "teachers".
+        procedure: Sentences on what is computed, what receives noise, what is released and what a student sees.
+        assumptions: Sentences that must be true for the guarantee to hold.
+        query_sentence: Part of a sentence on the number of questions.
+        examples: Caption of public points with the labels that were released for them.
+        public_time: Whether the computing time of the answers depends on public sizes alone and may be published.
+        uses_size: Whether the method uses the declared number of records.
+        discrete: Whether the method supports ``noise=discrete``.
     """
 
     subject: str
@@ -41,51 +41,30 @@ class MethodDescription:
     discrete: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("subject", "procedure", "query_sentence", "examples"):
-            checks.nonempty_string(f"description.{name}", getattr(self, name))
-        object.__setattr__(self, "assumptions", checks.collection("description.assumptions", self.assumptions))
-        for sentence in self.assumptions:
-            checks.nonempty_string("description.assumptions", sentence)
+        object.__setattr__(self, "assumptions", tuple(checks.collection("description.assumptions", self.assumptions)))
+        for sentence in (self.subject, self.procedure, self.query_sentence, self.examples, *self.assumptions):
+            checks.nonempty_string("description", sentence)
         for name in ("public_time", "uses_size", "discrete"):
             checks.boolean(f"description.{name}", getattr(self, name))
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> MethodDescription:
-        """Inverse of ``to_dict``. Raises ValueError or TypeError for anything else."""
-        keys = {field.name: _KEYS.get(field.name, field.name) for field in fields(cls)}
-        if missing := [key for key in keys.values() if key not in facts]:
-            raise ValueError(f"{', '.join(missing)} is missing")
-        values = {name: facts[key] for name, key in keys.items()}
-        return cls(**{**values, "assumptions": tuple(values["assumptions"])})
+        """Make a description from the output of ``to_dict``. Raises KeyError, TypeError or ValueError if it differs."""
+        return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
 
     def to_dict(self) -> dict[str, Any]:
-        """What the release's record holds."""
+        """Return the content for ``release.json``."""
         values = asdict(self) | {"assumptions": list(self.assumptions)}
         return {_KEYS.get(name, name): value for name, value in values.items()}
 
 
-# ---- a privacy unit in words ---------------------------------------------------------------------------------------
-
-
 def get_unit_column(unit: str) -> str:
-    """The column that makes the unit; empty unless records are protected in groups."""
+    """Return the column that names the units of a group; empty for other units."""
     return unit.removeprefix("group:") if unit.startswith("group:") else ""
 
 
 def format_one_unit(unit: str) -> str:
-    """As in "one record", "all records of one patient"."""
+    """Format a privacy unit in words, as in "one record" or "all records of one patient"."""
     if unit == LABEL_UNIT:
         return "the label of one record"
     return "one record" if unit == "record" else f"all records of one {get_unit_column(unit)}"
-
-
-def format_each_unit(unit: str) -> str:
-    """At the beginning of a sentence of one unit's way: "Each record", "All records of one patient"."""
-    return "Each record" if unit == "record" else format_one_unit(unit)[0].upper() + format_one_unit(unit)[1:]
-
-
-def format_every_unit(unit: str) -> str:
-    """At the beginning of a sentence on all units: "Every record", "Every patient"."""
-    if unit == LABEL_UNIT:
-        return "The label of every record"
-    return f"Every {get_unit_column(unit) or 'record'}"

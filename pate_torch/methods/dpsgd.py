@@ -3,10 +3,9 @@
 It uses neither teachers nor public points, apart from normalization constants. It is a release of private data: the
 ledger is charged for the Renyi curve of the subsampled Gaussian mechanism before the first step.
 
-We replace two parts of Opacus. The records of a step and the noise of its gradient come from ``NoiseSource``, because
-the secure mode of Opacus needs torchcsprng, which is not maintained, and a torch generator keeps 32 bits of its seed.
-The sampling rate is batch_size over the *declared* number of records, because the exact number is private under
-add_remove.
+Two parts differ from Opacus. The records of a step and the noise of its gradient come from ``NoiseSource``, because the
+secure mode of Opacus needs torchcsprng, which is not maintained, and a torch generator keeps 32 bits of its seed. The
+sampling rate is batch_size over the *declared* number of records, because the exact number is private under add_remove.
 
 Source: Abadi et al. 2016 (DP-SGD); Mironov, Talwar and Zhang 2019 (the curve); Yousefpour et al. 2021 (Opacus).
 """
@@ -33,18 +32,13 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress, Stages, do_nothing
 from pate_torch.core.rng import make_torch_generator
 from pate_torch.mechanisms.base import Mechanism
-from pate_torch.methods.base import (
-    MethodInputs,
-    ModelRelease,
-    PreparedMethod,
-    PrivateMethod,
-)
+from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import select_one_per_unit
-from pate_torch.privacy.records import DataSpec, PrivateRecords, PublicPool
+from pate_torch.privacy.records import DataSpec, PublicPool
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.students.base import Student
 
@@ -127,7 +121,6 @@ class DPSGD(PrivateMethod):
             num_queries = min(self.num_queries, len(facts.pool))
             planned_events = self.mechanism.privacy_events(num_queries, min(self.query.rounds, num_queries))
             epsilon = accounting.compute_guarantee(planned_events, delta).epsilon
-        self._check_facts(facts)
         rate = self.compute_sampling_rate(facts)
         multiplier = calibration.calibrate_sigma(
             lambda sigma: (make_sampled_gaussian_event(rate, sigma, self.steps),), epsilon=epsilon, delta=delta
@@ -143,21 +136,18 @@ class DPSGD(PrivateMethod):
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
     def compute_sampling_rate(self, facts: DatasetFacts) -> float:
-        """Compute the probability with which a step includes a record."""
-        batch_size = self.compute_batch_size(facts)
-        return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)
-
-    def validate(self, facts: DatasetFacts) -> None:
-        self._check_facts(facts)
-        self.compute_sampling_rate(facts)
-        self._build_module(facts.spec, seed=0)
-
-    def _check_facts(self, facts: DatasetFacts) -> None:
+        """Compute the probability with which a step includes a record. Raises ValueError if units cannot be sampled."""
         if facts.unit != "record":
             problem = f"protects single records, but the privacy unit is {facts.unit}"
             raise checks.error("method", self.name, problem)
         if facts.adjacency != "add_remove":
             raise checks.error("partition", facts.adjacency, "records are sampled", "Use partition=add_remove.")
+        batch_size = self.compute_batch_size(facts)
+        return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)
+
+    def validate(self, facts: DatasetFacts) -> None:
+        self.compute_sampling_rate(facts)
+        self._build_module(facts.spec, seed=0)
 
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
         assert self.noise_multiplier is not None, "calibrate comes first"
@@ -201,7 +191,7 @@ class DPSGD(PrivateMethod):
     def prepare(self, inputs: MethodInputs) -> PreparedDPSGD:
         """PRIVATE. Select one record of each unit, so that a unit changes a sum by one clipped gradient."""
         records = select_one_per_unit(inputs.records, inputs.facts.adjacency)
-        return PreparedDPSGD(self, inputs, records)
+        return PreparedDPSGD(self, replace(inputs, records=records))
 
     def _build_module(self, spec: DataSpec, seed: int) -> nn.Module:
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
@@ -212,25 +202,17 @@ class DPSGD(PrivateMethod):
 
 @dataclass(eq=False, repr=False)
 class PreparedDPSGD(PreparedMethod):
-    """PRIVATE. DP-SGD with its records.
-
-    Attributes:
-        method: Method, with its noise multiplier.
-        inputs: Inputs of the session.
-        records: PRIVATE. One record of each unit.
-    """
+    """PRIVATE. DP-SGD, with its noise multiplier, on one record of each unit."""
 
     method: DPSGD
     inputs: MethodInputs
-    records: PrivateRecords
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
         """Train the model, each step with noise that was paid for."""
-        method, inputs, facts = self.method, self.inputs, self.inputs.facts
+        method, inputs, spec = self.method, self.inputs, self.inputs.facts.spec
         with inputs.clock("training"):
-            module = method._build_module(facts.spec, inputs.seed)
+            module = method._build_module(spec, inputs.seed)
             self.train(module, spending.noise, inputs.stages("Training by DP-SGD"))
-        spec = facts.spec
         network = networks.describe(method.network, spec.input_shape, spec.num_classes, **dict(method.options))
         return ModelRelease(spending.id, Student(network, module.cpu().eval(), spec))
 
@@ -240,37 +222,38 @@ class PreparedDPSGD(PreparedMethod):
 
         from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 
-        method, facts, device, cpu = self.method, self.inputs.facts, self.inputs.device, torch.device("cpu")
-        rate, multiplier = method.compute_sampling_rate(facts), method.noise_multiplier
-        assert multiplier is not None
-        model = GradSampleModule(module.to(device).train())
+        method, facts, cpu = self.method, self.inputs.facts, torch.device("cpu")
+        rate = method.compute_sampling_rate(facts)
+        assert method.noise_multiplier is not None
+        model = GradSampleModule(module.to(self.inputs.device).train())
         optimizer = NoiseSourceOptimizer(
             torch.optim.SGD(model.parameters(), lr=method.learning_rate, momentum=method.momentum),
             noise,
-            noise_multiplier=multiplier,
+            noise_multiplier=method.noise_multiplier,
             max_grad_norm=method.clip,
             expected_batch_size=method.compute_batch_size(facts),
         )
         for step in range(method.steps):
             for group in optimizer.param_groups:
                 group["lr"] = method.learning_rate * 0.5 * (1 + math.cos(math.pi * step / method.steps))
-            sample_rows = (noise.draw_uniform((len(self.records),), cpu) < rate).nonzero().squeeze(1)
+            sample_rows = (noise.draw_uniform((len(self.inputs.records),), cpu) < rate).nonzero().squeeze(1)
             optimizer.zero_grad()
-            self._compute_gradients(model, sample_rows, device)
+            self._compute_gradients(model, sample_rows)
             optimizer.step()
             progress(step + 1, method.steps)
         model.to_standard_module()
 
-    def _compute_gradients(self, model: GradSampleModule, sample_rows: torch.Tensor, device: torch.device) -> None:
+    def _compute_gradients(self, model: GradSampleModule, sample_rows: torch.Tensor) -> None:
         """Compute the gradient of each sampled record. Without a sampled record the step releases noise alone."""
+        records, device = self.inputs.records, self.inputs.device
         if len(sample_rows) == 0:
             for p in model.parameters():
                 p.grad_sample = torch.zeros(0, *p.shape, dtype=p.dtype, device=device)
             return
-        x = self.inputs.facts.spec.normalize(self.records.x[sample_rows].to(device))
+        x = self.inputs.facts.spec.normalize(records.x[sample_rows].to(device))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
-            F.cross_entropy(model(x), self.records.y[sample_rows].to(device)).backward()
+            F.cross_entropy(model(x), records.y[sample_rows].to(device)).backward()
         # A gradient whose length is not finite cannot be clipped, so such a record contributes nothing.
         parts = [p.grad_sample for p in model.parameters()]
         finite_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)

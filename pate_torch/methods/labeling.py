@@ -15,7 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,12 +47,19 @@ from pate_torch.queries.random import Random
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.students.labels import make_student_task
 
+_COMBINATIONS = (
+    "Use method=reverse_knn with mechanism=histogram, method=gradients with mechanism=gradient_descent, or another "
+    "method with another mechanism, such as mechanism=gaussian."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelingMethod(PrivateMethod):
     """Base of the methods that answer questions about public points.
 
     Attributes:
+        mechanism_type: Type of the mechanisms that the method can be combined with.
+        refits_records: Whether later rounds use features of the guide student.
         mechanism: Mechanism that answers.
         query: Query strategy, which chooses the public points to ask about.
         num_queries: Largest number of questions.
@@ -66,6 +73,8 @@ class LabelingMethod(PrivateMethod):
             all teachers agreed.
     """
 
+    mechanism_type: ClassVar[Any] = Mechanism
+    refits_records: ClassVar[bool] = False
     mechanism: Mechanism
     query: QueryStrategy = field(default_factory=Random)
     num_queries: int = 100
@@ -77,6 +86,9 @@ class LabelingMethod(PrivateMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.mechanism, self.mechanism_type):
+            problem = f"cannot be combined with method={self.name}, whose values it does not open"
+            raise checks.error("mechanism", self.mechanism.name, problem, _COMBINATIONS)
         checks.integer("num_queries", self.num_queries, low=1)
         if self.guide_student is not None and self.guide_student.returns_released_model:
             problem = "is the released model, which learns nothing that could guide a round"
@@ -94,11 +106,6 @@ class LabelingMethod(PrivateMethod):
     def num_rounds(self) -> int:
         """Number of rounds of questions."""
         return min(self.query.rounds, self.num_queries)
-
-    @property
-    def refits_records(self) -> bool:
-        """Whether later rounds use features of the guide student."""
-        return False
 
     @property
     def is_guided(self) -> bool:
@@ -127,17 +134,15 @@ class LabelingMethod(PrivateMethod):
             change: dict[str, Any] = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
             return replace(self, mechanism=dataclasses.replace(self.mechanism, **change))
 
-        def compute_events(scale: float) -> tuple[PrivacyEvent, ...]:
-            return set_noise(scale).label_events()
-
         # If the epsilon of the mechanism is that of the whole release (sparse vector), it is the target epsilon.
-        is_total = (
-            "sigma" not in names
-            and 1 - 1e-6 <= calibration.compute_epsilon(compute_events(1 / epsilon), delta) / epsilon <= 1
+        if "sigma" not in names:
+            total_epsilon = calibration.compute_epsilon(set_noise(1 / epsilon).privacy_events(), delta)
+            if 1 - 1e-6 <= total_epsilon / epsilon <= 1:
+                return set_noise(1 / epsilon)
+        scale = calibration.calibrate_sigma(
+            lambda scale: set_noise(scale).privacy_events(), epsilon=epsilon, delta=delta
         )
-        return set_noise(
-            1 / epsilon if is_total else calibration.calibrate_sigma(compute_events, epsilon=epsilon, delta=delta)
-        )
+        return set_noise(scale)
 
     def validate(self, facts: DatasetFacts) -> None:
         fix = f"There are {len(facts.pool)} public points to ask about."
@@ -152,23 +157,15 @@ class LabelingMethod(PrivateMethod):
             with checks.prefixed_errors("guide_student"):
                 self.guide_student.check(facts.spec)
 
-    def label_events(self) -> tuple[PrivacyEvent, ...]:
-        """Return the events of all questions, which do not depend on the data."""
+    def privacy_events(self, facts: DatasetFacts | None = None) -> tuple[PrivacyEvent, ...]:
         return self.mechanism.privacy_events(self.num_queries, self.num_rounds)
-
-    def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        return self.label_events()
 
     @abstractmethod
     def describe(self, facts: DatasetFacts) -> MethodDescription:
         """Return the sentences of reports about the method."""
 
-    def get_nominal_size(self, spec: DataSpec) -> int | None:
-        """Return the publicly declared number of records if the method uses it, else None."""
-        return None
-
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
-        mechanism, nominal_size = self.mechanism, self.get_nominal_size(facts.spec)
+        mechanism = self.mechanism
         parameters = {f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)}
         norms = {norm: getattr(mechanism.max_sensitivity, norm) for norm in ("l1", "l2", "linf")}
         finite_norms = {norm: value if math.isfinite(value) else None for norm, value in norms.items()}
@@ -181,7 +178,6 @@ class LabelingMethod(PrivateMethod):
             "query": self.query.name,
             "voters": self.name,
             "rounds": self.num_rounds,
-            **({} if nominal_size is None else {"declared_size": nominal_size}),
             "sensitivity": {**finite_norms, "per": mechanism.sensitivity_unit},
             **({} if asset is None else {"assets": [dataclasses.asdict(asset)]}),
             "answered_by": self.describe(facts).to_dict(),
@@ -213,7 +209,6 @@ class PreparedLabeling(PreparedMethod):
         device: Device on which the guide student is trained.
         progress: Function that receives (done, total) questions.
         guide_progress: Function that receives the progress of the guide student's training.
-        on_ledger_head: Function that stores the newest ledger hash with stored teachers.
     """
 
     mechanism: Mechanism
@@ -230,7 +225,6 @@ class PreparedLabeling(PreparedMethod):
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Progress = do_nothing
     guide_progress: Progress = do_nothing
-    on_ledger_head: Callable[[str], object] = do_nothing
 
     @classmethod
     def from_method(
@@ -245,26 +239,28 @@ class PreparedLabeling(PreparedMethod):
             sensitive=sensitive,
             spec=inputs.facts.spec,
             seed=inputs.seed,
+            feature_PD=method.learn_features(inputs),
             guide_student=guide_student,
             releases_guide=method.releases_guide,
             device=inputs.device,
             progress=inputs.stages("Answering queries"),
             guide_progress=do_nothing if guide_student is None else inputs.stages("Training the guide student"),
-            **{"feature_PD": method.learn_features(inputs), **changes},
+            **changes,
         )
-
-    def record_ledger_head(self, head: str) -> None:
-        self.on_ledger_head(head)
 
     def check(self, budget: Budget, pool: PublicPool) -> None:
         """Raise ValueError, before any charge, for a plan, values or noise that the mechanism refuses."""
-        rounds = self._check_plan(pool)
+        fix = f"There are {len(pool)} public points."
+        checks.integer("num_queries", self.num_queries, low=1, high=len(pool), fix=fix)
+        if len(self.sensitive) != len(pool):
+            fix = "A method answers for every public point, in the pool's order."
+            raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
             self.mechanism.check(
                 num_queries=self.num_queries,
                 num_teachers=self.sensitive.num_teachers,
                 num_classes=self.sensitive.num_classes,
-                rounds=rounds,
+                rounds=min(self.query.rounds, self.num_queries),
             )
         if budget.kind != self.mechanism.noise:
             problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"
@@ -275,10 +271,10 @@ class PreparedLabeling(PreparedMethod):
         """Ask about at most ``num_queries`` public points in rounds, and release the answers.
 
         Raises:
-            ValueError: The plan, the questions of a strategy or the values of the next round violate their contract.
-                The reservation stays spent.
+            ValueError: The questions of a strategy or the values of the next round violate their contract. The
+                reservation stays spent.
         """
-        rounds = self._check_plan(pool)
+        rounds = min(self.query.rounds, self.num_queries)
         spending.record_cost(())  # a strategy may choose no question at all
         # The release has the id of the reservation, so that its charge can be found in the ledger.
         release = Release.from_reservation(spending.id, spending.reserved_events)
@@ -291,7 +287,8 @@ class PreparedLabeling(PreparedMethod):
                 student = self._fit_guide(release, pool)
                 student_PC = student.compute_probabilities(pool.x)
                 if self.refit is not None:
-                    values, feature_PD = self._refit_values(student, spending)
+                    values = self._refit_values(student, spending)
+                    feature_PD = to_graph_device(values.feature_PD, self.device)
             query_Q = self._select_queries(release, pool, rounds, student_PC, feature_PD)
             if len(query_Q) == 0:
                 break
@@ -307,19 +304,10 @@ class PreparedLabeling(PreparedMethod):
                 # A mechanism that stops early, such as the sparse vector, answers a prefix of the questions.
                 opened_votes.append(round_values.select(torch.arange(release.queries_per_round[-1])))
             self.progress(len(release.query_Q), self.num_queries)
-        self.opened_votes = _merge_votes(opened_votes)
+        if opened_votes:
+            counts_QC = torch.cat([votes.counts_QC for votes in opened_votes])
+            self.opened_votes = replace(opened_votes[-1], counts_QC=counts_QC)
         return release
-
-    def _check_plan(self, pool: PublicPool) -> int:
-        """Check the plan before noise is drawn, and return its number of rounds."""
-        checks.integer(
-            "num_queries", self.num_queries, low=1, high=len(pool), fix=f"There are {len(pool)} public points."
-        )
-        # This is no assert, because a user may have written the method, and python -O removes asserts.
-        if len(self.sensitive) != len(pool):
-            fix = "A method answers for every public point, in the pool's order."
-            raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
-        return min(checks.integer("query.rounds", self.query.rounds, low=1), self.num_queries)
 
     def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
         """Fit the guide student to the answers so far. A guide that is to be released continues from the last one."""
@@ -329,14 +317,14 @@ class PreparedLabeling(PreparedMethod):
         self.guide = student if self.releases_guide else None
         return student
 
-    def _refit_values(self, student: Student, spending: Spending) -> tuple[SensitiveRecords, Tensor]:
-        """PRIVATE. Make and check the values of the next round; return them and features of the public points."""
+    def _refit_values(self, student: Student, spending: Spending) -> SensitiveRecords:
+        """PRIVATE. Make and check the values of the next round."""
         assert self.refit is not None
         values = self.refit(student)
         if len(values) != len(self.sensitive):
-            raise ValueError("votes: the votes of the next round must be about the same public points")
+            raise ValueError("votes: the values of the next round must be about the same public points")
         check_values(values.sensitivity, self.mechanism, spending)
-        return values, to_graph_device(values.feature_PD, self.device)
+        return values
 
     def _select_queries(
         self, release: Release, pool: PublicPool, rounds: int, student_PC: Tensor | None, feature_PD: Tensor | None
@@ -368,13 +356,3 @@ def check_values(sensitivity: Sensitivity, mechanism: Mechanism, account: Budget
     """Raise ValueError for values that the mechanism refuses, or that have another adjacency than the account."""
     account.check_adjacency(sensitivity)
     check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)
-
-
-def _merge_votes(parts: list[Votes | CellHistogram]) -> Votes | CellHistogram | None:
-    """PRIVATE. Concatenate the votes of all rounds."""
-    if not parts:
-        return None
-    counts_QC, last_part = torch.cat([part.counts_QC for part in parts]), parts[-1]
-    if isinstance(last_part, CellHistogram):
-        return CellHistogram(counts_QC, last_part.sensitivity, last_part.cell_P)
-    return Votes(counts_QC, last_part.num_teachers, last_part.sensitivity)

@@ -1,4 +1,4 @@
-"""Records that answer for themselves: what reverse k-NN labeling and per-record gradients share."""
+"""Base of the methods in which every record contributes by itself: reverse k-NN labeling and per-record gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pate_torch.core import checks
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.batch_invariant import map_batch_invariant
-from pate_torch.features.contrastive import append_mean_shift, embed, encode, learn_encoder
+from pate_torch.features.contrastive import embed, learn_encoder
 from pate_torch.mechanisms.base import RecordMechanism
 from pate_torch.methods.base import MethodInputs
 from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
@@ -26,39 +26,26 @@ from pate_torch.privacy.sensitive import SensitiveRecords
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMethod(LabelingMethod):
-    """Records that answer for themselves, each by a function of itself and of public values.
+    """Base of the methods in which every record contributes by a function of itself and of public values.
 
-    A subclass defines how records are asked (``build_sensitive``).
-
-    Attributes:
-        mechanism_type: The type of the mechanism that prices their answers.
+    A subclass defines this function (``make_sensitive``).
     """
 
-    mechanism_type: ClassVar[type[RecordMechanism]]
+    refits_records: ClassVar[bool] = True
     mechanism: RecordMechanism
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.mechanism, self.mechanism_type):
-            problem, fix = f"cannot be combined with mechanism={self.mechanism.name}", self.mechanism_type.name
-            raise checks.error("method", self.name, problem, f"Use mechanism={fix}.")
-
-    @property
-    def refits_records(self) -> bool:
-        return True
-
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError where one record's answer would not be its own."""
+        """Raise ValueError if one unit could change the contribution of another."""
         super().validate(facts)
         capacity, adjacency = facts.partition.max_shard_size, facts.adjacency
         if capacity is not None:
-            problem = f"cannot be combined with method={self.name}: a record more would displace another's answer"
+            problem = f"cannot be combined with method={self.name}: one unit more could displace another one's records"
             raise checks.error("partition.capacity", capacity, problem, "Leave out partition.capacity.")
         if self.mechanism.adjacency != adjacency:
-            raise checks.error("mechanism.adjacency", self.mechanism.adjacency, f"must be the partition's, {adjacency}")
+            problem = f"must be the adjacency of the partition, {adjacency}"
+            raise checks.error("mechanism.adjacency", self.mechanism.adjacency, problem)
         facts.partition.check(facts.unit, facts.num_units, 1)
 
-    @abstractmethod
     def build_sensitive(
         self,
         records: PrivateRecords,
@@ -69,20 +56,30 @@ class RecordMethod(LabelingMethod):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> SensitiveRecords:
-        """PRIVATE. The records of all shards, ready to answer under the shards' adjacency.
+        """PRIVATE. Build the sensitive value of the records of all shards, under the adjacency of the shards.
 
         Args:
-            records: PRIVATE. The run's records.
-            shards: Which hold the records.
+            records: PRIVATE. Records of the run.
+            shards: Shards that hold the records.
             facts: Public facts, with the public points.
-            encoder: Normalized points -> features, learnt from the public points or a released student's; None: the
-                normalized points themselves.
+            encoder: Map from normalized points to features, learned from public points, or of a released student. None
+                to use the normalized points.
             device: Device of the encoding.
-            progress: Called with (done, total) records.
+            progress: Function that receives (done, total) in percent.
         """
+        encoder = (nn.Flatten() if encoder is None else encoder).to(device)
+        encoder = encoder.to(memory_format=torch.channels_last)  # faster for few images
+        private = select(records, shards.index_KS[shards.mask_KS].numpy())
+        return self.make_sensitive(private, shards, facts, encoder, progress)
+
+    @abstractmethod
+    def make_sensitive(
+        self, private: PrivateRecords, shards: Shards, facts: DatasetFacts, encoder: nn.Module, progress: Progress
+    ) -> SensitiveRecords:
+        """PRIVATE. Make the sensitive value of the records in these shards, in the features of ``encoder``."""
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
-        """PRIVATE. The records in features of the public points; in later rounds, in those of the student."""
+        """PRIVATE. Encode the records: first by an encoder of the public points, in later rounds by the student."""
         facts = inputs.facts
 
         def encode_records(encoder: nn.Module | None) -> SensitiveRecords:
@@ -104,44 +101,16 @@ class RecordMethod(LabelingMethod):
         )
 
 
-def encode_public(
-    records: PrivateRecords,
-    shards: Shards,
-    facts: DatasetFacts,
-    encoder: nn.Module | None,
-    device: torch.device | str,
-    neighbors: int = 0,
-) -> tuple[PrivateRecords, nn.Module, Tensor]:
-    """PRIVATE. The records of all shards, the encoder, and the features of the public points.
-
-    Args:
-        records: PRIVATE. The run's records.
-        shards: Which hold the records.
-        facts: Public facts, with the public points.
-        encoder: Normalized points -> features; None: the normalized points themselves.
-        device: Device of the encoding.
-        neighbors: Number of public neighbors in a mean-shift step of every feature; 0: none.
-
-    Returns:
-        PRIVATE records; the encoder, with the mean-shift step; unit-length features of the public points.
-    """
-    encoder = (nn.Flatten() if encoder is None else encoder).to(device)
-    encoder = encoder.to(memory_format=torch.channels_last)  # few images take less time
-    encoder = append_mean_shift(encoder, facts.pool.x, facts.spec, neighbors)
-    private = select(records, shards.index_KS[shards.mask_KS].numpy())
-    return private, encoder, encode(encoder, facts.pool.x, facts.spec)
-
-
 def map_records_batch_invariant(
     fn: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateRecords, spec: DataSpec, progress: Progress
 ) -> Tensor:
-    """PRIVATE. Apply ``fn`` to the features of each record, [N, ...]; it gets those of a batch, [8, D].
+    """PRIVATE. Apply ``fn`` to the features of each record as if it were alone (``map_batch_invariant``), [N, ...].
 
-    Each as if it were alone: see ``map_batch_invariant``.
+    ``fn`` receives the features of one batch, [8, D].
     """
 
     def apply_fn(batches: Iterator[Tensor]) -> Tensor:
-        place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # a GPU is waited for once
+        place_RBD = torch.stack([embed(encoder, x_B, spec) for x_B in batches]).cpu()  # one synchronization with a GPU
         return torch.stack([fn(place_BD.clone()) for place_BD in place_RBD])
 
     return map_batch_invariant(apply_fn, private.x, progress)

@@ -1,37 +1,36 @@
-"""Reverse k-NN labeling: every record counts once, for the asked public point nearest to it. No teacher is trained.
+"""Reverse k-NN labeling: every record is counted once, at the asked public point nearest to it; there are no teachers.
 
-The asked points partition the space of features into cells, and each unit adds one count, of its class, to the cell
-that it lies in. A teacher votes on every question, so that each question costs; here one unit moves one number of one
-table, so that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts say how common each
-class is in a cell, which the public points of that cell may learn from. A student of the first answers is public, so a
-second round may lie in its features, where the classes are further apart.
+The asked points divide the space of features into cells. Each unit adds one count, for its class, to the cell in which
+it lies. A teacher votes on every question, so that each question costs privacy; here one unit changes one number of one
+table, so that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts estimate the class
+proportions of a cell, from which the public points of that cell may learn. A student of the first answers is public, so
+that a second round can use its features, in which the classes are better separated.
 
 Guarantee: a count is a function of one unit's records and of public values, and no record influences even the rounding
-of another's (``map_records_batch_invariant``). So one unit moves one count of each round's table
+of another's (``map_records_batch_invariant``). Therefore one unit changes one count of each round's table
 (``CellHistogram``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
-in place of each point for itself, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
+instead of single points, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pate_torch.core.progress import Progress, do_nothing
-from pate_torch.mechanisms.base import RecordMechanism
+from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
-from pate_torch.methods.description import MethodDescription, format_every_unit, get_unit_column
-from pate_torch.methods.records import RecordMethod, encode_public, map_records_batch_invariant
+from pate_torch.methods.description import MethodDescription, get_unit_column
+from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import get_unit_ids
-from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
+from pate_torch.privacy.records import LABEL_UNIT, DataSpec, PrivateRecords, Shards
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensitivity, make_record_sum_sensitivity
 
 _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
@@ -39,17 +38,16 @@ _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseKnn(RecordMethod):
-    """The recipe, which has no choices of its own: cells follow from the questions and from the features."""
+    """Reverse k-NN labeling. The cells follow from the questions and the features, so there are no other settings."""
 
-    mechanism_type: ClassVar[type[RecordMechanism]] = Histogram
+    mechanism_type = Histogram
     mechanism: Histogram
     name: str = "reverse_knn"
 
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError as ``RecordMethod`` does, and for labels no better than chance."""
         super().validate(facts)
         size = facts.spec.nominal_size
-        if size is not None:  # the mean votes of a question, where every record of a declared number answers
+        if size is not None:  # the mean number of records in a cell takes the place of the number of teachers
             feasibility.check_informative(
                 self.mechanism,
                 num_teachers=max(1, size * self.num_rounds // self.num_queries),
@@ -60,31 +58,25 @@ class ReverseKnn(RecordMethod):
     def describe(self, facts: DatasetFacts) -> MethodDescription:
         return describe(facts.unit)
 
-    def build_sensitive(
-        self,
-        records: PrivateRecords,
-        shards: Shards,
-        facts: DatasetFacts,
-        *,
-        encoder: nn.Module | None,
-        device: torch.device | str = "cpu",
-        progress: Progress = do_nothing,
+    def make_sensitive(
+        self, private: PrivateRecords, shards: Shards, facts: DatasetFacts, encoder: nn.Module, progress: Progress
     ) -> CellCounter:
-        """PRIVATE. The records of all shards, ready to be asked, under the shards' adjacency.
-
-        ``encoder``: see ``RecordMethod.build_sensitive``; nearness is that of its features.
-        """
-        private, encoder, feature_PD = encode_public(records, shards, facts, encoder, device)
+        feature_PD = encode(encoder, facts.pool.x, facts.spec)
         sensitivity = make_record_sum_sensitivity(shards, COUNT_SENSITIVITY[shards.adjacency])
         return CellCounter(private, facts.spec, encoder, feature_PD, sensitivity, progress)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellCounter:
-    """PRIVATE. Records, each of which counts once, in the cell of the query nearest to it.
+    """PRIVATE. Records that are counted in the cells of any questions, each once.
 
     Attributes:
-        feature_PD: Releasable: unit-length features of the public points.
+        private: PRIVATE. Records to be counted.
+        spec: Facts of the records, by which they are normalized.
+        encoder: Map from normalized points to features.
+        feature_PD: Releasable. Unit-length features of the public points.
+        sensitivity: Sensitivity of the table of counts.
+        progress: Function that receives (done, total) in percent.
     """
 
     private: PrivateRecords
@@ -99,32 +91,28 @@ class CellCounter:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes."""
+        """Number C of classes."""
         return self.spec.num_classes
 
-    @property
-    def adjacency(self) -> str:
-        """The adjacency of the sensitivity."""
-        assert self.sensitivity.adjacency is not None
-        return self.sensitivity.adjacency
-
     def select(self, index_Q: Tensor) -> CellHistogram:
-        """PRIVATE. The cell counts of these questions: pool indices, int64 [Q]."""
+        """PRIVATE. Count the records in the cells of these questions, which are pool indices, int64 [Q]."""
+        assert self.sensitivity.adjacency is not None
         query_QD = self.feature_PD[index_Q.cpu()]
         assign_to_queries = functools.partial(assign_cells, query_QD=query_QD)
         row_N = map_records_batch_invariant(assign_to_queries, self.encoder, self.private, self.spec, self.progress)
         counts_QC = torch.zeros(len(query_QD), self.num_classes, dtype=torch.int64)
-        row_U, class_U = _select_unit_cells(row_N, self.private, self.adjacency)
+        row_U, class_U = _select_unit_cells(row_N, self.private, self.sensitivity.adjacency)
         counts_QC.index_put_((row_U, class_U), torch.ones_like(row_U), accumulate=True)
         return CellHistogram(counts_QC, self.sensitivity, assign_cells(self.feature_PD, query_QD))
 
     def __repr__(self) -> str:
-        return f"CellCounter(adjacency={self.adjacency!r}, content withheld)"
+        return "CellCounter(content withheld)"
 
 
 def describe(unit: str) -> MethodDescription:
-    """What reports say of counts of the records."""
-    count_clause = f"{format_every_unit(unit)} was counted once{{each_round}}"
+    """Describe the counts of the records for reports."""
+    every_unit = "The label of every record" if unit == LABEL_UNIT else f"Every {get_unit_column(unit) or 'record'}"
+    count_clause = f"{every_unit} was counted once{{each_round}}"
     location_clause = "most of its records lie" if get_unit_column(unit) else "it lies"
     return MethodDescription(
         subject="reverse k-NN counts",
@@ -140,14 +128,15 @@ def describe(unit: str) -> MethodDescription:
 
 
 def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
-    """The row of the asked point nearest to each feature, int64 [P], by the squares of differences; ties to the first.
+    """Assign each feature to the nearest asked point, by row, int64 [P]; ties go to the first row.
 
-    A product is quicker, but takes many rows at once and might round one after its company. So it only says which
-    points cannot be the nearest. With S = (|x| + |q|)^2 and g = (D + 2) 2^-24 (to first order) it is off by g S at
-    most, in whatever order it adds, and the sum of squares by g S: the nearest is within 4 g S of the product's least.
+    The sum of squared differences decides. A matrix product is faster, but the rounding of one of its rows may depend
+    on the other rows, so it only excludes points that cannot be nearest. With S = (|x| + |q|)^2 and g = (D + 2) 2^-24
+    (to first order), the error of the product is at most g S for any order of additions, and so is the error of the
+    sum of squares. Therefore the nearest point is within 4 g S of the minimum of the product.
     """
     max_norm = float(query_QD.norm(dim=1).max()) if len(query_QD) else 0.0
-    tolerance = 4 * (query_QD.shape[1] + 4) * torch.finfo(query_QD.dtype).eps  # twice the above
+    tolerance = 4 * (query_QD.shape[1] + 4) * torch.finfo(query_QD.dtype).eps  # twice 4 g
     norm_Q = query_QD.square().sum(1)
     parts = [torch.zeros(0, dtype=torch.int64)]
     for feature_BD in feature_PD.split(max(1, _BLOCK_ENTRIES // max(1, len(query_QD)))):
@@ -163,7 +152,7 @@ def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
 
 
 def _select_unit_cells(row_N: Tensor, private: PrivateRecords, adjacency: str) -> tuple[Tensor, Tensor]:
-    """(row, class) of each unit's count, int64 [U] each: where most of its records lie, the lowest of equals."""
+    """Select the (row, class) that has most records of each unit, int64 [U] each; ties go to the lowest."""
     _, unit_N = np.unique(get_unit_ids(private, adjacency), return_inverse=True)
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)

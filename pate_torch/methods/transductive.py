@@ -1,12 +1,12 @@
-"""Transductive votes: a teacher answers for all public points together, not for each by itself.
+"""Transductive votes: a teacher labels all public points together, instead of each point independently.
 
-A teacher of fifteen records has never seen some classes, and errs here and there between near points. Public facts mend
-both: each class has its share of the public points, and near points mostly share one. So a teacher's class
-probabilities on the pool are scaled until every class has its share (Sinkhorn), and then propagated over the k-NN graph
-of the public points (Zhou et al. 2004, with a teacher's probabilities in place of labels).
+A teacher of fifteen records has never seen some classes, and errs between points that are close together. Public facts
+correct both: each class has its share of the public points, and points that are close together mostly have one class.
+Therefore a teacher's class probabilities on the pool are scaled until every class has its share (Sinkhorn), and then
+propagated over the k-NN graph of the public points (Zhou et al. 2004, with probabilities in place of labels).
 
-Costs no privacy: a teacher's votes are still a function of its own parameters and of public points, so one record moves
-one teacher, and a teacher has one vote on each question.
+This costs no privacy: the votes of a teacher are still a function of its own parameters and of public points, so one
+record changes one teacher, and a teacher has one vote on each question.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
 
 _MAX_TAIL_WEIGHT = 1e-3
-"""What is left, at most, of the weight of longer paths when propagation stops."""
+"""Largest remaining weight of longer paths when propagation stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransductiveTeacherVotes(TeacherVotes):
-    """Each votes on all public points together, over a graph of their features (``features``, else principal axes).
+    """PATE with teachers that label all public points together, over a graph of their features or principal axes.
 
     Attributes:
         neighbors: Number of neighbors in the graph.
-        alpha: Share of a point's probabilities that comes from its neighbors; 0: none.
-        balance: Scale until all classes are equally common among the public points. Wrong where they are known not to
-            be.
+        alpha: Share of a point's probabilities that comes from its neighbors. 0 for no propagation.
+        balance: Whether to scale the probabilities until all classes are equally common among the public points. Set it
+            to false if the classes are known not to be equally common.
     """
 
     name: str = "teachers_transductive"
@@ -66,25 +66,20 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     @property
     def is_soft(self) -> bool:
-        """They have votes alone: what reaches a point along the graph is no probability."""
+        """False: the propagated values are not probabilities, so that these teachers have votes only."""
         return False
 
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError where there are no two points to vote on together."""
         if len(facts.pool) < 2:
             raise checks.error("method", self.name, "needs at least two public points", "Use method=teachers.")
         super().validate(facts)
 
     def build_joint_votes(self, feature_PD: Tensor) -> JointVotes:
-        """The joint votes on the public points that have these features, float32 [P, D]."""
+        """Build the joint votes on the public points that have these features, float32 [P, D]."""
         return JointVotes(build_neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
-    def _options_to_dict(self) -> dict[str, Any]:
-        return {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
-
     def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
-        """PRIVATE. Over rank 0's features of the pool."""
-        feature_PD, facts = None, inputs.facts
+        feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
         if distributed.is_main():
             learnt = self.learn_features(inputs)
             feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learnt is None else learnt.cpu()
@@ -96,19 +91,14 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
         feature_options = {} if self.features is None else asdict(cast(Any, self.features)) | {"seed": inputs.seed}
-        facts = {"transduction": self._options_to_dict(), "representation": feature_options}
+        options = {"neighbors": self.neighbors, "alpha": self.alpha, "balance": self.balance}
+        facts = {"transduction": options, "representation": feature_options}
         return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
 class JointVotes:
-    """How teachers vote on one pool.
-
-    Attributes:
-        graph: The public graph of its points.
-        alpha: See ``TransductiveTeacherVotes``.
-        balance: See ``TransductiveTeacherVotes``.
-    """
+    """Votes of teachers on the public points of a graph, with the options of ``TransductiveTeacherVotes``."""
 
     graph: Graph
     alpha: float
@@ -121,10 +111,10 @@ class JointVotes:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """PRIVATE. Each teacher's class, [K, P], of the raw public points [P, ...]; ties go to the lowest class.
+        """PRIVATE. Predict the class of each teacher for each raw public point, [K, P]; ties go to the lowest class.
 
-        Every teacher is computed alone, in the same shapes whoever stands beside it, so that another teacher's record
-        does not influence even the rounding.
+        Every teacher is computed alone and in the same shapes, so that a record of another teacher does not influence
+        even the rounding.
         """
         if len(pool_x) != len(self.graph):
             raise ValueError(f"votes: the graph has {len(self.graph)} points, the pool {len(pool_x)}")
@@ -149,7 +139,7 @@ class JointVotes:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """PRIVATE. The counts of all teachers' classes, int32 [P, C]."""
+        """PRIVATE. Count the classes of all teachers, int32 [P, C]."""
         return voting.tally(self.predict(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
 
     def _propagate(self, probability_PC: Tensor) -> Tensor:

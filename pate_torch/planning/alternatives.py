@@ -6,8 +6,8 @@ from pate_torch.accounting import calibration
 from pate_torch.config import RunConfig
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.feasibility import NOISE_ADVICE
-from pate_torch.methods.gradient_budget import CalibratedDescent, calibrate_gradients
 from pate_torch.methods.labeling import LabelingMethod
+from pate_torch.planning.gradient_budget import CalibratedDescent, calibrate_gradients
 from pate_torch.privacy.facts import DatasetFacts
 
 
@@ -33,7 +33,7 @@ def match_label_price(config: RunConfig, num_records: int | None, num_public: in
     if method.noise not in GradientDescent.noise_kinds or not isinstance(method, LabelingMethod):
         return None
     return calibrate_gradients(
-        epsilon=calibration.compute_epsilon(method.label_events(), config.privacy.delta),
+        epsilon=calibration.compute_epsilon(method.privacy_events(), config.privacy.delta),
         delta=config.privacy.delta,
         adjacency=config.partition.adjacency,
         num_records=num_records,

@@ -19,7 +19,8 @@ from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.base import Mechanism
 from pate_torch.mechanisms.gaussian import GNMax
-from pate_torch.methods import feasibility, gradient_budget
+from pate_torch.methods import feasibility
+from pate_torch.planning import gradient_budget
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.clusters import Medoids
 from pate_torch.teachers.recipe import TeacherRecipe

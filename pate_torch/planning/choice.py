@@ -18,11 +18,11 @@ from pate_torch.config import RunConfig
 from pate_torch.core import checks
 from pate_torch.data.base import SourceFacts
 from pate_torch.methods import feasibility
-from pate_torch.methods.gradient_budget import CalibratedDescent
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.methods.teacher_votes import VotingMethod
+from pate_torch.methods.voting import VotingMethod
 from pate_torch.planning.autoconfig import TARGET_LEAD_SHARE
+from pate_torch.planning.gradient_budget import CalibratedDescent
 from pate_torch.planning.pilot import Forecast, Pilot
 from pate_torch.privacy.accounts import Account
 
@@ -123,7 +123,7 @@ class PlanEvaluator:
             method = method.calibrate(terms.target_epsilon, terms.delta)
             self._check(method)
             plan = replace(plan, method=method)  # a published price is of this noise
-            events = method.label_events() + plan.extra_privacy_events(self.num_classes)
+            events = method.privacy_events() + plan.extra_privacy_events(self.num_classes)
             epsilon = calibration.compute_epsilon(events, terms.delta)
         except ValueError as error:
             problem = str(error)
@@ -169,7 +169,7 @@ class PlanEvaluator:
             larger_method = replace(method, num_queries=num_queries)
             try:
                 self._check(larger_method)
-                events = larger_method.label_events() + plan.extra_privacy_events(self.num_classes)
+                events = larger_method.privacy_events() + plan.extra_privacy_events(self.num_classes)
                 if self.account is not None:
                     return not self.account.admits(events)
                 return not PrivacyFilter.can_admit(events, epsilon=self.get_budget(plan), delta=plan.privacy.delta)

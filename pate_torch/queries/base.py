@@ -1,4 +1,4 @@
-"""The contract of query strategies: which public points are asked about."""
+"""The base class of query strategies, which choose the public points to ask about."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pate_torch.privacy.records import DataSpec
 
 @dataclass(frozen=True, eq=False)
 class QueryState:
-    """Releasable. All that a query strategy sees: public points, released answers, and the student's predictions.
+    """Releasable. Everything that a query strategy sees.
 
     Attributes:
         spec: Public facts about the data.
         pool_x: Public points as loaded, [P, ...].
         query_Q: Pool indices asked before, in order.
-        label_Q: Their released labels; -1 where a question was not answered.
+        label_Q: Released labels of these points; -1 for a question that was not answered.
         num_remaining: Number of questions still allowed.
-        num_rounds_left: Number of rounds left, this one included.
+        num_rounds_left: Number of rounds left, including this one.
         seed: Seed of the strategy's random choices.
-        student_PC: Class probabilities of the present student on all public points; None before the first round.
-        feature_PD: Features learned from public points without labels, on the run's device; None if there are none.
+        student_PC: Class probabilities of the guide student on all public points. None in the first round.
+        feature_PD: Features learned from public points without labels, on the run's device. None if there are none.
     """
 
     spec: DataSpec
@@ -41,10 +41,10 @@ class QueryState:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryStrategy(ABC):
-    """Chooses the public points to ask next. Its fields are recorded in the release.
+    """A rule that chooses the public points to ask next. Its fields are recorded in the release.
 
     Attributes:
-        uses_guide: Whether ``select`` reads ``state.student_PC``. If not, no student is fitted between its rounds.
+        uses_guide: Whether ``select`` reads ``state.student_PC``. If false, no student is fitted between rounds for it.
         name: Name in settings and reports.
         rounds: Number of rounds in which questions are asked.
     """
@@ -58,4 +58,4 @@ class QueryStrategy(ABC):
 
     @abstractmethod
     def select(self, state: QueryState) -> Tensor:
-        """Pool indices (int64, distinct, none asked before, at most ``state.num_remaining``)."""
+        """Select at most ``state.num_remaining`` distinct pool indices that were not asked before, int64 [Q]."""

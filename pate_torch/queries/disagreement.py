@@ -1,8 +1,8 @@
 """Disagreement-based active learning (LZCW21 Algorithm 4, for Algorithm 5's PATE-ASQ), with linear hypotheses.
 
-Public points come as a stream. A point is asked about only if two hypotheses that both fit the answers so far give it
-different labels. The version space is never written down: the best linear fit is one of the two, the best fit that puts
-its boundary through the point the other, and the second one fits if it makes few more training errors.
+Public points come as a stream. A point is asked about only if two hypotheses that fit the earlier answers give it
+different labels. The version space is implicit: one hypothesis is the best linear fit, the other is the best fit whose
+boundary contains the point. The second hypothesis fits if it makes few additional training errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import get_features
 
 MAX_FEATURES = 128
-"""Number of principal axes kept of wider data."""
+"""Largest number of principal axes of the data."""
 _MIN_GAIN = 1e-6  # smallest decrease of the loss, in nats, after which Newton's method goes on
 _MAX_NEWTON_STEPS = 30
 _CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
@@ -29,20 +29,22 @@ _CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement(QueryStrategy):
-    """Asks x at stream time j if the best fit with its boundary through x is within U(j) j of the best fit of all.
+    """Disagreement-based active learning over a stream of public points.
 
-    U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit: line
-    12 of Algorithm 4 without its d log(theta) term, which at a few hundred points would let every hypothesis stay.
+    The point x at stream time j is asked about if the best fit with its boundary through x is within U(j) j of the best
+    fit. U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit.
+    This is line 12 of Algorithm 4 without its d log(theta) term, which would keep every hypothesis at a few hundred
+    points.
 
-    The version space is refitted when j is a power of two; each round of questions is one such stretch of the stream.
-    Until two classes have been answered every point is asked about. Fewer questions than allowed may be asked: then
-    less is spent. Several classes: one against the rest, asked if any of them disagrees. Questions depend on earlier
-    released answers, so data-dependent prices do not compose over them.
+    The version space is fitted again when j is a power of two, and each round of questions is one such stretch of the
+    stream. All points are asked about until two classes have been answered. Several classes are treated as one against
+    the rest. If fewer questions are asked than allowed, less is spent. Questions depend on earlier released answers, so
+    data-dependent prices do not compose over them.
 
     Attributes:
-        rounds: Number of stretches, at least log2 of the pool's size (20 serve a million points).
-        criterion: Training ``error`` counts, as in Algorithm 4, or the penalized logistic ``loss`` in nats. With fewer
-            answers than features some boundary runs through any point without error, and ``error`` asks about all.
+        rounds: Number of stretches, at least log2 of the pool's size (20 for a million points).
+        criterion: "error" to compare training errors, as in Algorithm 4, or "loss" to compare the penalized logistic
+            loss in nats. With fewer answers than features, "error" asks about all points.
         slack: Factor of U(j). Slack and ridge were chosen on public problems (docs/experiments/questions.md).
         confidence: Failure probability in L.
         ridge: Weight of half the squared norm against the summed logistic loss.
@@ -82,16 +84,16 @@ class Disagreement(QueryStrategy):
         return torch.zeros(0, dtype=torch.int64)
 
     def compute_allowed_excess(self, time: int, errors: int) -> float:
-        """The excess U(j) j at stream time j."""
+        """Compute U(j) j at stream time j."""
         complexity = math.log(math.log2(2 * time) ** 2 / self.confidence)
         return self.slack * (complexity + math.sqrt(errors * complexity))
 
     def _find_disputed(self, x_PD: Tensor, state: QueryState, stretch: Tensor, time: int) -> Tensor:
-        """Whether the hypotheses disagree on each point of the stretch, bool."""
+        """Return whether the hypotheses disagree on each point of the stretch, bool."""
         answered_Q = state.label_Q != NO_ANSWER
         x_ND, label_N = x_PD[state.query_Q[answered_Q].cpu()], state.label_Q[answered_Q].cpu()
         is_disputed = torch.zeros(len(stretch), dtype=torch.bool)
-        # Two classes are one problem; a class that was never answered has no hypothesis of its own yet.
+        # Two classes are one problem. A class that was never answered has no hypothesis yet.
         for c in [1] if state.spec.num_classes == 2 else label_N.unique().tolist():
             sign_N = torch.where(label_N == c, 1.0, -1.0).double()
             best_D = fit_logistic(x_ND, sign_N, self.ridge)[0]
@@ -110,18 +112,18 @@ class Disagreement(QueryStrategy):
 
 
 def append_ones(x_PD: Tensor) -> Tensor:
-    """Float64 points with a last coordinate 1, so that a hyperplane is one vector."""
+    """Append a coordinate 1 to float64 points, so that one vector describes a hyperplane."""
     return F.pad(x_PD.double(), (0, 1), value=1.0)
 
 
 def fit_logistic(
     x_ND: Tensor, sign_N: Tensor, ridge: float, *, through_BD: Tensor | None = None, start_D: Tensor | None = None
 ) -> Tensor:
-    """The minimum of ``compute_penalized_loss`` by damped Newton steps, [B, D].
+    """Minimize ``compute_penalized_loss`` by damped Newton steps, [B, D].
 
-    With ``through_BD`` there is one fit for each of these points, begun from ``start_D``, with its boundary through the
-    point (w.point = 0). The loss being convex, the best fit that gives the point the *other* label lies there, in the
-    limit.
+    With ``through_BD`` there is one fit for each of these points, which starts from ``start_D``, under the constraint
+    that its boundary contains the point (w.point = 0). Because the loss is convex, this is the limit of the best fits
+    that give the point the other label.
     """
     w_BD = torch.zeros(1, x_ND.shape[1], dtype=torch.float64) if start_D is None else start_D[None]
     if through_BD is not None:
@@ -136,14 +138,14 @@ def fit_logistic(
         factor = torch.linalg.cholesky(hessian_BDD)
         step_BD = torch.cholesky_solve(gradient_BD[:, :, None], factor).squeeze(2)
         if through_BD is not None:
-            # Stay on the hyperplane: subtract the part of the step that leaves it, in the metric of the curvature.
+            # Subtract the part of the step that leaves the hyperplane, in the metric of the curvature.
             normal_BD = torch.cholesky_solve(through_BD[:, :, None], factor).squeeze(2)
             offset_B = (through_BD * step_BD).sum(1) / (through_BD * normal_BD).sum(1)
             step_BD = step_BD - offset_B[:, None] * normal_BD
         for _ in range(20):  # halve the steps that raise the loss
             trial_BD = w_BD - step_BD
             trial_B = compute_penalized_loss(x_ND, sign_N, trial_BD, ridge)
-            is_lower_B = trial_B <= loss_B  # False of NaN, too
+            is_lower_B = trial_B <= loss_B  # also False for NaN
             if bool(is_lower_B.all()):
                 break
             step_BD = torch.where(is_lower_B[:, None], step_BD, step_BD / 2)
@@ -156,11 +158,11 @@ def fit_logistic(
 
 
 def compute_penalized_loss(x_ND: Tensor, sign_N: Tensor, w_BD: Tensor, ridge: float) -> Tensor:
-    """The loss sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2 in nats, [B]."""
+    """Compute the loss sum ln(1 + exp(-y x.w)) + ridge/2 |w|^2 in nats, [B]."""
     penalty = 0.5 * (_make_penalty(x_ND, ridge) * w_BD.square()).sum(1)
     return F.softplus(-(w_BD @ x_ND.T) * sign_N).sum(1) + penalty
 
 
 def _make_penalty(x_ND: Tensor, ridge: float) -> Tensor:
-    """The ridge of each coordinate: of the intercept just enough to keep the minimum unique."""
+    """Make the ridge of each coordinate. The small ridge of the intercept keeps the minimum unique."""
     return F.pad(torch.full((x_ND.shape[1] - 1,), ridge, dtype=torch.float64), (0, 1), value=1e-3 * ridge)

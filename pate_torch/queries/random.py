@@ -1,4 +1,4 @@
-"""Random questions and uncertainty sampling, and what every strategy takes from the state."""
+"""Random questions, uncertainty sampling, and functions of the state that all strategies use."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 
 
 def get_open_points(state: QueryState) -> Tensor:
-    """Pool indices not asked before, increasing, int64 [R]."""
+    """Return the pool indices not asked before, in increasing order, int64 [R]."""
     is_open_P = torch.ones(len(state.pool_x), dtype=torch.bool)
     is_open_P[state.query_Q.cpu()] = False
     return is_open_P.nonzero().squeeze(1)
 
 
 def shuffle(points: Tensor, state: QueryState, strategy: str) -> Tensor:
-    """The points in an order that depends on (seed, strategy, how many were asked before) alone."""
+    """Shuffle the points by a seed of the run, the strategy and the number of points asked before."""
     stream = rng.make_torch_generator(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 
 def compute_round_size(state: QueryState) -> int:
-    """Number of questions of this round: an equal share of what remains, at least one while any remains."""
-    checks.integer("rounds_left", state.num_rounds_left, low=1)
+    """Compute the number of questions of this round: an equal share, rounded up, of what remains."""
     return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
 def get_features(state: QueryState, width: int = 64) -> Tensor:
-    """The learned features, or else the normalized points on at most ``width`` principal axes; float32 [P, D]."""
+    """Return the learned features, or else the points on at most ``width`` principal axes, float32 [P, D]."""
     if state.feature_PD is not None:
         return state.feature_PD.float()
     return compute_coordinates(state.pool_x, state.spec, width)
@@ -41,12 +40,12 @@ def get_features(state: QueryState, width: int = 64) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Random(QueryStrategy):
-    """A uniform sample of the open points, or without ``shuffle`` the first of them in the order they were loaded.
+    """A uniform sample of the open points.
 
     Attributes:
-        shuffle: Whether points are drawn. If not, the first open points are asked in the order they were loaded.
+        shuffle: Whether points are drawn at random. If false, the first open points are asked in the order of the pool.
 
-    Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle: right where the loader's order is already random.
+    Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle, because the order of its pool is random.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -64,9 +63,9 @@ class Random(QueryStrategy):
 
 @dataclass(frozen=True, kw_only=True)
 class Margin(QueryStrategy):
-    """A random first round, then the open points with the smallest lead of the student's first class over its second.
+    """Margin sampling after a random first round (Scheffer et al. 2001).
 
-    Ties are in random order (Scheffer et al. 2001).
+    The open points with the smallest difference between the student's two largest class probabilities are asked.
     """
 
     name: str = "margin"

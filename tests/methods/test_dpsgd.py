@@ -136,7 +136,7 @@ def gradients(drop=None, clip=1.0):
         expected_batch_size=1,
     )
     chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
-    prepared(data)._compute_gradients(module, chosen, torch.device("cpu"))
+    prepared(data)._compute_gradients(module, chosen)
     optimizer.clip_and_accumulate()
     return torch.cat([p.summed_grad.flatten() for p in module.parameters()])
 

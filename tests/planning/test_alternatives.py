@@ -8,8 +8,8 @@ from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods import feasibility
-from pate_torch.methods.gradient_budget import calibrate_gradients
 from pate_torch.planning import alternatives, autoconfig
+from pate_torch.planning.gradient_budget import calibrate_gradients
 from tests import ROOT
 from tests.command_runs import train
 from tests.planning.plans import make_plan

@@ -204,7 +204,7 @@ def test_whole_runs(tmp_path, route):
     expected = [PURPOSE_LABELS] + [PURPOSE_PRICE] * (one.private_epsilon is not None)
     expected += [PURPOSE_STUDENT_CHOICE] * (one.selection is not None)
     assert whats(one.folder) == expected and whats(one.folder, "other_releases") == []
-    labels = accounting.compute_guarantee(one.method.label_events(), DELTA).epsilon
+    labels = accounting.compute_guarantee(one.method.privacy_events(), DELTA).epsilon
     if len(expected) == 1:
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:

@@ -5,19 +5,15 @@ import dataclasses
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.clusters import Prototypes
 from pate_torch.queries.disagreement import Disagreement
 from pate_torch.queries.random import Random
-from tests import ROOT
+from tests.configurations import list_options, load_option
 from tests.queries.states import NONE, blobs, state
 
-STRATEGIES = {
-    file.stem: instantiate(OmegaConf.load(file), _convert_="all")
-    for file in sorted((ROOT / "conf" / "query").glob("*.yaml"))
-}
+STRATEGIES = {name: instantiate(load_option("query", name), _convert_="all") for name in list_options("query")}
 
 
 @pytest.mark.parametrize("features", [True, False])

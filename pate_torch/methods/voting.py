@@ -1,0 +1,176 @@
+"""Methods in which teachers vote, whoever trained them: the base class, votes from a file, and the user's own teachers.
+
+The owner vouches for what a file of votes cannot show: that every privacy unit reached one teacher, and the adjacency.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pate_torch.core.progress import Stages
+from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.methods import feasibility
+from pate_torch.methods.base import MethodInputs
+from pate_torch.methods.description import MethodDescription, format_one_unit
+from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
+from pate_torch.privacy.facts import DatasetFacts
+from pate_torch.privacy.records import PrivateRecords
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.teachers.panel import Panel
+from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.voting import count_votes, read_votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotingMethod(LabelingMethod):
+    """Base of the methods in which teachers vote, whoever trained them."""
+
+    mechanism_type = VoteMechanism
+    mechanism: VoteMechanism
+
+    def validate(self, facts: DatasetFacts) -> None:
+        super().validate(facts)
+        num_teachers, num_classes = self.ensemble_size, facts.spec.num_classes
+        assert num_teachers is not None
+        self.mechanism.check(
+            num_queries=self.num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=self.num_rounds
+        )
+        feasibility.check_informative(
+            self.mechanism,
+            num_teachers=num_teachers,
+            num_classes=num_classes,
+            allow_uninformative=self.allow_uninformative_labels,
+        )
+
+    def forecast_warning(self, facts: DatasetFacts) -> str | None:
+        assert self.ensemble_size is not None
+        return feasibility.format_low_signal_warning(
+            self.mechanism, self.ensemble_size, facts.spec.num_classes, self.num_queries
+        )
+
+    def from_votes(self, inputs: MethodInputs, votes: Votes, *, are_from_records: bool = True) -> PreparedLabeling:
+        """PRIVATE. Prepare the method to answer from these votes, under a fresh id.
+
+        Args:
+            inputs: Inputs of the session.
+            votes: PRIVATE. Votes on the public points.
+            are_from_records: Whether the records of this run, and no others, trained the teachers. The id then belongs
+                to these records, so that the owner's membership test knows the members. Otherwise it belongs to the
+                votes.
+        """
+        store = inputs.store
+        fingerprint = (
+            store.compute_fingerprint(inputs.records) if are_from_records else store.compute_votes_fingerprint(votes)
+        )
+        prepared = PreparedLabeling.from_method(self, inputs, votes, id=store.create_alias(fingerprint))
+        prepared.votes = votes
+        return prepared
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VotesFile(VotingMethod):
+    """Votes of teachers that were trained elsewhere.
+
+    Attributes:
+        path: File of the votes (``teachers.voting.read_votes``), which is read when the data are loaded.
+        votes: PRIVATE. Votes that are loaded already.
+    """
+
+    name: str = "votes_file"
+    path: Path | None = None
+    votes: Votes | None = field(default=None, repr=False)
+
+    @property
+    def ensemble_size(self) -> int | None:
+        return None if self.votes is None else self.votes.num_teachers
+
+    def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
+        """Read the votes, which must be on this public pool."""
+        method, votes = super().complete(facts, stages), self.votes
+        assert isinstance(method, VotesFile)
+        if votes is None and self.path is not None:
+            votes = read_votes(self.path, num_classes=facts.spec.num_classes, num_points=len(facts.pool))
+        return replace(method, votes=votes)
+
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        assert self.votes is not None, "complete comes first"
+        return describe(self.votes.num_teachers, facts.unit, counts=self.mechanism.releases_counts)
+
+    def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
+        """PRIVATE. Compute a keyed hash of the votes, in place of the records."""
+        assert self.votes is not None, "complete comes first"
+        return store.compute_votes_fingerprint(self.votes)
+
+    def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
+        assert self.votes is not None, "complete comes first"
+        return self.from_votes(inputs, self.votes, are_from_records=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PanelMethod(VotingMethod):
+    """PRIVATE. Classifiers or networks that the user brings, fitted in this process and not stored.
+
+    Attributes:
+        panel: Fitted teachers.
+        teacher_repr: Class and parameters of the teachers, as text.
+    """
+
+    name: str = "panel"
+    panel: Panel = field(repr=False)
+    teacher_repr: str = ""
+
+    @property
+    def ensemble_size(self) -> int:
+        return len(self.panel)
+
+    def describe(self, facts: DatasetFacts) -> MethodDescription:
+        return describe(self.ensemble_size, facts.unit, counts=self.mechanism.releases_counts, retrains_one=True)
+
+    def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
+        """PRIVATE. Count the votes, after one teacher has been trained again alone and has voted the same."""
+        pool_x = inputs.facts.pool.x
+        with inputs.clock("votes"):
+            prediction_KQ = self.panel.predict(pool_x)
+            if self.panel.retraining_check is not None:
+                progress = inputs.stages("Training one teacher again, alone")
+                self.panel.check_retraining(pool_x, prediction_KQ)
+                progress(1, 1)
+            votes = count_votes(prediction_KQ, self.panel.spec.num_classes)
+        return self.from_votes(inputs, votes, are_from_records=False)
+
+
+def describe(
+    num_teachers: int, unit: str, *, counts: bool = False, soft: bool = False, retrains_one: bool = False
+) -> MethodDescription:
+    """Describe teachers for reports.
+
+    Args:
+        num_teachers: Number of teachers.
+        unit: Privacy unit.
+        counts: Whether noisy vote counts are released beside the labels.
+        soft: Whether the teachers give probabilities, of which scores are released.
+        retrains_one: Whether one of several teachers was trained again alone.
+    """
+    one_unit = "each record" if unit == "record" else format_one_unit(unit)
+    retraining_sentence = (
+        f" 1 of {num_teachers} tried: one teacher, drawn at random, was trained again in a process that held only its "
+        "own share, and came out the same."
+    )
+    extra_output = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
+    action = "gave class probabilities for" if soft else "voted on"
+    noise_target = "how far they agree" if soft else "the votes"
+    return MethodDescription(
+        subject="teachers",
+        procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
+        f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
+        f"{extra_output} left. A student sees nothing but public points and these answers.",
+        query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
+        examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
+        assumptions=(
+            f"{one_unit[0].upper()}{one_unit[1:]} reached exactly one of the {num_teachers} teachers, and no teacher "
+            "learnt anything from outside its own share."
+            + (retraining_sentence if retrains_one and num_teachers > 1 else ""),
+        ),
+        public_time=True,
+    )
