@@ -21,8 +21,8 @@ from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.voting import VotesFile, VotingMethod
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.noise import check_delta, check_noise
-from pate_torch.privacy.partition import Partition
-from pate_torch.privacy.records import SELECTION_BASES
+from pate_torch.privacy.partition import Partition, drop_unusable
+from pate_torch.privacy.records import SELECTION_BASES, Dataset, PrivateRecords
 from pate_torch.release.membership import MembershipTest
 from pate_torch.students.base import StudentAlgorithm
 from pate_torch.students.selection import Selection
@@ -217,6 +217,36 @@ class RunConfig:
         for key, algorithm in students.items():
             with checks.prefixed_errors(key):
                 algorithm.check(facts.spec)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DataSplits:
+    """PRIVATE. Data of a run, and the records that the run holds out.
+
+    Attributes:
+        data: Data without the private records that are held out.
+        all_private: All private records, whose account is charged.
+        validation: Records held out for choosing a student. None if there are none.
+        membership_holdout: Records held out for the owner's membership test. None if there are none.
+    """
+
+    data: Dataset
+    all_private: PrivateRecords
+    validation: PrivateRecords | None = None
+    membership_holdout: PrivateRecords | None = None
+
+    @classmethod
+    def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
+        """Load the data set and split it as the configuration says."""
+        source, validation, membership_holdout = config.dataset, None, None
+        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
+        data = drop_unusable(data, config.partition.adjacency)
+        all_private = data.private
+        if config.selection is not None:
+            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
+        if config.membership is not None and not config.method.releases_model:
+            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
+        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
 
 
 class Study(ABC):

@@ -15,23 +15,21 @@ from typing import Any, Self
 
 from pate_torch.account import check_new_account_cap, open_budget, read_caps
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.config import RunConfig
+from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core import run_folders
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.files import compute_tensor_digest, create_private_folder
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.data.encoded_dataset import EncodedDataset
 from pate_torch.methods.base import MethodInputs, ModelRelease, PreparedMethod
 from pate_torch.methods.feasibility import NOISE_ADVICE
+from pate_torch.owner_metrics import PrivateWriter
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.partition import drop_unusable
 from pate_torch.privacy.records import Dataset, PrivateRecords
 from pate_torch.release import owner_file
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
-from pate_torch.release.private_metrics import PrivateWriter
 from pate_torch.release.store import WrittenRelease
 from pate_torch.release.unfinished_calls import UnfinishedCall
 from pate_torch.students.store import load as load_student
@@ -39,36 +37,6 @@ from pate_torch.teachers.store import TeacherStore
 
 AlternativeFormatter = Callable[[RunConfig, DatasetFacts], str]
 """Suggests other settings for a run whose noise outweighs its votes."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class DataSplits:
-    """PRIVATE. Data of a run, and the records that the run holds out.
-
-    Attributes:
-        data: Data without the private records that are held out.
-        all_private: All private records, whose account is charged.
-        validation: Records held out for choosing a student. None if there are none.
-        membership_holdout: Records held out for the owner's membership test. None if there are none.
-    """
-
-    data: Dataset
-    all_private: PrivateRecords
-    validation: PrivateRecords | None = None
-    membership_holdout: PrivateRecords | None = None
-
-    @classmethod
-    def from_config(cls, config: RunConfig, stages: Stages) -> DataSplits:
-        """Load the data set and split it as the configuration says."""
-        source, validation, membership_holdout = config.dataset, None, None
-        data = source.load(stages) if isinstance(source, EncodedDataset) else source.load()
-        data = drop_unusable(data, config.partition.adjacency)
-        all_private = data.private
-        if config.selection is not None:
-            data, validation = config.selection.hold_out(data, config.partition.adjacency, config.seed)
-        if config.membership is not None and not config.method.releases_model:
-            data, membership_holdout = config.membership.hold_out(data, config.partition.adjacency, config.seed)
-        return cls(data=data, all_private=all_private, validation=validation, membership_holdout=membership_holdout)
 
 
 def make_inputs(
@@ -317,9 +285,9 @@ def open_existing_ledger(path: Path) -> Iterator[Ledger | None]:
 def open_reused_release(config: RunConfig, facts: DatasetFacts) -> Iterator[tuple[Ledger, WrittenRelease]]:
     """Open the ledger and read the release that ``labels`` names, with the run's folder locked for a student of it."""
     assert config.labels is not None
-    release_store.find_release(config.root, config.labels)
+    release_folder = release_store.find_release(config.root, config.labels)
     with Ledger(config.ledger_path, create=False) as ledger:
-        labels, record, guide = release_store.read(config.root, config.labels, facts.pool, facts.spec, ledger)
+        labels, record, guide = release_store.read(release_folder, facts.pool, facts.spec, ledger)
         with run_folder_lock(config):
             release_store.check_unused_folder(config.folder, labels.id)
             yield ledger, WrittenRelease(release=labels, record=record, guide=guide)
@@ -363,7 +331,7 @@ def resume_call(
             return config, None
         folder, committed_ids = interruption
         with Ledger(config.ledger_path, create=False) as ledger:
-            labels, record, guide = release_store.read_folder(folder / "release", facts.pool, facts.spec, ledger)
+            labels, record, guide = release_store.read(folder / "release", facts.pool, facts.spec, ledger)
         if labels.id not in committed_ids:
             return config, None
         written = WrittenRelease(release=labels, record=record, guide=guide)

@@ -1,37 +1,110 @@
-"""PRIVATE. Computes what only the owner of the data may see of a run, from its records, votes and teachers."""
+"""PRIVATE. The figures of a run for the owner of the data: accuracies without noise, and prices that depend on votes.
+
+They are written into the run's private folder and printed for the owner, marked as private. Only the accuracies on a
+public benchmark enter a ``ReleaseReport``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from pate_torch.config import RunConfig
+from pate_torch.accounting import accountant as accounting
+from pate_torch.accounting import rdp
+from pate_torch.accounting.data_dependent.theorems import OutcomeModel, compute_rdp
+from pate_torch.accounting.events import PrivacyEvent
+from pate_torch.config import DataSplits, RunConfig
+from pate_torch.core.files import PRIVATE_FILE_MODE, PRIVATE_README, create_private_folder
 from pate_torch.core.progress import Stages
 from pate_torch.methods.base import PreparedMethod
 from pate_torch.methods.labeling import LabelingMethod
-from pate_torch.opening import DataSplits
 from pate_torch.privacy.accounts import Claim
 from pate_torch.privacy.partition import assign_shards
+from pate_torch.privacy.records import Dataset, Release
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.release.builder import compute_student_metrics
-from pate_torch.release.membership import MembershipResult
-from pate_torch.release.private_metrics import (
-    PrivateMetrics,
-    PrivateWriter,
-    attack_student,
-    compute_vote_metrics,
-    count_records,
-)
+from pate_torch.release.builder import compute_accuracy, compute_student_metrics
+from pate_torch.release.membership import MembershipRecords, MembershipResult, attack
+from pate_torch.release.renderer import to_strict_json
+from pate_torch.release.report import Accuracy, Share, format_percent
+from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.release.store import WrittenRelease
 from pate_torch.students.base import Student
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import train_on_all
+from pate_torch.teachers.voting import count_votes
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+MAX_CURVE_POINTS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateMetrics:
+    """PRIVATE. The figures of a run, for the owner of the data alone; None if one was not computed.
+
+    ``epsilon_pate2018`` depends on the votes: it is no guarantee and no price.
+
+    Attributes:
+        records: Numbers of records, by their use.
+        student_accuracy: Accuracy of the student on test records that are not public.
+        student_size: Number of these test records.
+        confusion: The student's counts on these test records, [truth, predicted].
+        ensemble_accuracy: Accuracy of the plurality without noise.
+        teacher_accuracy_mean: Mean accuracy of the teachers.
+        epsilon_pate2018: Data-dependent epsilon by the bound of PATE 2018.
+        gap_quantiles: Quantiles of the votes between winner and runner-up.
+        nonprivate_accuracy: Accuracy of a model trained on all records at once.
+        membership: The membership test of the student.
+        seconds: Time of every stage, even if it depends on the number of records.
+        not_computed: Name of a missing figure -> reason.
+        forecast: The forecast of the labels from public values (``feasibility.forecast_warning``).
+    """
+
+    records: Mapping[str, int] = field(default_factory=dict)
+    student_accuracy: float | None = None
+    student_size: int | None = None
+    confusion: tuple[tuple[int, ...], ...] = ()
+    ensemble_accuracy: float | None = None
+    teacher_accuracy_mean: float | None = None
+    epsilon_pate2018: float | None = None
+    gap_quantiles: Mapping[str, float] = field(default_factory=dict)
+    nonprivate_accuracy: float | None = None
+    membership: MembershipResult | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    not_computed: Mapping[str, str] = field(default_factory=dict)
+    forecast: str | None = None
+
+    def format_rows(self) -> dict[str, str]:
+        """Format the owner's part of the closing table, without prices, which would look like guarantees."""
+        rows = {"Records": ", ".join(f"{n:,} {group}" for group, n in self.records.items())} if self.records else {}
+        if self.student_accuracy is not None:
+            share = Share(value=self.student_accuracy, size=self.student_size)
+            rows["Accuracy of student"] = f"{share}, on {self.student_size} test records"
+        accuracies = {
+            "Ensemble, no noise": self.ensemble_accuracy,
+            "A teacher, on average": self.teacher_accuracy_mean,
+            "Model without privacy": self.nonprivate_accuracy,
+        }
+        rows |= {name: format_percent(value) for name, value in accuracies.items() if value is not None}
+        rows |= {} if self.membership is None else self.membership.format_lines()
+        rows |= {name: f"not computed: {reason}" for name, reason in self.not_computed.items()}
+        return rows if self.forecast is None else rows | {"Forecast": self.forecast}
+
+    def write(self, path: Path) -> None:
+        """Write private/summary.json. Raises ValueError for NaN."""
+        path.touch(mode=PRIVATE_FILE_MODE)
+        path.chmod(PRIVATE_FILE_MODE)  # before anything private is in it
+        path.write_text(to_strict_json(asdict(self)), encoding="utf-8")
 
 
 def save_votes(
@@ -57,25 +130,83 @@ def compute_owner_metrics(
     config: RunConfig, splits: DataSplits, written: WrittenRelease, prepared: PreparedMethod | None, stages: Stages
 ) -> tuple[PrivateMetrics, TeacherEnsemble | None]:
     """PRIVATE. Compute the figures that need no student, and train the model without privacy if one is wanted."""
-    method = config.method
+    method, nonprivate = config.method, None
     if prepared is None or not isinstance(method, LabelingMethod):
         return PrivateMetrics(), None
-    nonprivate = None
     if config.baseline is not None:
         distributed.broadcast_object(distributed.BASELINE)
         nonprivate = train_on_all(splits.data, config.baseline, seed=config.seed, device=config.device, stages=stages)
     metrics = compute_vote_metrics(
-        data=splits.data,
-        release=written.labels,
+        splits.data,
+        written.labels,
         votes=prepared.votes,
         ensemble=prepared.ensemble,
         nonprivate=nonprivate,
-        model=method.mechanism.make_outcome_model(),
-        rounds=method.num_rounds,
+        model=method.mechanism.make_outcome_model() if method.num_rounds == 1 else None,
         delta=config.privacy.delta,
         device=config.device,
     )
     return metrics, nonprivate
+
+
+def compute_vote_metrics(
+    data: Dataset,
+    release: Release,
+    *,
+    votes: Votes | None,
+    ensemble: TeacherEnsemble | None,
+    nonprivate: TeacherEnsemble | None,
+    model: OutcomeModel | None,
+    delta: float,
+    device: torch.device,
+) -> PrivateMetrics:
+    """PRIVATE. Compute accuracies without noise, and the price that depends on the votes.
+
+    The labels are charged by now, so a figure that fails is left out and does not end the run.
+
+    Args:
+        data: The data of the run.
+        release: The labels.
+        votes: The teachers' votes on the pool; None if no teachers voted.
+        ensemble: The teachers; None if they are not here, as with votes from a file.
+        nonprivate: A model trained on all records; None if there is none.
+        model: The distribution of the mechanism's outcomes; None if it is not known, or if there were several rounds:
+            data-dependent prices compose only if no question depends on an earlier answer.
+        delta: The account's delta.
+        device: The device of the predictions.
+    """
+    test, figures, missing = data.evaluation, dict[str, Any](), dict[str, str]()
+    if nonprivate is not None:
+        with _note_failure("Model without privacy", missing):
+            figures["nonprivate_accuracy"] = compute_accuracy(nonprivate.predict(test.x, device=device)[0], test.y)
+    if ensemble is not None:
+        with _note_failure("Teachers' accuracies", missing):
+            prediction_KQ = ensemble.predict(test.x, device=device)
+            plurality_Q = count_votes(prediction_KQ, data.spec.num_classes).compute_plurality()
+            figures["ensemble_accuracy"] = compute_accuracy(plurality_Q, test.y)
+            figures["teacher_accuracy_mean"] = compute_accuracy(prediction_KQ, test.y)
+    asked = None if votes is None else votes.select(release.query_Q)
+    if asked is not None and len(asked) and model is not None:
+        with _note_failure("Price of these votes, theorem", missing):
+            rdp_A = compute_rdp(model, asked.counts_QC.cpu().numpy(), rdp.ORDERS)
+            epsilon = rdp.to_epsilon(rdp.ORDERS, rdp_A, delta)
+            if not math.isfinite(epsilon):
+                raise ArithmeticError("no finite epsilon")
+            figures["epsilon_pate2018"] = epsilon
+    if asked is not None and len(asked):
+        with _note_failure("How the votes agree", missing):
+            gap_Q = asked.compute_gaps().double().cpu().numpy()
+            quantiles = zip(QUANTILES, np.quantile(gap_Q, QUANTILES).tolist(), strict=True)
+            figures["gap_quantiles"] = {f"{q:g}": value for q, value in quantiles}
+    return PrivateMetrics(**figures, not_computed=missing)
+
+
+@contextlib.contextmanager
+def _note_failure(name: str, missing: dict[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever it is; its message could quote a private value
+        missing[name] = f"it failed ({type(error).__name__})"
 
 
 def complete_owner_metrics(
@@ -98,10 +229,14 @@ def complete_owner_metrics(
         nonprivate: Model without privacy, which is attacked, too. None if there is none.
         claim: Guarantee of everything that was reserved for the student.
     """
-    data, method = splits.data, config.method
-    records = count_records(data, splits.all_private)
-    if config.labels is None and config.partition.max_shard_size is not None and method.ensemble_size is not None:
-        shards = assign_shards(config.partition, data.private, method.ensemble_size, config.seed)
+    data, num_private, size = splits.data, len(splits.all_private), config.method.ensemble_size
+    num_units, num_held_out = len(np.unique(splits.all_private.unit_id)), num_private - len(data.private)
+    records = {"private": num_private} | ({"private units": num_units} if num_units < num_private else {})
+    records |= {"public": len(data.pool), "test": len(data.evaluation.y)}
+    records |= {"private held out": num_held_out} if num_held_out else {}
+    records |= {f"left out {reason}": count for reason, count in data.num_dropped_by_reason.items()}
+    if config.labels is None and config.partition.max_shard_size is not None and size is not None:
+        shards = assign_shards(config.partition, data.private, size, config.seed)
         records["left out beyond partition.capacity"] = len(data.private) - int(shards.mask_KS.sum())
     return replace(
         metrics,
@@ -120,23 +255,115 @@ def _attack_released_student(
     claim: Claim,
 ) -> MembershipResult | None:
     """PRIVATE. Attack the student; return None if the attack is not wanted, or if its training records are not here."""
-    data, store, test = splits.data, TeacherStore(config.root), config.membership
+    data, store, test, holdout = splits.data, TeacherStore(config.root), config.membership, splits.membership_holdout
     if test is None or config.method.releases_model or record["adjacency"] != config.partition.adjacency:
         return None
     if not store.was_trained_on(record["teachers_id"], store.compute_fingerprint(data.private)):
         return None  # labels of other records, or of votes from a file: the members are not known here
     # All records take part in every answer of a method without teachers: they are one shard.
     shards = assign_shards(config.partition, data.private, record["num_teachers"] or 1, record["seed"])
-    sides = test.select_records(data, shards, splits.membership_holdout, config.seed)
+    sides = test.select_records(data, shards, holdout, config.seed)
     if sides is None:
         return None
-    return attack_student(
-        sides,
-        student=student,
-        nonprivate=nonprivate,
-        events=claim.reserved_events,
-        delta=record["delta"],
-        seed=config.seed,
-        secret=claim.is_private,
-        held_out=splits.membership_holdout is not None,
+    events = claim.reserved_events if claim.is_private else None
+    delta, held_out = record["delta"], holdout is not None
+    return attack_student(sides, student, nonprivate, events, delta=delta, seed=config.seed, held_out=held_out)
+
+
+def attack_student(
+    sides: MembershipRecords,
+    student: Student,
+    nonprivate: TeacherEnsemble | None,
+    events: Iterable[PrivacyEvent] | None,
+    *,
+    delta: float,
+    seed: int,
+    held_out: bool,
+) -> MembershipResult:
+    """PRIVATE. Attack the released student, and bound every attack by its privacy events.
+
+    The delta of the privacy curve at epsilon = 0 is the total variation between neighbors, hence a second bound.
+
+    Args:
+        sides: Members and other records.
+        student: The released student.
+        nonprivate: The model without privacy, which is attacked too; None if there is none.
+        events: The privacy events of everything that the student cost; None if the noise was not secret, so that no
+            bound holds.
+        delta: The account's delta.
+        seed: Seed of the halves of the records.
+        held_out: Whether the other records were kept from the teachers for this test.
+    """
+    bound = bound_by_plan = None
+    if events is not None:
+        planned_events = tuple(events)
+        bound = compute_advantage_bound(accounting.compute_guarantee(planned_events, delta).epsilon, delta)
+        bound_by_plan = min(bound, accounting.compute_delta(planned_events, 0.0))
+    return MembershipResult(
+        student=attack(student.compute_logits, sides, seed),
+        nonprivate=None if nonprivate is None else attack(lambda x: nonprivate.compute_logits(x)[0], sides, seed),
+        bound=bound,
+        bound_by_plan=bound_by_plan,
+        held_out=held_out,
     )
+
+
+def make_public_baselines(data: Dataset, metrics: PrivateMetrics) -> tuple[Accuracy, ...]:
+    """Make the baselines of a report from the owner's accuracies, if the data set is a public benchmark; else none."""
+    shares = {"Teachers' plurality, no noise": metrics.ensemble_accuracy, "No privacy": metrics.nonprivate_accuracy}
+    description, size = "from private records, shown because this is a public benchmark", len(data.evaluation.y)
+    return tuple(
+        Accuracy(name=name, share=Share(value=value, size=size), description=description)
+        for name, value in shares.items()
+        if value is not None and data.spec.benchmark
+    )
+
+
+class PrivateWriter:
+    """PRIVATE. The TensorBoard of a run: the training of teachers and student, and the owner's figures.
+
+    Args:
+        folder: The folder for the event files, which is closed to other users.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import, and few commands need it
+
+        create_private_folder(folder)
+        self.writer = SummaryWriter(str(folder))
+        self.writer.add_text("PRIVATE", PRIVATE_README)
+        self.writer.flush()
+        for file in folder.glob("events.out.tfevents.*"):
+            file.chmod(PRIVATE_FILE_MODE)  # the folder is closed already; a copy of the file alone should be, too
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        """PRIVATE. Write one scalar; this is a ``core.progress.Log``."""
+        self.writer.add_scalar(tag, value, step)
+
+    def log_losses(self, step: int, loss_K: Tensor) -> None:
+        """PRIVATE. Write the distribution of the teachers' losses, [K], at a step."""
+        self._log_distribution("teachers/loss", loss_K, step)
+
+    def log_votes(self, votes: Votes, answered_Q: Tensor) -> None:
+        """PRIVATE. Write how far the votes agree, and the share of the questions answered so far (bool [Q])."""
+        self._log_distribution("votes/gap", votes.compute_gaps(), 0)
+        self._log_distribution("votes/top", votes.compute_top_counts(), 0)
+        share_Q = answered_Q.cpu().double().cumsum(0) / torch.arange(1, len(answered_Q) + 1)
+        for q in range(0, len(share_Q), 1 + len(share_Q) // MAX_CURVE_POINTS):
+            self.log("votes/answered_share", float(share_Q[q]), q + 1)
+
+    def log_metrics(self, metrics: PrivateMetrics) -> None:
+        """PRIVATE. Write the figures for the owner."""
+        for name, value in vars(metrics).items():
+            if isinstance(value, float):
+                self.log(f"owner/{name}", value, 0)
+        self.writer.add_text("owner", "\n\n".join(f"{name}: {value}" for name, value in metrics.format_rows().items()))
+
+    def _log_distribution(self, tag: str, values: Tensor, step: int) -> None:
+        finite = values.double()[values.double().isfinite()]
+        if len(finite):  # a diverged teacher must not end the run: its vote is one among K
+            self.writer.add_histogram(tag, finite.cpu().numpy(), step)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self.writer.close()

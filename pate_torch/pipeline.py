@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pate_torch.config import RunConfig
+from pate_torch.config import DataSplits, RunConfig
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Stages, StageTimer
-from pate_torch.opening import AlternativeFormatter, DataSplits, make_inputs
+from pate_torch.opening import AlternativeFormatter, make_inputs
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import ReleaseSession

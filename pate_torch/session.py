@@ -26,10 +26,15 @@ from pate_torch.methods.base import ModelRelease
 from pate_torch.methods.labeling import LabelingMethod
 from pate_torch.methods.voting import VotingMethod
 from pate_torch.opening import OpenRun, make_record
-from pate_torch.owner_metrics import complete_owner_metrics, compute_owner_metrics, save_votes
+from pate_torch.owner_metrics import (
+    PrivateMetrics,
+    complete_owner_metrics,
+    compute_owner_metrics,
+    make_public_baselines,
+    save_votes,
+)
 from pate_torch.release import store as release_store
 from pate_torch.release.builder import build_report
-from pate_torch.release.private_metrics import PrivateMetrics, make_public_baselines
 from pate_torch.release.renderer import print_summary, write_release
 from pate_torch.release.report import ReleaseReport
 from pate_torch.release.store import WrittenRelease

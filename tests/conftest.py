@@ -14,24 +14,22 @@ import torch
 torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def call_in_fresh_process():
-    """Train a teacher again in the process of the test, not in a fresh one, which takes two seconds to import torch.
-
-    Returns the function that starts a fresh process.
-    """
+@pytest.fixture(scope="session", autouse=True)
+def fresh_process():
+    """Train a teacher again in the process of the tests, not in a fresh one, which takes seconds to import torch."""
     from pate_torch.teachers import independence
 
-    call = independence.call_in_fresh_process
+    call_in_fresh_process = independence.call_in_fresh_process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(independence, "call_in_fresh_process", lambda packed, *given: pickle.loads(packed)(*given))
-        yield call
+        yield call_in_fresh_process
 
 
 @pytest.fixture(autouse=True)
-def fresh_process_where_marked(request, monkeypatch, call_in_fresh_process):
+def marked_fresh_process(request, monkeypatch, fresh_process):
+    """Give a test that is marked ``fresh_process`` the fresh process."""
     if request.node.get_closest_marker("fresh_process") is not None:
-        monkeypatch.setattr("pate_torch.teachers.independence.call_in_fresh_process", call_in_fresh_process)
+        monkeypatch.setattr("pate_torch.teachers.independence.call_in_fresh_process", fresh_process)
 
 
 @pytest.fixture(autouse=True)

@@ -217,7 +217,7 @@ def test_a_release_that_is_not_there_is_refused(tmp_path):
     rows = {"x": torch.randn(9, 2), "pool_x": torch.randn(4, 2), "test_x": torch.randn(4, 2)}
     data = Tensors(name="t", class_names=3, y=torch.arange(9) % 3, test_y=torch.tensor([0, 1, 2, 0]), **rows).load()
     with Ledger(tmp_path / "ledger.sqlite") as ledger, pytest.raises(ValueError, match="no such release"):
-        release_store.read(tmp_path, ID, data.pool, data.spec, ledger)
+        release_store.read(release_store.find_release(tmp_path, ID), data.pool, data.spec, ledger)
 
 
 @pytest.mark.parametrize(("name", "noise"), FORMS)

@@ -73,7 +73,9 @@ def test_a_run_writes_what_the_design_fixes(done):
     rows = list(csv.DictReader((done.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data, ledger = done.dataset.load(), Ledger(done.root / "ledger.sqlite")
-    release, *_ = release_store.read(done.root, found["release_id"], data.pool, data.spec, ledger)
+    release, *_ = release_store.read(
+        release_store.find_release(done.root, found["release_id"]), data.pool, data.spec, ledger
+    )
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
 
 

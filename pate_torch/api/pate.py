@@ -39,6 +39,7 @@ from pate_torch.methods.base import PrivateMethod
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.methods.voting import PanelMethod
+from pate_torch.owner_metrics import attack_student
 from pate_torch.planning.alternatives import match_label_price, suggest_gradients
 from pate_torch.privacy import records as origins
 from pate_torch.privacy.accounts import Account
@@ -50,7 +51,6 @@ from pate_torch.privacy.schema import TableSchema
 from pate_torch.queries.base import QueryStrategy
 from pate_torch.queries.random import Random
 from pate_torch.release.membership import MIN_RECORDS, MembershipResult, MembershipTest
-from pate_torch.release.private_metrics import attack_student
 from pate_torch.release.report import ReleaseReport
 from pate_torch.session import NamedStudent, ReleaseSession, WrittenRelease
 from pate_torch.students.base import Student, StudentAlgorithm
@@ -367,16 +367,8 @@ class PATE:
         if sides is None:
             problem = f"must be at least {MIN_RECORDS} records that are no members"
             raise checks.error("other_x", len(data.evaluation.x), problem)
-        return attack_student(
-            sides,
-            student=self._student[1],
-            nonprivate=None,
-            events=written.labels.reserved_events,
-            delta=self.delta,
-            seed=self.seed,
-            secret=written.record["private"],
-            held_out=False,
-        )
+        events = written.labels.reserved_events if written.record["private"] else None
+        return attack_student(sides, self._student[1], None, events, delta=self.delta, seed=self.seed, held_out=False)
 
     def labeler(self, num_queries: int = 100, *, calls: int | None = None) -> PrivateLabeler:
         """Make a PrivateLabeler of these teachers, which must be closed after use. Its journal lies under ``home``.

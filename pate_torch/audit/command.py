@@ -1,4 +1,4 @@
-"""Does the executed mechanism keep the epsilon that is claimed for it?
+"""Tests whether the executed mechanism keeps the epsilon that is claimed for it.
 
     pate audit mechanism=gaussian sigma=20 noise=discrete --runs 50000 --json
 
@@ -19,11 +19,12 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -64,13 +65,13 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What the runs proved about the mechanism, beside what is claimed for it.
+    """The epsilon that the runs prove, beside the epsilon that is claimed; both are at ``delta``.
 
     Attributes:
-        proven: The largest epsilon that the outcomes prove.
-        claimed: The epsilon of ``privacy_events``.
-        delta: The delta at which both epsilons are stated.
-        confidence: Confidence level of ``proven``.
+        proven: Largest epsilon that the outcomes prove, at this ``confidence``.
+        claimed: Epsilon of ``privacy_events``.
+        runs: Number of runs on each side of each pair.
+        queries: Number of queries in each run.
         faults: Faults that need no statistics, such as events that cost more than was charged.
     """
 
@@ -98,31 +99,28 @@ def audit_outcomes(
     confidence: float = 0.95,
     groups: Sequence[int] | None = None,
 ) -> Evidence:
-    """The largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
+    """Compute the largest epsilon that two samples of categorical outcomes prove, jointly at ``confidence``.
 
     Args:
-        left: Outcomes of one input, int64 [runs] or [runs, queries], one independent run a row.
-        right: Those of its neighbor, in the same form.
+        left: Outcomes of one input, int64 [runs] or [runs, queries]; each row is an independent run.
+        right: Outcomes of its neighbor, in the same form.
         delta: The delta of the claim.
         confidence: Joint confidence level of all bounds.
-        groups: A number for each column; columns of one number have the same law and share one score.
+        groups: A number for each column; columns of one number have the same distribution and share one score.
 
     Returns:
-        The proof; its epsilon is zero when nothing is proven.
-
-    Raises:
-        ValueError: The samples have other shapes.
+        The proof; its epsilon is zero if nothing is proven.
     """
     checks.between("delta", delta, 0, 1)
     checks.between("confidence", confidence, 0, 1, exclusive=True)
     sides = [np.atleast_2d(np.asarray(side).T).T for side in (left, right)]
     if sides[0].shape[1] != sides[1].shape[1] or min(map(len, sides)) < 4:
         raise ValueError("outcomes: both samples need the same number of columns and at least 4 runs")
-    selection_half = [side[: len(side) // 2] for side in sides]
-    test_half = [side[len(side) // 2 :] for side in sides]
+    selection_half, test_half = zip(*((side[: len(side) // 2], side[len(side) // 2 :]) for side in sides), strict=True)
     level = (1 - confidence) / NUM_TESTED_SETS
     candidates: list[tuple[float, int, float, int]] = []
-    scores = [_make_additive_score(*selection_half, groups=groups), _make_joint_score(*selection_half)]
+    row_ratio = _make_log_ratio(*map(_hash_rows, selection_half))
+    scores = [_make_additive_score(*selection_half, groups=groups), lambda rows: row_ratio(_hash_rows(rows))]
     for score_index, score in enumerate(scores):
         values = [score(side) for side in selection_half]
         for a, sign in ((0, 1), (1, -1)):
@@ -153,7 +151,7 @@ ScoreFunction = Callable[[Outcomes], NDArray[np.float64]]
 
 
 def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreFunction:
-    """The smoothed log ratio of the frequencies of an outcome on the two sides; 0 for one never seen while choosing."""
+    """Make the smoothed log ratio of an outcome's frequencies on the two sides; 0 for an outcome not seen before."""
     values, index = np.unique(np.concatenate([left, right]), return_inverse=True)
     counts = [np.bincount(part, minlength=len(values)) + 0.5 for part in (index[: len(left)], index[len(left) :])]
     ratio = np.log(counts[0] / len(left)) - np.log(counts[1] / len(right))
@@ -166,7 +164,7 @@ def _make_log_ratio(left: NDArray[np.int64], right: NDArray[np.int64]) -> ScoreF
 
 
 def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[int] | None) -> ScoreFunction:
-    """Sum over queries of each answer's log ratio: the likelihood ratio when queries are independent."""
+    """Sum the log ratios of the answers over the queries: the likelihood ratio if queries are independent."""
     columns = np.arange(left.shape[1]) if groups is None else np.asarray(groups)
     ratios = {g: _make_log_ratio(left[:, columns == g].ravel(), right[:, columns == g].ravel()) for g in set(columns)}
 
@@ -177,14 +175,7 @@ def _make_additive_score(left: Outcomes, right: Outcomes, *, groups: Sequence[in
     return compute_score
 
 
-def _make_joint_score(left: Outcomes, right: Outcomes) -> ScoreFunction:
-    """The log ratio of the whole row: for queries that depend on each other."""
-    ratio = _make_log_ratio(_hash_rows(left), _hash_rows(right))
-    return lambda outcomes: ratio(_hash_rows(outcomes))
-
-
 def _hash_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """One integer for each row: a random hash."""
     weights = np.random.default_rng(0).integers(1, 1 << 62, rows.shape[1], dtype=np.int64) | 1
     with np.errstate(over="ignore"):
         return ((rows + 3) * weights).sum(1)
@@ -201,8 +192,8 @@ def audit(
     """Run the mechanism on every pair and compare what the outcomes prove with what ``privacy_events`` claims.
 
     Args:
-        mechanism: What is audited.
-        pairs: Neighboring votes to run it on.
+        mechanism: The mechanism.
+        pairs: Neighboring inputs to run it on.
         runs: Number of runs on each side of each pair.
         delta: The delta at which both epsilons are stated.
         confidence: Confidence level of the proof, over all pairs.
@@ -246,9 +237,9 @@ def audit(
 def _draw_outcomes(
     mechanism: Mechanism, pair: NeighborPair, side: SensitiveValue, runs: int
 ) -> tuple[Outcomes, set[tuple[PrivacyEvent, ...]]]:
-    """Outcomes of ``runs`` fresh runs on one side, [runs, queries], and the different prices they incurred.
+    """Draw the outcomes of ``runs`` fresh runs on one side, [runs, queries], and collect the events they incurred.
 
-    Where the answers to different queries are independent given the votes, all runs are rows of one call.
+    If the answers to different queries are independent given the votes, all runs are rows of one call.
     """
     noise, queries = DryRunNoise(mechanism.noise), pair.num_queries
     context = MechanismContext(num_queries=queries, student_QC=pair.student_QC)
@@ -268,7 +259,10 @@ def _draw_outcomes(
 
 
 def _encode(answers: Answers, queries: int, is_count_added: bool) -> Outcomes:
-    """All that a release shows, as one integer per query; where a count was added to one class, that class's alone."""
+    """Encode everything that a release shows as one integer per query.
+
+    If the neighbor has one count more, only the class of that count is encoded.
+    """
     label_Q = answers.label_Q.cpu().numpy()
     if answers.score_QC is not None:
         score_QC = answers.score_QC.cpu().numpy()
@@ -292,19 +286,12 @@ def _can_repeat_by_chance(outcomes: Outcomes, runs: int) -> bool:
     return runs * math.log(collision) > math.log(1e-9)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditSetting:
-    """How one mechanism is audited.
-
-    Attributes:
-        queries: Number of queries in a run.
-        runs: Number of runs on each side.
-        overrides: Values in place of the YAML's, with which the mechanism answers and its noise shows.
-    """
+class AuditSetting(NamedTuple):
+    """The number of queries in a run, of runs on each side, and parameters with which the mechanism's noise shows."""
 
     queries: int = 2
     runs: int = 500_000
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = MappingProxyType({})
 
 
 # One failure and lambda about 1: a block's price then shows in one block, eight tests of which can force the threshold
@@ -321,7 +308,7 @@ SETTINGS = {
 
 
 def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[Mechanism, AuditSetting]:
-    """A mechanism as it is configured, with the values an audit needs in place of a data set's.
+    """Load a mechanism by name, with values for an audit in place of those of a data set.
 
     Raises:
         ValueError: There is no such mechanism, or a value does not fit it.
@@ -337,7 +324,7 @@ def load_mechanism(name: str, overrides: Sequence[str], delta: float) -> tuple[M
         checks.one_of("mechanism key", str(key), [str(k) for k in defaults if k != "_target_"])
     adjacency = {"adjacency": "add_remove"} if "adjacency" in defaults else {}  # the YAML's needs a run's partition
     config = {
-        "mechanism": OmegaConf.merge(defaults, adjacency, setting.overrides, mechanism_overrides),
+        "mechanism": OmegaConf.merge(defaults, adjacency, dict(setting.overrides), mechanism_overrides),
         "recommended": {"sigma": 2.0, "screen_sigma": 3.0, "threshold": 100.0, "delta": delta},
         "privacy": {"delta": delta},
         "noise": noise,
@@ -355,7 +342,7 @@ def check_plan(mechanism: Mechanism, pair: NeighborPair) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code. 0: nothing found; 1: the claim is refuted; 2: a wrong argument."""
+    """Run the command and return its exit code."""
     parser = argparse.ArgumentParser(prog="pate audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("settings", nargs="+", metavar="key=value", help="mechanism=<name>, then any of its keys")
     parser.add_argument("--runs", type=int, help="runs on each side of each pair")
@@ -387,12 +374,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def describe(result: AuditResult, mechanism: Mechanism) -> dict[str, Any]:
-    """The result as plain values, with what was audited, and by which version."""
+    """Describe the result, the audited mechanism and the version of the package as plain values."""
     return {**asdict(result), "sound": result.is_sound, "audited": str(mechanism), "version": version("pate-torch")}
 
 
 def format_result(result: AuditResult, mechanism: Mechanism) -> str:
-    """The result as a few lines for a person."""
+    """Format the result as a few lines of text."""
     evidence = result.evidence
     lines = [
         f"{mechanism}",
@@ -401,9 +388,8 @@ def format_result(result: AuditResult, mechanism: Mechanism) -> str:
         f"proven epsilon   {result.proven:.4f}  (at {result.confidence:.0%} over everything tried)",
     ]
     if result.proven > 0:
-        lines.append(
-            f"strongest on     {evidence.pair}, {evidence.direction} side: {evidence.p:.4g} against {evidence.q:.4g}"
-        )
+        rates = f"{evidence.p:.4g} against {evidence.q:.4g}"
+        lines.append(f"strongest on     {evidence.pair}, {evidence.direction} side: {rates}")
     lines += [f"FAULT: {fault}" for fault in result.faults]
     lines.append("no fault found" if result.is_sound else "REFUTED: the executed mechanism is not the one priced")
     return "\n".join(lines)

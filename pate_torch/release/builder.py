@@ -1,8 +1,8 @@
 """Builds the public report of a finished run from the evaluation labels, the ledger and the release itself.
 
-The claim covers the files: the epsilon reported as the guarantee is composed from what was *reserved* for everything in
-the release folder (labels, the choice of a student, a published price), which no vote can change; the account's total
-from everything that was ever reserved. The epsilon that was actually spent is reported beside both, as ex post.
+The epsilon of the guarantee is composed from the events that were *reserved* for everything in the release folder
+(labels, the choice of a student, a published price), which no vote can change. The account's total is composed from all
+events that were ever reserved. The epsilon that was spent is reported beside both, as ex post.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch import Tensor
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import to_json
 from pate_torch.core import checks
+from pate_torch.methods.description import MethodDescription
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import NO_ANSWER, Dataset, DataSpec, PublicAsset, Release
+from pate_torch.privacy.records import Dataset, DataSpec, PublicAsset, Release
 from pate_torch.release import store as release_store
 from pate_torch.release.owner_file import OwnerFacts
 from pate_torch.release.report import (
@@ -37,7 +38,7 @@ from pate_torch.release.report import (
     ReleaseReport,
 )
 from pate_torch.release.statement import NOT_PRIVATE
-from pate_torch.release.store import WrittenRelease
+from pate_torch.release.store import ANSWER_FILES, WrittenRelease
 from pate_torch.students.base import Student
 from pate_torch.teachers.store import TeacherStore
 
@@ -63,9 +64,8 @@ def build_report(
 
     Args:
         data: The data of the run.
-        written: The release: labels with the content of release.json, or a model with its record (``mechanism``,
-            ``parameters``, ``noise``, ``delta``, ``adjacency``, ``unit``, and ``pool_sha256`` and ``declared_size`` if
-            public points and a declared number of records were used).
+        written: The release, labels or a model, with its record. The record has ``pool_sha256`` and ``declared_size``
+            if public points and a declared number of records were used.
         reservation_ids: The reservations that this run made; that of labels from an earlier run is not among them.
         ledger: The ledger that holds the account.
         student: The student, or the model; None if only labels were released.
@@ -78,39 +78,47 @@ def build_report(
     """
     release, record = written.release if isinstance(written.release, Release) else None, written.record
     claim = compute_claim(ledger, data.spec.name, record, release, reservation_ids)
-    teachers_id = record.get("teachers_id")
-    release_record = ReleaseRecord(
-        **_describe_mechanism(record, data.spec, release),
-        **_describe_answers(record, release),
-        teachers_id=teachers_id,
-        teachers_reusable=teachers_id is not None and TeacherStore(ledger.path.parent).has_ensemble(teachers_id),
-        public_share=data.pool.split,
-        reuses_labels=release is not None and release.id not in reservation_ids,
-        student=student_name or None,
-        includes_encoder=includes_encoder,
-        assets=tuple(_list_assets(record, data.spec, owner)),
-        owner=owner,
-        provenance=data.provenance,
-        chosen_by=chosen_by,
-        seconds={} if release is None else select_public_seconds(seconds, record, claim),
-        creation_date=datetime.date.today().isoformat(),
+    description = None if release is None else release_store.load_method_description(record)
+    # A published time depends on public sizes alone. A method with a first stage prepares its records within "labels".
+    is_public_stage = {
+        "labels": description is not None and description.public_time and "first_answers_sha256" not in record,
+        "student": release is not None and not claim.has_part(PURPOSE_STUDENT_CHOICE),
+    }
+    return ReleaseReport(
+        record=ReleaseRecord(
+            **_describe_release(record, data, release, description),
+            assets=tuple(_list_assets(record, data.spec, owner)),
+            teachers_id=(teachers_id := record.get("teachers_id")),
+            teachers_reusable=teachers_id is not None and TeacherStore(ledger.path.parent).has_ensemble(teachers_id),
+            reuses_labels=release is not None and release.id not in reservation_ids,
+            student=student_name or None,
+            includes_encoder=includes_encoder,
+            owner=owner,
+            chosen_by=chosen_by,
+            seconds={stage: duration for stage, duration in seconds.items() if is_public_stage.get(stage)},
+            creation_date=datetime.date.today().isoformat(),
+        ),
+        claim=claim,
+        evaluation=Evaluation(
+            **compute_student_metrics(data, student if data.evaluation.public else None),
+            **_compute_label_metrics(data, release),
+            examples=() if release is None else select_examples(data, release),
+            baselines=baselines,
+        ),
     )
-    evaluation = Evaluation(
-        **compute_student_metrics(data, student if data.evaluation.public else None),
-        **_compute_label_metrics(data, release),
-        examples=() if release is None else select_examples(data, release),
-        baselines=baselines,
-    )
-    return ReleaseReport(record=release_record, claim=claim, evaluation=evaluation)
 
 
-def _describe_mechanism(record: Mapping[str, Any], spec: DataSpec, release: Release | None) -> dict[str, Any]:
-    """The fields of a ReleaseRecord on the data, the method and its mechanism."""
-    method = None if release is None else release_store.load_method_description(record)
+def _describe_release(
+    record: Mapping[str, Any], data: Dataset, release: Release | None, method: MethodDescription | None
+) -> dict[str, Any]:
+    """The fields of a ReleaseRecord on the data, the mechanism, the questions and their answers."""
+    spec = data.spec
     declared_size = record.get("declared_size", spec.nominal_size if method is not None and method.uses_size else None)
     scalar = bool | int | float | str | None
     return {
         "dataset": spec.name,
+        "public_share": data.pool.split,
+        "provenance": data.provenance,
         "class_names": spec.class_names,
         "input_kind": spec.kind,
         "encoder": None if spec.encoder is None else spec.encoder.card_without_points,
@@ -121,19 +129,11 @@ def _describe_mechanism(record: Mapping[str, Any], spec: DataSpec, release: Rele
         "sensitivity": record.get("sensitivity", {}),
         "noise": record["noise"],
         "num_teachers": record.get("num_teachers", 0),
-    }
-
-
-def _describe_answers(record: Mapping[str, Any], release: Release | None) -> dict[str, Any]:
-    """The fields of a ReleaseRecord on the questions and their answers."""
-    if release is None:
-        return {"release_id": None, "answer_files": (), "rounds": 1, "queries_asked": 0, "queries_answered": 0}
-    return {
-        "release_id": release.id,
-        "answer_files": release_store.list_answer_files(record),
-        "rounds": len(release.queries_per_round) or 1,
-        "queries_asked": len(release.query_Q),
-        "queries_answered": int(release.answered_Q.sum()),
+        "release_id": None if release is None else release.id,
+        "answer_files": tuple(ANSWER_FILES[key] for key in release_store.select_digests(record)),
+        "rounds": 1 if release is None else len(release.queries_per_round) or 1,
+        "queries_asked": 0 if release is None else len(release.query_Q),
+        "queries_answered": 0 if release is None else int(release.answered_Q.sum()),
     }
 
 
@@ -156,17 +156,16 @@ def compute_student_metrics(data: Dataset, student: Student | None) -> dict[str,
     """Compute the student's figures on the test set; they may be published if ``data.evaluation`` is public.
 
     Returns:
-        ``student_accuracy``, ``student_size`` and ``confusion`` (counts [truth, prediction], empty for more than
-        MAX_CONFUSION_CLASSES classes); None and () if there is no student or no test set.
+        ``student_accuracy``, ``student_size`` and ``confusion``; None and () if there is no student or no test set.
     """
-    truth_Q, num_classes = data.evaluation.y, data.spec.num_classes
+    truth_Q = data.evaluation.y
     if student is None or not len(truth_Q):
         return {"student_accuracy": None, "student_size": None, "confusion": ()}
     prediction_Q = student.compute_probabilities(data.evaluation.x).argmax(1)
     return {
         "student_accuracy": compute_accuracy(prediction_Q, truth_Q),
         "student_size": len(truth_Q),
-        "confusion": compute_confusion(truth_Q, prediction_Q, num_classes),
+        "confusion": compute_confusion(truth_Q, prediction_Q, data.spec.num_classes),
     }
 
 
@@ -178,11 +177,11 @@ def compute_accuracy(prediction: Tensor, truth_Q: Tensor) -> float:
 
 
 def compute_confusion(truth_Q: Tensor, prediction_Q: Tensor, num_classes: int) -> tuple[tuple[int, ...], ...]:
-    """Test counts [truth, prediction]; empty for more than MAX_CONFUSION_CLASSES classes."""
+    """Count the test points [truth, predicted]; empty for more than MAX_CONFUSION_CLASSES classes."""
     if num_classes > MAX_CONFUSION_CLASSES:
         return ()
     counts = torch.bincount(truth_Q * num_classes + prediction_Q, minlength=num_classes**2)
-    return tuple(tuple(row) for row in counts.view(num_classes, num_classes).tolist())
+    return tuple(map(tuple, counts.view(num_classes, num_classes).tolist()))
 
 
 def compute_claim(
@@ -226,43 +225,20 @@ def compute_claim(
 
 
 def _make_part(account: Account, identity: str, charge: Charge, is_current: bool) -> ChargedRelease:
-    """One reservation with its purpose and its own guarantee."""
+    """Describe one reservation with its purpose and the guarantee of it alone."""
     guarantee = None
     if not charge.insecure:
         guarantee = account.compute_guarantee(charge.reserved_events, cap_holds=account.is_private)
     is_interrupted = not (charge.is_committed or is_current)
     purpose = f"{charge.purpose}, interrupted: charged at its worst case" if is_interrupted else charge.purpose
-    if guarantee is None:
-        purpose = f"{purpose}, {NOT_PRIVATE}: seeded noise"
-        return ChargedRelease(release_id=identity, purpose=purpose, is_current=is_current)
     return ChargedRelease(
         release_id=identity,
-        purpose=purpose,
-        epsilon=guarantee.epsilon,
-        accountant=guarantee.route,
+        purpose=f"{purpose}, {NOT_PRIVATE}: seeded noise" if guarantee is None else purpose,
+        epsilon=None if guarantee is None else guarantee.epsilon,
+        accountant="" if guarantee is None else guarantee.route,
         is_current=is_current,
-        events=to_json(charge.reserved_events),
+        events="[]" if guarantee is None else to_json(charge.reserved_events),
     )
-
-
-def select_public_seconds(
-    seconds: Mapping[str, float], record: Mapping[str, Any], claim: AccountClaim
-) -> dict[str, float]:
-    """Select the stages whose time depends neither on the number of private records nor on their content.
-
-    Stored teachers vote in a time that depends on public sizes. Stages that read private records, or train on them,
-    take longer with more records. A model that is trained on private records has no public stage.
-
-    Args:
-        seconds: The time of every stage.
-        record: The content of release.json.
-        claim: The claim, which says whether private records chose the student.
-    """
-    public_stages = set() if claim.has_part(PURPOSE_STUDENT_CHOICE) else {"student"}
-    # A method with a first stage prepares the records within the stage of the labels.
-    if release_store.load_method_description(record).public_time and "first_answers_sha256" not in record:
-        public_stages.add("labels")
-    return {stage: duration for stage, duration in seconds.items() if stage in public_stages}
 
 
 def _compute_label_metrics(data: Dataset, release: Release | None) -> dict[str, Any]:
@@ -288,18 +264,18 @@ def select_examples(data: Dataset, release: Release) -> tuple[Example, ...]:
     """Select a few answered public images with the label released for them; none if the points are no images."""
     if not data.spec.is_image or data.spec.input_shape[0] not in (1, 3):
         return ()
-    query_E = release.query_Q[release.answered_Q][:NUM_EXAMPLES]
-    label_E = release.label_Q[release.label_Q != NO_ANSWER][:NUM_EXAMPLES]
-    images = data.pool.x[query_E].cpu().numpy()
+    query_E, label_E = (values_Q[release.answered_Q][:NUM_EXAMPLES] for values_Q in (release.query_Q, release.label_Q))
     return tuple(
         Example(picture=encode_picture(image), label=label, query=query)
-        for image, label, query in zip(images, label_E.tolist(), query_E.tolist(), strict=True)
+        for image, label, query in zip(
+            data.pool.x[query_E].cpu().numpy(), label_E.tolist(), query_E.tolist(), strict=True
+        )
     )
 
 
 def encode_picture(image_CHW: np.ndarray) -> str:
     """Encode one uint8 image [Ch, H, W], gray or in color, as a PNG in a data URI."""
-    pixels = image_CHW[0] if image_CHW.shape[0] == 1 else np.ascontiguousarray(np.moveaxis(image_CHW, 0, 2))
     buffer = io.BytesIO()
+    pixels = image_CHW[0] if len(image_CHW) == 1 else np.moveaxis(image_CHW, 0, 2)
     Image.fromarray(pixels).save(buffer, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"

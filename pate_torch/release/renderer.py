@@ -1,7 +1,7 @@
-"""Lays out a report: the files of a release folder that describe it, and the closing table on the terminal.
+"""Renders a report: the files that describe a release, and the closing table on the terminal.
 
-The files are JSON, a page and a model card. Their templates lay out the facts of ``report`` and the sentences of
-``statement``; everything that they insert is escaped.
+The files are JSON, a page and a model card. Their templates contain the facts of ``report`` and the sentences of
+``statement``; every inserted value is escaped.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.text import Text
 
 from pate_torch.accounting.formatting import format_epsilon
 from pate_torch.core.files import compute_file_digest, escape_control_chars, write_atomically
+from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE
 from pate_torch.release import statement
 from pate_torch.release.report import (
     INPUT_KINDS,
@@ -57,8 +58,6 @@ SUMMARY_KEYS = (
 )
 OWNER_KEYS = ("contact", "collection", "consent", "access", "retention", "period", "renewal")
 
-Points = Sequence[tuple[float, float]]
-
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
@@ -71,19 +70,14 @@ def write_release(folder: Path, report: ReleaseReport) -> None:
         "README.md": render_model_card(report),
         "summary.json": to_strict_json(build_summary(report)),  # last: it says that a run has finished here
     }
-    contents = {CHECKSUM_FILE: _list_checksums(folder, contents), **contents}
-    for name, content in contents.items():
-        write_atomically(folder / name, content)
-
-
-def _list_checksums(folder: Path, contents: Mapping[str, str]) -> str:
-    """The SHA-256 of what is about to be written, and of all other files of the folder."""
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in contents.items()}
     for file in folder.rglob("*"):
-        name = file.relative_to(folder)
-        if file.is_file() and not name.name.startswith(".") and name.name != CHECKSUM_FILE:
-            digests.setdefault(name.as_posix(), compute_file_digest(file))
-    return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+        if file.is_file() and not file.name.startswith(".") and file.name != CHECKSUM_FILE:
+            name = file.relative_to(folder).as_posix()
+            digests[name] = digests.get(name) or compute_file_digest(file)
+    checksums = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    for name, content in {CHECKSUM_FILE: checksums, **contents}.items():
+        write_atomically(folder / name, content)
 
 
 def to_strict_json(content: Mapping[str, Any]) -> str:
@@ -101,7 +95,10 @@ def build_summary(report: ReleaseReport) -> dict[str, Any]:
 def build_statement(report: ReleaseReport) -> dict[str, Any]:
     """Build the content of privacy.json, the statement for machines; ``privacy.schema.json`` describes it."""
     record, claim = report.record, report.claim
-    owner_statements = statement.list_owner_statements(report)
+    owner_statements, is_student_chosen = (
+        statement.list_owner_statements(report),
+        claim.has_part(PURPOSE_STUDENT_CHOICE),
+    )
     content = {
         "schema_version": STATEMENT_SCHEMA,
         "software": {"name": "pate_torch", "version": _PACKAGE_VERSION, "date": record.creation_date},
@@ -111,10 +108,7 @@ def build_statement(report: ReleaseReport) -> dict[str, Any]:
         "other_releases": [_part_to_dict(other) for other in claim.other_releases],
         "utility": _build_utility(report),
         "trust": {"model": "central", "in_words": statement.format_sentence("trust", report)},
-        "tuning": {
-            "parameters": record.owner.tuning,
-            "student": "charged" if claim.has_part("choice of a student") else "none",
-        },
+        "tuning": {"parameters": record.owner.tuning, "student": "charged" if is_student_chosen else "none"},
         "declared_values": dict(record.provenance),
         "chosen_by": record.chosen_by,
         "public_assets": [asdict(asset) for asset in record.assets],
@@ -139,10 +133,7 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
     return {
         "guarantee": {
             "definition": "(epsilon, delta)-differential privacy",
-            "epsilon": claim.epsilon,
-            "delta": claim.delta,
-            "adjacency": claim.adjacency,
-            "unit": claim.unit,
+            **{key: getattr(claim, key) for key in ("epsilon", "delta", "adjacency", "unit")},
             "records_per_unit": None if claim.unit.startswith("group:") else 1,
             "route": claim.accountant,
             "symbols": statement.format_sentence("symbols", report),
@@ -152,11 +143,8 @@ def _build_guarantee(report: ReleaseReport) -> dict[str, Any]:
             "name": record.mechanism,
             "parameters": dict(record.parameters),
             "sensitivity": dict(record.sensitivity) or None,
-            "noise": record.noise,
-            "rounds": record.rounds,
-            "num_teachers": record.num_teachers,
-            "queries_asked": record.queries_asked,
-            "queries_answered": record.queries_answered,
+            **{key: getattr(record, key) for key in ("noise", "rounds", "num_teachers")},
+            **{key: getattr(record, key) for key in ("queries_asked", "queries_answered")},
         },
         "composition": {
             "dataset": record.dataset,
@@ -224,7 +212,14 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
     options = {"finalize": escape_markdown, "keep_trailing_newline": True} if is_markdown else {}
     environment = statement.make_environment(autoescape=True, **options)
     environment.filters |= {"percent": format_percent}
-    functions = (make_share_scale, make_price_curves, list_first_prices, is_cap_far, select_worst_classes)
+    functions = (
+        make_share_scale,
+        make_price_curves,
+        thin_points,
+        is_cap_far,
+        select_worst_classes,
+        find_top_confusions,
+    )
     environment.globals |= {
         "statement": statement,
         "sentence": statement.format_sentence,
@@ -232,7 +227,6 @@ def _make_page_environment(*, is_markdown: bool) -> Environment:
         "Scale": Scale,
         "max_classes": MAX_CLASSES,
         "input_kinds": INPUT_KINDS,
-        "find_top_confusions": find_top_confusions,
         **{function.__name__: function for function in functions},
     }
     return environment
@@ -257,19 +251,6 @@ class Scale:
     low: float
     high: float
 
-    @classmethod
-    def from_values(cls, values: Sequence[float], *, starts_at_zero: bool = False, margin: float = 0.0) -> Scale:
-        """Make the axis that shows these values.
-
-        Args:
-            values: Values that it must show.
-            starts_at_zero: Whether it starts at 0.
-            margin: Space above the values, and below them, as a share of their span.
-        """
-        low = 0.0 if starts_at_zero else min(values)
-        span = (max(values) - low) or max(1.0, abs(low))
-        return cls(low if starts_at_zero else low - margin * span, low + span + margin * span)
-
     def to_percent(self, value: float) -> float:
         """The place of a value, in percent from the lower end."""
         return round(100 * (value - self.low) / (self.high - self.low), 3)
@@ -289,30 +270,23 @@ def make_share_scale(rows: Sequence[Accuracy]) -> Scale:
     return Scale(max(0.0, math.floor((min_share - 0.01) * 10) / 10), 1.0)
 
 
-def thin_points(points: Points, max_points: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Select at most ``max_points`` of the points, first and last among them."""
-    index = np.unique(np.linspace(0, len(points) - 1, min(max_points, len(points))).round().astype(int))
-    return [points[i] for i in index]
+def thin_points(values: Sequence[float], max_points: int) -> list[tuple[int, float]]:
+    """Select at most ``max_points`` of the values, first and last among them, numbered from 1."""
+    index = np.unique(np.linspace(0, len(values) - 1, min(max_points, len(values))).round().astype(int)).tolist()
+    return [(i + 1, values[i]) for i in index]
 
 
 def make_price_curves(claim: AccountClaim) -> list[dict[str, Any]]:
     """Make the curve of this release's price, with the guarantee and the cap as levels: name, style, points."""
-    points = list(enumerate(claim.epsilon_curve, start=1))
-    curves = [{"name": "this release", "style": "a", "points": thin_points(points)}]
-    levels = []
-    if claim.epsilon is not None and claim.epsilon > 1.001 * claim.epsilon_curve[-1]:
-        levels.append(("guarantee", "a flat", claim.epsilon))
-    if claim.budget_epsilon is not None and not is_cap_far(claim):
-        levels.append(("cap", "c flat", claim.budget_epsilon))
-    return curves + [
-        {"name": name, "style": style, "points": [(1, level), (len(points), level)]} for name, style, level in levels
-    ]
-
-
-def list_first_prices(claim: AccountClaim) -> list[tuple[str, str]]:
-    """List the price of the first questions, at ten points of the curve: (questions, epsilon)."""
-    points = thin_points(list(enumerate(claim.epsilon_curve, start=1)), 10)
-    return [(f"{q}", format_epsilon(epsilon)) for q, epsilon in points]
+    curve = claim.epsilon_curve
+    curves = [{"name": "this release", "style": "a", "points": thin_points(curve, MAX_POINTS)}]
+    if claim.epsilon is not None and claim.epsilon > 1.001 * curve[-1]:
+        curves.append(
+            {"name": "guarantee", "style": "a flat", "points": [(1, claim.epsilon), (len(curve), claim.epsilon)]}
+        )
+    if (cap := claim.budget_epsilon) is not None and not is_cap_far(claim):
+        curves.append({"name": "cap", "style": "c flat", "points": [(1, cap), (len(curve), cap)]})
+    return curves
 
 
 def is_cap_far(claim: AccountClaim) -> bool:
@@ -329,11 +303,13 @@ def select_worst_classes(report: ReleaseReport) -> list[Accuracy]:
     return sorted(accuracies, key=lambda accuracy: accuracy.share.value)[:MAX_CLASSES]
 
 
-def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[str, str, str]]:
-    """Find the commonest confusions as (truth, prediction, count), in words."""
-    rows, names = enumerate(report.evaluation.confusion), report.confusion_names
-    pairs = ((count, true, guess) for true, row in rows for guess, count in enumerate(row) if count and true != guess)
-    return [(names[true], names[guess], f"{count}") for count, true, guess in sorted(pairs, reverse=True)[:max_pairs]]
+def find_top_confusions(report: ReleaseReport, max_pairs: int = 12) -> list[tuple[str, str, int]]:
+    """Find the commonest confusions as (truth, prediction, count)."""
+    counts, names = np.array(report.evaluation.confusion), report.confusion_names
+    np.fill_diagonal(counts, 0)
+    order = np.argsort(counts, axis=None, kind="stable")[::-1][:max_pairs]
+    pairs = zip(*np.unravel_index(order, counts.shape), strict=True)
+    return [(names[true], names[guess], int(counts[true, guess])) for true, guess in pairs if counts[true, guess]]
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
@@ -354,9 +330,8 @@ def print_summary(
         paths: The places of the files: name -> path.
         stream: The stream to print to; None is the terminal.
     """
-    console = Console(file=stream, width=None if stream is None else WIDTH)
-    if not console.is_terminal or console.width > WIDTH:
-        console = Console(file=stream, width=WIDTH)
+    console = Console(file=stream)
+    console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     frame, lines = (box.ROUNDED, box.HORIZONTALS) if console.is_terminal else (box.ASCII, box.ASCII)
     if not report.claim.private:
         warning, title = Text(statement.NOT_PRIVATE_REASON), statement.NOT_PRIVATE

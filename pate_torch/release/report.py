@@ -1,7 +1,7 @@
 """The report of a release: three nested records of every fact about a run that may be published.
 
 A report holds plain values alone: it refuses votes, shards and tensors. What only the owner of the data may see is in
-``private_metrics.PrivateMetrics``.
+``owner_metrics.PrivateMetrics``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription, format_one_unit
+from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 from pate_torch.release.owner_file import OwnerFacts
 
@@ -36,22 +36,20 @@ FILES = {
     "report.html": "This report as one page, to be opened in any browser.",
     "summary.json": "The figures, unrounded.",
     "privacy.json": "The privacy statement for machines.",
-    "sanitised.json": "The data-dependent price, made private by noise of its own and charged.",
-    "release.json": "What was asked, of whom, at what price.",
-    "labels.csv": "The questions asked and the labels released; -1 is no answer. With the public points, enough to "
-    "train another student: release.json says how they are named (points), or only their positions are told.",
+    "sanitised.json": "The data-dependent price, with noise that was charged to the account.",
+    "release.json": "The questions, the method that answered them, and the price.",
+    "labels.csv": "The questions and the released labels; -1 is no answer. Another student can be trained on them with "
+    "the public points, which are identified as release.json says (points), or by their position.",
     "first_answers.json": "Noisy class counts that a method bought first, paid for by the same reservation.",
     "cells.csv": "The question in whose cell each public point lies, round by round.",
     "scores.safetensors": "The logits of every public point, round by round, and the last round's linear model.",
     "guide.safetensors": "The student of all rounds but the last, from which the student goes on.",
     "student.safetensors": "The student's weights.",
-    "encoder/": "The encoder's files, through which the student sees points: public, and under a license of their own.",
+    "encoder/": "The files of the encoder that computes the student's input: public, with their own license.",
     "README.md": "The model card.",
-    "SHA256SUMS": "The hash of each other file: sha256sum -c SHA256SUMS; pate verify does it, and more.",
+    "SHA256SUMS": "The hash of each other file. sha256sum -c SHA256SUMS checks them; pate verify checks more.",
 }
 """The files that a release folder may hold: name -> description."""
-
-ANSWER_FILES = ("release.json", "labels.csv", "cells.csv", "scores.safetensors", "guide.safetensors")
 
 INPUT_KINDS = {
     "rows": "an array [N, features]",
@@ -69,20 +67,10 @@ def format_percent(value: float, digits: int = 1) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """A share of ``size`` points.
-
-    Attributes:
-        value: The share, from 0 to 1.
-        size: The number of points; None if it is not known.
-    """
+    """A share from 0 to 1 of ``size`` points; the size is None if it is not known."""
 
     value: float
     size: int | None = None
-
-    def __post_init__(self) -> None:
-        checks.between("share", self.value, 0, 1)
-        if self.size is not None:
-            checks.integer("share.size", self.size, low=1)
 
     @functools.cached_property
     def interval(self) -> tuple[float, float] | None:
@@ -109,7 +97,7 @@ class Accuracy:
     """One measured accuracy.
 
     Attributes:
-        description: What was measured, and on which points.
+        description: Points that the accuracy was measured on, or the model.
         is_primary: True for results of this release, False for baselines.
     """
 
@@ -117,11 +105,6 @@ class Accuracy:
     share: Share
     description: str = ""
     is_primary: bool = False
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """The row of a table: name, accuracy with its interval, description."""
-        return self.name, str(self.share), self.description
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +125,6 @@ class ChargedRelease:
     is_current: bool = False
     events: str = "[]"
 
-    def __post_init__(self) -> None:
-        if self.epsilon is not None:
-            checks.non_negative("reservation.epsilon", self.epsilon)
-            if not self.accountant:
-                raise checks.error("reservation.accountant", self.accountant, "must name the route that gave epsilon")
-
     @property
     def cells(self) -> tuple[str, str, str, str]:
         """The row of a table: id, epsilon, route, purpose."""
@@ -156,21 +133,16 @@ class ChargedRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """A public point with the label released for it.
+    """A public point with the label released for it (-1 is no answer).
 
     Attributes:
         picture: PNG image of the point, as a data URI.
-        label: Released label; -1 is no answer.
         query: Index of the point in the pool.
     """
 
     picture: str
     label: int
     query: int
-
-    def __post_init__(self) -> None:
-        if not self.picture.startswith("data:image/png;base64,"):
-            raise checks.error("example.picture", self.picture[:20], "must be a PNG image in a data URI")
 
 
 @dataclass(frozen=True)
@@ -190,30 +162,23 @@ class ReleaseRecord(PublicFacts):
     """Which questions were asked of whom, through which mechanism, and what was released.
 
     Attributes:
-        parameters: Parameters of the mechanism.
         sensitivity: Largest change of the opened value by one unit: l1, l2, linf (None: no bound, or no part of the
             price) and ``per`` what; empty if it is not known.
         noise: "torch" (floating point) or "discrete".
         declared_size: Publicly declared number of records; None if the plan used none.
         public_share: Share of the owner's file that was made public, as the public points.
         num_teachers: Number K of teachers; 0 if no teachers answered (see ``method``).
-        teachers_id: Id of the teachers; None if there are none.
         teachers_reusable: True if the trained teachers are stored and can be queried again.
         method: Description of the method that answered; None if a model was trained on the records themselves.
-        rounds: Number of rounds of questions.
         reuses_labels: Whether the labels had been released before.
-        answer_files: Names of the files that hold the answers.
         student: Kind of the student; None if only labels were released.
         input_kind: Kind of the student's input, a key of ``INPUT_KINDS``.
         encoder: Card of the frozen encoder that made the features; None if points are taken as they are.
-        includes_encoder: Whether the files of the encoder lie in the folder.
         assets: Public points, encoders and other public data that the release was made with.
-        owner: Statements of the owner of the data.
         provenance: Sources of the values that are taken to be public: name -> source.
         chosen_by: How the owner chose this release among several settings, one of ``SELECTION_BASES``; None if it is
             not stated.
         seconds: Time of each stage whose time may be published, in seconds.
-        creation_date: ISO date for people to read.
     """
 
     dataset: str
@@ -244,13 +209,6 @@ class ReleaseRecord(PublicFacts):
     chosen_by: str | None
     seconds: Mapping[str, float]
     creation_date: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.integer("queries_answered", self.queries_answered, low=0, high=self.queries_asked)
-        checks.one_of("noise", self.noise, ("torch", "discrete"))
-        if self.chosen_by is not None:
-            checks.one_of("chosen_by", self.chosen_by, SELECTION_BASES)
 
     @property
     def audit(self) -> Mapping[str, Any]:
@@ -285,10 +243,9 @@ class AccountClaim(PublicFacts):
         epsilon_charged: Total of the account, from what all releases reserved; None if one of them used seeded noise.
         charged_accountant: Route that gave the total; None if there is no total.
         epsilon_charged_ex_post: Epsilon that all releases spent of the total.
-        budget_epsilon: Cap of the account.
+        budget_epsilon: Cap of the account; None if there is none.
         other_releases: Reservations of the account that paid for something outside the folder.
         epsilon_curve: Price of the first q questions, q = 1..Q; empty if questions cost unequally.
-        ledger_head: Hash of the newest entry of the ledger.
     """
 
     delta: float
@@ -312,16 +269,14 @@ class AccountClaim(PublicFacts):
         checks.delta("delta", self.delta)
         checks.one_of("adjacency", self.adjacency, ("add_remove", "replace_one"))
         checks.boolean("private", self.private)
-        is_group = self.unit.startswith("group:") and len(self.unit) > len("group:")
-        if self.unit not in ("record", LABEL_UNIT) and not is_group:
+        if self.unit not in ("record", LABEL_UNIT) and not get_unit_column(self.unit):
             raise checks.error("unit", self.unit, f"must be 'record', 'group:<column>' or {LABEL_UNIT!r}")
         epsilon_names = ("epsilon", "epsilon_ex_post", "epsilon_charged", "epsilon_charged_ex_post")
         for name in (*epsilon_names, "budget_epsilon"):
             if getattr(self, name) is not None:
                 checks.non_negative(name, getattr(self, name))
         if self.private and self.epsilon is None:
-            problem = "must be a number in a private run"
-            raise checks.error("epsilon", None, problem, "Without a price nothing is released.")
+            raise checks.error("epsilon", None, "must be a number in a private run")
         # Routes are computed to nine digits or more; below that a price may seem to fall.
         if any(later < earlier * (1 - 1e-6) for earlier, later in itertools.pairwise(self.epsilon_curve)):
             raise checks.error("epsilon_curve", "decreasing", "a price never falls as questions are added")
@@ -383,15 +338,6 @@ class Evaluation(PublicFacts):
     examples: tuple[Example, ...]
     baselines: tuple[Accuracy, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("student_accuracy", "label_accuracy"):
-            if getattr(self, name) is not None:
-                checks.between(name, getattr(self, name), 0, 1)
-        size = len(self.confusion)
-        if any(len(row) != size for row in self.confusion):
-            raise checks.error("confusion", size, "must be square")
-
     @property
     def student_share(self) -> Share | None:
         """The student's accuracy on the test points; None if it may not be published or was not measured."""
@@ -418,15 +364,20 @@ class ReleaseReport:
     evaluation: Evaluation
 
     def __post_init__(self) -> None:
+        record, claim, evaluation = self.record, self.claim, self.evaluation
         for name, part in (("record", ReleaseRecord), ("claim", AccountClaim), ("evaluation", Evaluation)):
             if type(getattr(self, name)) is not part:
                 raise TypeError(f"{name}: {type(getattr(self, name)).__name__} may not enter a released report")
-        length, asked = len(self.claim.epsilon_curve), self.record.queries_asked
-        if length not in (0, asked):
-            raise checks.error("epsilon_curve", length, f"must have one value per question asked ({asked})")
-        num_classes, names = len(self.evaluation.confusion), self.record.class_names
-        if num_classes and names and len(names) != num_classes:
-            raise checks.error("class_names", len(names), f"must have {num_classes} entries")
+        checks.integer("queries_answered", record.queries_answered, low=0, high=record.queries_asked)
+        checks.one_of("noise", record.noise, ("torch", "discrete"))
+        if record.chosen_by is not None:
+            checks.one_of("chosen_by", record.chosen_by, SELECTION_BASES)
+        for name, value in (("student", evaluation.student_accuracy), ("label", evaluation.label_accuracy)):
+            if value is not None:
+                checks.between(f"{name}_accuracy", value, 0, 1)
+        if len(claim.epsilon_curve) not in (0, record.queries_asked):
+            problem = f"must have one value per question asked ({record.queries_asked})"
+            raise checks.error("epsilon_curve", len(claim.epsilon_curve), problem)
 
     @property
     def is_free(self) -> bool:
@@ -437,14 +388,13 @@ class ReleaseReport:
     def files(self) -> dict[str, str]:
         """The files of the release folder: name -> description. Answers that are used again lie in another folder."""
         record = self.record
-        answer_files = () if record.reuses_labels or record.method is None else ("release.json", *record.answer_files)
-        presence = {
-            "student.safetensors": record.student is not None,
-            "encoder/": record.includes_encoder,
-            "sanitised.json": self.claim.has_part("sanitised price"),
-            **{name: name in answer_files for name in ANSWER_FILES},
-        }
-        return {name: description for name, description in FILES.items() if presence.get(name, True)}
+        names = {"report.html", "summary.json", "privacy.json", "README.md", "SHA256SUMS"}
+        if record.method is not None and not record.reuses_labels:
+            names |= {"release.json", *record.answer_files}
+        names |= {"student.safetensors"} if record.student is not None else set()
+        names |= {"encoder/"} if record.includes_encoder else set()
+        names |= {"sanitised.json"} if self.claim.has_part("sanitised price") else set()
+        return {name: description for name, description in FILES.items() if name in names}
 
     @property
     def accuracies(self) -> tuple[Accuracy, ...]:
@@ -466,12 +416,11 @@ class ReleaseReport:
     @functools.cached_property
     def class_accuracies(self) -> tuple[Accuracy | None, ...]:
         """The student's accuracy on each true class; None if no test point has the class."""
-        rows = enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
         return tuple(
             Accuracy(name=name, share=Share(value=row[true] / sum(row), size=sum(row)), is_primary=True)
-            if sum(row)
+            if any(row)
             else None
-            for true, (name, row) in rows
+            for true, (name, row) in enumerate(zip(self.confusion_names, self.evaluation.confusion, strict=True))
         )
 
     @property

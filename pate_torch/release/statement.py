@@ -1,8 +1,8 @@
-"""The privacy statement: who is protected from what, by how much, on which assumptions, and what is left out.
+"""The privacy statement: the guarantee in words, its assumptions, and what it does not cover.
 
-The sentences are in ``templates/statement.jinja``, the facts in the functions below; page, model card and console lay
-out the same ones. An epsilon is shown with its delta, adjacency, unit and route, and is rounded up; files hold all
-digits.
+The sentences are in ``templates/statement.jinja``, the facts in the functions below. Page, model card and console show
+the same sentences and facts. An epsilon is shown with its delta, adjacency, unit and route, and is rounded up; files
+hold all digits.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -20,7 +19,7 @@ from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core.progress import format_duration
 from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release.owner_file import TUNING_METHODS
-from pate_torch.release.report import AccountClaim, ReleaseRecord, ReleaseReport, format_price, format_route
+from pate_torch.release.report import ReleaseRecord, ReleaseReport, format_price, format_route
 
 NOT_PRIVATE = "NOT PRIVATE"
 NOT_PRIVATE_REASON = (
@@ -74,7 +73,7 @@ def format_sentence(name: str, report: ReleaseReport) -> str:
 
 
 def _fill_placeholders(text: str, record: ReleaseRecord) -> str:
-    """Fill in a sentence of the method with the facts that are known once it has answered."""
+    """Fill in a sentence of the method's description with facts of the release."""
     value_by_placeholder = {
         "asked": str(record.queries_asked),
         "answered": str(record.queries_answered),
@@ -102,14 +101,13 @@ def format_plain_words(report: ReleaseReport) -> tuple[str, ...]:
 # ---- the facts ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EpsilonLine:
+class EpsilonLine(NamedTuple):
     """One line of the account.
 
     Attributes:
         epsilon: The price; None if it is not known, or there is no cap.
         route: The accountant that gave it.
-        scope: What it is the price of.
+        scope: The releases that it is the price of.
         note: A remark that stands beside it, however short the line.
     """
 
@@ -132,13 +130,13 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     if claim.epsilon is None:
         return ()
     route = format_route(claim.accountant)
-    scope = "The guarantee: of everything in this folder, and of nothing outside it."
+    scope = "The guarantee of everything in this folder, and of nothing outside it."
     lines = [EpsilonLine("This release alone", claim.epsilon, route, scope)]
     for part in claim.parts if len(claim.parts) > 1 else ():
         scope = "By itself." if part.is_current else "By itself; paid for by an earlier run."
         lines.append(EpsilonLine(f"  {part.purpose}", part.epsilon, format_route(part.accountant), scope))
     if claim.epsilon_ex_post not in (None, claim.epsilon):
-        scope = "What had been used when the run stopped."
+        scope = "The part that was used when the run stopped."
         lines.append(EpsilonLine("Spent (ex post)", claim.epsilon_ex_post, route, scope, EX_POST_NOTE))
     total = claim.epsilon_charged
     notes = NO_TOTAL_NOTE if total is None else ADAPTIVE_NOTE if claim.other_releases else ""
@@ -147,23 +145,24 @@ def list_epsilon_lines(report: ReleaseReport) -> tuple[EpsilonLine, ...]:
     total_route = format_route(claim.charged_accountant or claim.accountant)
     lines.append(EpsilonLine("All releases together", total, total_route, scope, notes))
     if claim.epsilon_charged_ex_post not in (None, total):
-        scope = "What all of them used of it."
+        scope = "The part of this total that all releases used."
         lines.append(EpsilonLine("All of it (ex post)", claim.epsilon_charged_ex_post, "composed", scope, EX_POST_NOTE))
-    scope = "What all releases together may reach. A release that would pass it is refused."
-    lines.append(EpsilonLine("Cap", claim.budget_epsilon, "set by the owner", scope, _format_budget_left(claim)))
+    cap, left = claim.budget_epsilon, ""
+    if cap is not None and total is not None:  # rounded down
+        difference = max(Decimal(0), Decimal(repr(float(cap))) - Decimal(repr(float(total))))
+        left = f"{difference.quantize(Decimal('0.001'), rounding=ROUND_FLOOR)} of it is left."
+    scope = "The largest total that is allowed. A release that would exceed it is refused."
+    lines.append(EpsilonLine("Cap", cap, "set by the owner", scope, left))
     return tuple(lines)
 
 
-def _format_budget_left(claim: AccountClaim) -> str:
-    """Say how much of the cap is left, rounded down."""
-    if claim.budget_epsilon is None or claim.epsilon_charged is None:
-        return ""
-    cap, charged = (Decimal(repr(float(value))) for value in (claim.budget_epsilon, claim.epsilon_charged))
-    return f"{max(Decimal(0), cap - charged).quantize(Decimal('0.001'), rounding=ROUND_FLOOR)} of it is left."
+def list_run_facts(report: ReleaseReport, *, has_history: bool = False) -> dict[str, str]:
+    """List what was done, and what of it can be used again: name -> value; empty values are left out.
 
-
-def list_run_facts(report: ReleaseReport) -> dict[str, str]:
-    """List what was done, and what of it can be used again: name -> value; empty values are left out."""
+    Args:
+        report: The report of the release.
+        has_history: Whether to list the newest entry of the ledger and the time of the stages, too.
+    """
     record = report.record
     reuse_note = "use again: free" if report.claim.private else NOT_PRIVATE
     facts = {
@@ -180,14 +179,9 @@ def list_run_facts(report: ReleaseReport) -> dict[str, str]:
         facts["Teachers"] = f"teachers={record.teachers_id} (use again: charged)"
     elif record.teachers_id:
         facts["Voters"] = f"{record.teachers_id} (bring them again: charged)"
-    return {name: value for name, value in facts.items() if value}
-
-
-def list_history(report: ReleaseReport) -> dict[str, str]:
-    """List how long the stages took and where the ledger stood: name -> value; empty values are left out."""
-    seconds = report.record.seconds
-    times = ", ".join(f"{stage} {format_duration(duration)}" for stage, duration in seconds.items())
-    facts = {"Newest ledger entry": report.claim.ledger_head, "Time": times}
+    if has_history:
+        facts["Newest ledger entry"] = report.claim.ledger_head
+        facts["Time"] = ", ".join(f"{stage} {format_duration(duration)}" for stage, duration in record.seconds.items())
     return {name: value for name, value in facts.items() if value}
 
 
@@ -195,11 +189,10 @@ def list_owner_statements(report: ReleaseReport) -> dict[str, str]:
     """List what a reader of a release asks of its owner: name -> the owner's statement, or NOT_STATED."""
     owner, audit = report.record.owner, report.record.audit
     statements: dict[str, Any] = {
-        "Contact": owner.contact,
-        "Collection": owner.collection,
-        "Consent": owner.consent,
-        "Access": owner.access,
-        "Retention": owner.retention,
+        **{
+            name.capitalize(): getattr(owner, name)
+            for name in ("contact", "collection", "consent", "access", "retention")
+        },
         "Period of the cap": owner.period,
         "Renewal of the cap": owner.renewal,
         "Choice of parameters": owner.tuning and TUNING_METHODS[owner.tuning],

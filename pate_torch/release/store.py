@@ -1,9 +1,9 @@
 """A release on disk: ``labels.csv`` (the answers) and ``release.json`` (its record: questions, method, price).
 
-Everything here may be published, and is enough to train another student later at no cost. The files are written before
-the ledger commits, each by an atomic rename: a release that can be read is charged. A release that is read back is
-compared with the ledger, which holds what was charged for it and the hashes of its files: an edited record would report
-a smaller epsilon, and edited answers were never released.
+All of it may be published, and another student can be trained on it later at no cost. The files are written before the
+ledger commits, each by an atomic rename, so that a release that can be read is charged. A release that is read back is
+compared with the ledger, which holds its events and the hashes of its files: an edited record would report a smaller
+epsilon, and edited answers were never released.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,12 @@ from pate_torch.students import store as student_store
 from pate_torch.students.base import Student
 
 SCHEMA_VERSION = 1
-_GUIDE_FILE = "guide.safetensors"
-FIRST_ANSWERS_FILE = "first_answers.json"
-_ANSWER_FILES = {
+ANSWER_FILES = {
     "labels_sha256": "labels.csv",
     "cells_sha256": "cells.csv",
     "scores_sha256": "scores.safetensors",
-    "guide_sha256": _GUIDE_FILE,
-    "first_answers_sha256": FIRST_ANSWERS_FILE,
+    "guide_sha256": "guide.safetensors",
+    "first_answers_sha256": "first_answers.json",
 }
 """The key of the SHA-256 in record and ledger -> the file of answers. Their release.json is written last."""
 
@@ -74,17 +72,17 @@ def check_unused_folder(run: Path, reused_id: str | None = None) -> None:
         run: The folder.
         reused_id: The release whose labels are used again, which may lie there from a run that was interrupted.
     """
-    folder, folder_release_id = run / "release", None
-    marker_files = ["summary.json", "release.json", "sanitised.json"]
-    if reused_id is None:  # a student of labels that were released before was free
-        marker_files.append("student.safetensors")
-    if not any((folder / name).exists() for name in marker_files):
-        return
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        folder_release_id = json.loads((folder / "release.json").read_text())["release_id"]
-    is_finished = (folder / "summary.json").exists() or (folder / "sanitised.json").exists()
-    if is_finished or folder_release_id is None or folder_release_id != reused_id:
-        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+    folder = run / "release"
+    markers = ("summary.json", "release.json", "sanitised.json", "student.safetensors")
+    found = {name for name in markers if (folder / name).exists()}
+    if reused_id is not None:
+        found.discard("student.safetensors")  # a student of labels that were released before was free
+        if found == {"release.json"}:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                if json.loads((folder / "release.json").read_text())["release_id"] == reused_id:
+                    return
+    if found:
+        fix = "Give this run another folder: set another PATE_RUN_ID or paths.run, or none."
         raise checks.error("paths.run", str(run), "holds a release already, which would lie under another's claim", fix)
 
 
@@ -92,18 +90,13 @@ def discard_incomplete(run: Path) -> None:
     """Remove the answers of a run that was killed before it wrote their release.json: no claim covers them."""
     folder = run / "release"
     if not (folder / "release.json").exists():
-        for name in _ANSWER_FILES.values():
+        for name in ANSWER_FILES.values():
             (folder / name).unlink(missing_ok=True)
 
 
 def select_digests(record: Mapping[str, Any]) -> dict[str, str]:
     """Select the SHA-256 of each file of answers, by its key in record and ledger."""
-    return {name: record[name] for name in _ANSWER_FILES if name in record}
-
-
-def list_answer_files(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the files of answers of this release."""
-    return tuple(_ANSWER_FILES[name] for name in select_digests(record))
+    return {name: record[name] for name in ANSWER_FILES if name in record}
 
 
 def load_method_description(record: Mapping[str, Any]) -> MethodDescription:
@@ -144,17 +137,23 @@ def write(
         "queries_answered": int(release.answered_Q.sum()),
         "queries_by_round": list(release.queries_per_round or (len(release.query_Q),)),
     }
-    answers = {"labels_sha256": _format_table(release, spec, names).encode()}
-    if release.cell_RP is not None:
-        answers["cells_sha256"] = _format_cells(release).encode()
+    answers = {"labels_sha256": _format_labels(release, spec, names).encode()}
+    if release.cell_RP is not None:  # for each public point the question in whose cell it lies, round by round
+        header = ["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))]
+        rows = enumerate(release.query_Q[release.cell_RP].T.tolist())
+        answers["cells_sha256"] = _format_csv([header, *([point, *queries] for point, queries in rows)]).encode()
     if release.score_RPC is not None:
-        answers["scores_sha256"] = safetensors.torch.save(_pack_scores(release.score_RPC, release.model))
+        tensors = {"score_RPC": release.score_RPC.contiguous()}
+        if (model := release.model) is not None:
+            tensors |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
+            tensors |= {"neighbors": torch.tensor([model.neighbors]), "radius": torch.tensor([model.radius])}
+        answers["scores_sha256"] = safetensors.torch.save(tensors)
     for key, content in answers.items():
         record[key] = hashlib.sha256(content).hexdigest()
-        write_atomically(folder / _ANSWER_FILES[key], content)
+        write_atomically(folder / ANSWER_FILES[key], content)
     if guide is not None:
-        student_store.save(guide, folder / _GUIDE_FILE)
-        record["guide_sha256"] = compute_file_digest(folder / _GUIDE_FILE)
+        student_store.save(guide, folder / ANSWER_FILES["guide_sha256"])
+        record["guide_sha256"] = compute_file_digest(folder / ANSWER_FILES["guide_sha256"])
     write_atomically(folder / "release.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     return record
 
@@ -163,76 +162,29 @@ def write_first_answers(folder: Path, first_answers: FirstAnswers) -> dict[str, 
     """Write the noisy answers of a first stage into ``folder``; return their SHA-256 for record and ledger."""
     run_folders.create_protected_folder(folder)
     content = json.dumps({"counts": first_answers.counts_C.tolist(), "sigma": first_answers.sigma}, allow_nan=False)
-    write_atomically(folder / FIRST_ANSWERS_FILE, content + "\n")
-    return {"first_answers_sha256": compute_file_digest(folder / FIRST_ANSWERS_FILE)}
+    write_atomically(folder / ANSWER_FILES["first_answers_sha256"], content + "\n")
+    return {"first_answers_sha256": compute_file_digest(folder / ANSWER_FILES["first_answers_sha256"])}
 
 
-def _pack_scores(score_RPC: Tensor, model: LinearModel | None) -> dict[str, Tensor]:
-    """Pack the content of scores.safetensors: the logits of the public points, and the model of the last round."""
-    tensors = {"score_RPC": score_RPC.contiguous()}
-    if model is not None:
-        tensors |= {"weight_DC": model.weight_DC.contiguous(), "bias_C": model.bias_C.contiguous()}
-        tensors |= {"neighbors": torch.tensor([model.neighbors]), "radius": torch.tensor([model.radius])}
-    return tensors
-
-
-def _unpack_model(tensors: Mapping[str, Tensor]) -> LinearModel | None:
-    """Read the model of ``_pack_scores``; None if the scores came without a model for other points."""
-    if "weight_DC" not in tensors:
-        return None
-    return LinearModel(tensors["weight_DC"], tensors["bias_C"], int(tensors["neighbors"]), float(tensors["radius"]))
-
-
-def _format_table(release: Release, spec: DataSpec, names: PointNames | None) -> str:
-    columns: list[str] = []
-    extra_cells_Q: list[list[Any]] = [[] for _ in release.query_Q]
-    if release.noisy_counts is not None:
-        columns = [f"votes_{c}" for c in range(spec.num_classes)]
-        extra_cells_Q = release.noisy_counts.counts_QC.tolist()
-    elif release.score_QC is not None:
-        columns = [f"score_{c}" for c in range(spec.num_classes)]
-        extra_cells_Q = [["" if math.isnan(score) else score for score in row] for row in release.score_QC.tolist()]
-    if names is not None:
-        columns = [*columns, names.kind]
-        query_names = [escape_spreadsheet_cell(names.names[query]) for query in release.query_Q.tolist()]
-        extra_cells_Q = [[*extra_cells, name] for extra_cells, name in zip(extra_cells_Q, query_names, strict=True)]
+def _format_labels(release: Release, spec: DataSpec, names: PointNames | None) -> str:
+    queries, labels = release.query_Q.tolist(), release.label_Q.tolist()
     class_names = {NO_ANSWER: "", **dict(enumerate(map(escape_spreadsheet_cell, spec.class_names)))}
+    columns: dict[str, Sequence[Any]] = {"query": queries, "label": labels}
+    columns["class"] = [class_names[label] for label in labels]
+    if release.noisy_counts is not None:
+        columns |= {f"votes_{c}": counts for c, counts in enumerate(release.noisy_counts.counts_QC.T.tolist())}
+    elif release.score_QC is not None:
+        for c, scores in enumerate(release.score_QC.T.tolist()):
+            columns[f"score_{c}"] = ["" if math.isnan(score) else score for score in scores]
+    if names is not None:
+        columns[names.kind] = [escape_spreadsheet_cell(names.names[query]) for query in queries]
+    return _format_csv([columns, *zip(*columns.values(), strict=True)])
+
+
+def _format_csv(rows: Iterable[Iterable[Any]]) -> str:
     table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["query", "label", "class", *columns])
-    for query, label, extra_cells in zip(
-        release.query_Q.tolist(), release.label_Q.tolist(), extra_cells_Q, strict=True
-    ):
-        writer.writerow([query, label, class_names[label], *extra_cells])
+    csv.writer(table, lineterminator="\n").writerows(rows)
     return table.getvalue()
-
-
-def _format_cells(release: Release) -> str:
-    """Format for each public point the question in whose cell it lies, round by round, as pool indices."""
-    assert release.cell_RP is not None
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["point", *(f"round_{round_index}" for round_index in range(len(release.cell_RP)))])
-    writer.writerows([point, *queries] for point, queries in enumerate(release.query_Q[release.cell_RP].T.tolist()))
-    return table.getvalue()
-
-
-def _parse_cells(text: str, query_Q: Tensor) -> Tensor:
-    """Invert ``_format_cells``. Raises ValueError or KeyError for points out of order, or for unknown questions."""
-    rows = [list(map(int, row)) for row in list(csv.reader(io.StringIO(text)))[1:]]
-    if [row[0] for row in rows] != list(range(len(rows))):
-        raise ValueError("cells.csv: points must be in order")
-    row_by_query = {query: row for row, query in enumerate(query_Q.tolist())}
-    return torch.tensor([[row_by_query[query] for query in row[1:]] for row in rows], dtype=torch.int64).T
-
-
-def _read_columns(
-    rows: list[dict[str, str]], kind: str, num_classes: int, value: Callable[[str], float]
-) -> list[list[float]] | None:
-    """Read the numbers of each class from columns such as ``votes_0``; None if there are none."""
-    if not rows or f"{kind}_0" not in rows[0]:
-        return None
-    return [[value(row[f"{kind}_{c}"]) for c in range(num_classes)] for row in rows]
 
 
 def find_release(root: Path, release_id: object) -> Path:
@@ -254,102 +206,93 @@ def find_release(root: Path, release_id: object) -> Path:
 
 
 def read(
-    root: Path, release_id: object, pool: PublicPool, spec: DataSpec, ledger: Ledger
+    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
 ) -> tuple[Release, dict[str, Any], Student | None]:
-    """Read the release called ``release_id``, for this pool.
+    """Read the release in this folder, whose questions are points of this pool.
 
     Returns:
         The release, its record, and the student that guided it; None if there was none.
 
     Raises:
-        ValueError: It is missing, damaged, of other points, or not what the ledger was charged for.
+        ValueError: It is missing, damaged, of other points, or the ledger was charged for something else.
     """
-    return read_folder(find_release(root, release_id), pool, spec, ledger)
-
-
-def read_folder(
-    folder: Path, pool: PublicPool, spec: DataSpec, ledger: Ledger
-) -> tuple[Release, dict[str, Any], Student | None]:
-    """Read the release in this folder, as ``read`` does."""
     try:
         record = json.loads((folder / "release.json").read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'release.json'}: missing or damaged ({error}).") from error
-    return _load_release(folder, record, pool, spec, ledger), record, _load_guide(folder, record)
-
-
-def _load_guide(folder: Path, record: dict[str, Any]) -> Student | None:
-    if "guide_sha256" not in record:
-        return None
-    path = folder / _GUIDE_FILE
-    if not path.exists() or compute_file_digest(path) != record["guide_sha256"]:
-        raise _corrupt_release_error(
-            record, f"{_GUIDE_FILE} is not the one that was written", f"Restore the files of {folder}."
-        )
-    return student_store.load(path)
+    release = _load_release(folder, record, pool, spec, ledger)
+    return release, record, student_store.load(folder / "guide.safetensors") if "guide_sha256" in record else None
 
 
 def _load_release(folder: Path, record: dict[str, Any], pool: PublicPool, spec: DataSpec, ledger: Ledger) -> Release:
     if record.get("schema_version") != SCHEMA_VERSION:
         raise _corrupt_release_error(record, f"has schema {record.get('schema_version')}, not {SCHEMA_VERSION}")
     if record.get("dataset") != spec.name or record.get("pool_sha256") != compute_tensor_digest(pool.x):
+        problem = f"was answered on other public points (data set {record.get('dataset')!r})"
         raise _corrupt_release_error(
-            record,
-            f"was answered on other public points (data set {record.get('dataset')!r})",
-            "Use the same dataset, seed and sizes as the run that released it.",
+            record, problem, "Use the same dataset, seed and sizes as the run that released it."
         )
     fix = f"Restore the files of {folder}, or move that folder away."
     try:
-        text = (folder / "labels.csv").read_text(encoding="utf-8")
-        rows = list(csv.DictReader(io.StringIO(text)))
-        query_Q = torch.tensor([int(row["query"]) for row in rows], dtype=torch.int64)
-        label_Q = torch.tensor([int(row["label"]) for row in rows], dtype=torch.int64)
-        votes = _read_columns(rows, "votes", spec.num_classes, int)
-        sigma = 0.0 if votes is None else checks.positive("sigma", record["parameters"]["sigma"])
-        query_scores = _read_columns(rows, "score", spec.num_classes, lambda text: float(text or "nan"))
-        cells = scores = None
-        tensors: dict[str, Tensor] = {}
-        if "cells_sha256" in record:
-            cells = (folder / "cells.csv").read_text(encoding="utf-8")
-        if "scores_sha256" in record:
-            scores = (folder / "scores.safetensors").read_bytes()
-            tensors = safetensors.torch.load(scores)
-        release = Release(
-            run_folders.check_hex_id("labels", record["release_id"]),
-            query_Q,
-            label_Q,
-            events.from_json(json.dumps(record["incurred"])),
-            events.from_json(json.dumps(record["planned"])),
-            None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
-            None if query_scores is None else torch.tensor(query_scores, dtype=torch.float64),
-            queries_per_round=tuple(map(int, record["queries_by_round"])),
-            cell_RP=None if cells is None else _parse_cells(cells, query_Q),
-            score_RPC=None if scores is None else tensors["score_RPC"],
-            model=_unpack_model(tensors),
-        )
-        is_intact = hashlib.sha256(text.encode()).hexdigest() == record["labels_sha256"]
-        if cells is not None and release.cell_RP is not None:
-            is_intact &= hashlib.sha256(cells.encode()).hexdigest() == record["cells_sha256"]
-            is_intact &= release.cell_RP.shape == (len(release.queries_per_round), len(pool))
-        if scores is not None and release.score_RPC is not None:
-            is_intact &= hashlib.sha256(scores).hexdigest() == record["scores_sha256"]
-            is_intact &= release.score_RPC.shape == (len(release.queries_per_round), len(pool), spec.num_classes)
-        if "first_answers_sha256" in record:
-            is_intact &= compute_file_digest(folder / FIRST_ANSWERS_FILE) == record["first_answers_sha256"]
+        digests = {"labels_sha256": record["labels_sha256"], **select_digests(record)}
+        edited = [ANSWER_FILES[k] for k, sha in digests.items() if compute_file_digest(folder / ANSWER_FILES[k]) != sha]
+        release = None if edited else _parse_release(folder, record, spec)
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
         raise _corrupt_release_error(record, f"cannot be read ({type(error).__name__}: {error})", fix) from error
-    rounds_add_up = sum(release.queries_per_round) == len(rows) and min(release.queries_per_round, default=0) >= 0
-    if not is_intact or not rounds_add_up or not _is_consistent(query_Q, label_Q, len(pool), spec.num_classes, record):
-        raise _corrupt_release_error(record, "labels.csv does not fit its release.json: it was edited", fix)
+    if release is None or not _is_consistent(release, len(pool), spec.num_classes, record):
+        problem = f"{' and '.join(edited) or 'labels.csv'} does not fit release.json: it was edited"
+        raise _corrupt_release_error(record, problem, fix)
     _check_against_ledger(record, release, ledger, fix)
     return release
 
 
-def _is_consistent(query_Q: Tensor, label_Q: Tensor, pool_size: int, num_classes: int, record: dict[str, Any]) -> bool:
-    in_range = ((query_Q >= 0) & (query_Q < pool_size)).all() and (
-        (label_Q >= NO_ANSWER) & (label_Q < num_classes)
-    ).all()
-    return bool(in_range) and len(torch.unique(query_Q)) == len(query_Q) == record.get("queries_asked")
+def _parse_release(folder: Path, record: dict[str, Any], spec: DataSpec) -> Release:
+    rows = list(csv.DictReader(io.StringIO((folder / "labels.csv").read_text(encoding="utf-8"))))
+
+    def read_columns(kind: str, parse: Callable[[str], float]) -> list[list[float]] | None:
+        if not rows or f"{kind}_0" not in rows[0]:
+            return None
+        return [[parse(row[f"{kind}_{c}"]) for c in range(spec.num_classes)] for row in rows]
+
+    query_Q, label_Q = (torch.tensor([int(row[key]) for row in rows], dtype=torch.int64) for key in ("query", "label"))
+    votes, query_scores = read_columns("votes", int), read_columns("score", lambda text: float(text or "nan"))
+    sigma = 0.0 if votes is None else checks.positive("sigma", record["parameters"]["sigma"])
+    cell_RP, tensors, model = None, dict[str, Tensor](), None
+    if "cells_sha256" in record:
+        cells = csv.reader(io.StringIO((folder / "cells.csv").read_text(encoding="utf-8")))
+        row_by_query = {str(query): row for row, query in enumerate(query_Q.tolist())}
+        cell_RP = torch.tensor([[row_by_query[query] for query in queries] for _, *queries in list(cells)[1:]]).T
+    if "scores_sha256" in record:
+        tensors = safetensors.torch.load((folder / "scores.safetensors").read_bytes())
+        if "weight_DC" in tensors:
+            neighbors, radius = int(tensors["neighbors"]), float(tensors["radius"])
+            model = LinearModel(tensors["weight_DC"], tensors["bias_C"], neighbors, radius)
+    return Release(
+        run_folders.check_hex_id("labels", record["release_id"]),
+        query_Q,
+        label_Q,
+        events.from_json(json.dumps(record["incurred"])),
+        events.from_json(json.dumps(record["planned"])),
+        None if votes is None else NoisyCounts(torch.tensor(votes, dtype=torch.int64), sigma),
+        None if query_scores is None else torch.tensor(query_scores, dtype=torch.float64),
+        queries_per_round=tuple(map(int, record["queries_by_round"])),
+        cell_RP=cell_RP,
+        score_RPC=tensors.get("score_RPC"),
+        model=model,
+    )
+
+
+def _is_consistent(release: Release, pool_size: int, num_classes: int, record: dict[str, Any]) -> bool:
+    query_Q, label_Q, rounds = release.query_Q, release.label_Q, release.queries_per_round
+    is_in_range = bool(((query_Q >= 0) & (query_Q < pool_size)).all())
+    is_in_range &= bool(((label_Q >= NO_ANSWER) & (label_Q < num_classes)).all())
+    shapes = (release.cell_RP, (len(rounds), pool_size)), (release.score_RPC, (len(rounds), pool_size, num_classes))
+    return (
+        is_in_range
+        and len(torch.unique(query_Q)) == len(query_Q) == sum(rounds) == record.get("queries_asked")
+        and min(rounds, default=0) >= 0
+        and all(tensor is None or tensor.shape == shape for tensor, shape in shapes)
+    )
 
 
 def _check_against_ledger(record: dict[str, Any], release: Release, ledger: Ledger, fix: str) -> None:

@@ -2,8 +2,8 @@
 
 A call writes its note into the private store before anything is charged, and removes it when it ends. The name of the
 note is a keyed hash of the call's public configuration and of its private records: it may find this account's own
-unfinished run, and decides nothing that is published. What is found must agree with the ledger: answers that were drawn
-and not committed with their hash are never used, and their reservation stays spent.
+unfinished run, and decides nothing that is published. The ledger must have the hashes of the files found: answers
+that were drawn and not committed are never used, and their reservation stays spent.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class UnfinishedCall:
         folder = Path(json.loads(self._note_path.read_text())["folder"])
         with Ledger(ledger_path, create=False) as ledger:
             entries = [entry for entry in ledger.read_entries(self.account) if "reservation" in entry.facts]
-        facts_by_kind: dict[str, dict[str, dict[str, Any]]] = {"reserve": {}, "commit": {}}
-        for entry in entries:
-            facts_by_kind.setdefault(entry.kind, {})[entry.facts["reservation"]] = entry.facts
-        own_ids = [id_ for id_, facts in facts_by_kind["reserve"].items() if facts["run"] == folder.name]
-        committed = {id_: facts_by_kind["commit"][id_] for id_ in own_ids if id_ in facts_by_kind["commit"]}
+        reserved_ids = {
+            e.facts["reservation"] for e in entries if e.kind == "reserve" and e.facts["run"] == folder.name
+        }
+        commits = [entry.facts for entry in entries if entry.kind == "commit"]
+        committed = {facts["reservation"]: facts for facts in commits if facts["reservation"] in reserved_ids}
         if not committed or not (folder / "release").is_dir():
             return None
         with try_hold_lock(folder / LOCK_FILE_NAME, "paths.run") as is_unlocked:

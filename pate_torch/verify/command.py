@@ -1,4 +1,4 @@
-"""``pate verify RELEASE``: recomputes every claim of a release by code that shares nothing with what made it.
+"""``pate verify RELEASE``: recomputes every claim of a release with code that is independent of the code that made it.
 
     pate verify outputs/runs/digits/gaussian/<run>
     pate verify outputs/runs/digits/gaussian/<run> --ledger
@@ -28,7 +28,7 @@ def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Chec
 
     Args:
         path: The folder of a run or of its release.
-        ledger_path: The ledger that it was charged to; None if it is not at hand.
+        ledger_path: The ledger that it was charged to; None if it is not available.
 
     Raises:
         ValueError: There is nothing to check.
@@ -41,17 +41,17 @@ def verify_release(path: Path, ledger_path: Path | None = None) -> Iterator[Chec
     if ledger_path is not None:
         yield from ledger.run_checks(folder, ledger_path)
     else:
-        message = "the entries, the account's terms, other charges and the cap: the ledger alone shows them (--ledger)"
+        message = "the entries, the account's terms, other charges and the cap need the ledger (--ledger)"
         yield Check("ledger", True, message, is_checked=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; its exit code."""
+    """Run the command and return its exit code."""
     description = (__doc__ or "").split("\n\n", 1)[0].split(": ", 1)[1]
     parser = argparse.ArgumentParser(prog="pate verify", description=description)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("release", type=Path, nargs="?", help="the folder of a run or of its release")
-    help_text = "a claim about anybody's mechanism (docs/verify.md)"
+    help_text = "a claim about any mechanism (docs/verify.md)"
     target.add_argument("--claim", type=Path, metavar="CLAIM.yaml", help=help_text)
     own_ledger = run_folders.check_root(run_folders.get_home_folder()) / "ledger.sqlite"
     help_text = "the ledger that the release was charged to (without a path: your own)"

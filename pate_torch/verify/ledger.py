@@ -45,7 +45,7 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
     statement, account = folder.statement, folder.statement["composition"]
     chain = read_entries(path)
     heads = [entry["seq"] for entry in chain if entry["hash"] == statement["verification"]["ledger_head"]]
-    position = f"entry {heads[0]}" if heads else "not among them: another ledger, or newer entries were lost"
+    position = f"entry {heads[0]}" if heads else "not in this ledger: it is another ledger, or entries were lost"
     yield Check("chain", bool(heads), f"{len(chain)} entries follow one another; the statement's head is {position}")
     own_entries = [entry for entry in chain[: heads[0] if heads else None] if entry["account"] == account["dataset"]]
     facts: dict[str, dict[str, dict[str, Any]]] = {}
@@ -58,7 +58,7 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
     stated_terms = {key: statement["guarantee"][key] for key in ("delta", "adjacency", "unit")}
     stated_terms["budget_epsilon"] = account["account_cap"]
     is_equal = {key: terms.get(key) == value for key, value in stated_terms.items()}
-    yield make_check("terms", is_equal, "the account's are others", "as the account was opened")
+    yield make_check("terms", is_equal, "differ from those of the account", "as the account was opened")
     part_by_id = {part["release_id"]: part for part in (*folder.parts, *statement["other_releases"])}
     results = {name: name in facts and name in part_by_id for name in facts.keys() | part_by_id.keys()}
     for name in facts.keys() & part_by_id.keys():
@@ -71,7 +71,7 @@ def run_checks(folder: ReleaseFolder, path: Path) -> Iterator[Check]:
             results |= {f"{name} ({key})": commit.get(key) == folder.release.get(key) for key in ANSWER_FILES}
             is_equal_cost = commit.get("events") == folder.release.get("incurred")
             results[f"{name} (incurred)"] = not statement["private"] or is_equal_cost
-    yield make_check("charges", results, "not as they were charged", f"{len(part_by_id)}, as they were charged")
+    yield make_check("charges", results, "differ from the ledger", f"{len(part_by_id)}, as they were charged")
     spent_events = [e for charge in facts.values() for e in charge.get("commit", charge["reserve"])["events"]]
     yield _check_cap(terms, spent_events)
 

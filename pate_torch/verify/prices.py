@@ -6,6 +6,7 @@ bound is then the cost of one of them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def get_max_loss(event: Event) -> float:
     return float(event[PURE_KINDS[event["kind"]]]) if event["kind"] in PURE_KINDS else math.inf
 
 
+@functools.cache
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
     """Compute epsilon of mu-GDP. Source: Balle & Wang 2018, Theorem 8; Dong, Roth & Su 2022, Corollary 2.13."""
     with mp.workdps(50):

@@ -1,4 +1,4 @@
-"""The checks of a release folder: its files against each other, its claims against what its mechanism costs."""
+"""Checks a release folder: its files against each other, its claims against the cost of its mechanism."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from pate_torch.verify.prices import PURE_KINDS, EpsilonBounds, Event, compute_bounds, compute_sampled_divergence
 
-RELATIVE_TOLERANCE = 1e-9  # the same sum in another order, the same root found to another digit
+RELATIVE_TOLERANCE = 1e-9  # rounding of sums and roots
 LOOSE_FACTOR = 1.01
-ACCOUNTANT_FACTOR = 1.005  # what two accountants may differ by, of a mechanism whose noise follows from its epsilon
+ACCOUNTANT_FACTOR = 1.005  # largest ratio of two accountants' epsilons for a mechanism that is calibrated to epsilon
 ANSWER_FILES = {
     "labels_sha256": "labels.csv",
     "cells_sha256": "cells.csv",
@@ -27,7 +29,7 @@ ANSWER_FILES = {
     "first_answers_sha256": "first_answers.json",
 }
 RELEASE_FILES = ("privacy.json", "summary.json", "report.html", "README.md", "student.safetensors")
-"""The files of any release. A record adds its answers, a published price its file, an encoder its files."""
+"""The files of every release. Answers, a published price and an encoder add files."""
 SQRT2 = math.sqrt(2)
 SPARSE_VECTORS = ("sparse_vector", "soft_sparse_vector")
 VOTE_MECHANISMS = ("gaussian", "confident", "interactive", "laplace", "exponential", "single_stable", *SPARSE_VECTORS)
@@ -39,7 +41,7 @@ class Check:
 
     Attributes:
         is_loose: Whether the check passes with a claim that is larger than it needs to be.
-        is_checked: Whether the files at hand can decide it.
+        is_checked: Whether the files that are present can decide it.
     """
 
     name: str
@@ -54,7 +56,7 @@ class Check:
 
 
 def make_check(name: str, results: Mapping[str, bool], fault: str, message: str) -> Check:
-    """Make one check of many results, which names those that are false."""
+    """Make one check of many results; its message names the results that are false."""
     failed_names = [key for key, passes in results.items() if not passes]
     return Check(name, not failed_names, f"{fault}: {', '.join(failed_names)}" if failed_names else message)
 
@@ -92,7 +94,7 @@ class ReleaseFolder:
 
 
 def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
-    """Run one check after the other; a statement that breaks its JSON schema ends them."""
+    """Run all checks; a statement that does not fit its JSON schema fails, and no other check is run."""
     from jsonschema import Draft202012Validator
 
     schema = json.loads(files("pate_torch.release").joinpath("privacy.schema.json").read_text(encoding="utf-8"))
@@ -104,13 +106,13 @@ def run_checks(folder: ReleaseFolder) -> Iterator[Check]:
         try:
             result = check(folder)
             yield from (result,) if isinstance(result, Check) else result
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, OSError, SafetensorError) as error:
             name = check.__name__.removeprefix("_check_")
             yield Check(name, False, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _check_words(folder: ReleaseFolder) -> Check:
-    """Compare the words for people with the numbers of privacy.json, and those of page and card with its words."""
+    """Compare the sentences of privacy.json with its numbers, and those of page and card with its sentences."""
     statement, guarantee, headline = folder.statement, folder.statement["guarantee"], folder.statement["headline"]
     if not statement["private"]:
         return Check("words", "NOT PRIVATE" in headline, headline)
@@ -125,7 +127,7 @@ def _check_words(folder: ReleaseFolder) -> Check:
         "README.md": all(_strip_markup(text) in card for text in (headline, *texts)),
         "report.html": all(_strip_markup(text) in page for text in texts),
     }
-    return make_check("words", results, "tell another story", headline)
+    return make_check("words", results, "differ from the numbers of privacy.json", headline)
 
 
 def _strip_markup(text: str) -> str:
@@ -133,32 +135,26 @@ def _strip_markup(text: str) -> str:
 
 
 def _check_files(folder: ReleaseFolder) -> Check:
-    """Compare every file with its hash; a file that is no part of a release fails, whatever its hash."""
+    """Compare every file with its hash. A file that is no part of a release fails even if its hash fits."""
     sums = folder.path / "SHA256SUMS"
     claims = dict(line.split("  ", 1)[::-1] for line in sums.read_text("utf-8").splitlines())
     paths = [file for file in folder.path.rglob("*") if file != sums and (file.is_symlink() or not file.is_dir())]
     file_by_name = {file.relative_to(folder.path).as_posix(): file for file in paths}
-    allowed = _list_allowed_files(folder)
+    allowed = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
+    allowed |= {"sanitised.json"} if any(part["what"] == "sanitised price" for part in folder.parts) else set()
+    if card := folder.statement.get("encoder"):
+        allowed |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
     if extras := [name for name, file in file_by_name.items() if name not in allowed or not file.is_file()]:
         return Check("files", False, f"{', '.join(map(repr, sorted(extras)[:5]))} is no part of a release")
     hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in file_by_name.items()}
     results = {name: hashes.get(name) == claims.get(name) for name in sorted(hashes.keys() | claims.keys())}
     if (record := folder.release) is not None:
         results |= {f"{name} (release.json)": record.get(key) == hashes.get(name) for key, name in ANSWER_FILES.items()}
-    return make_check("files", results, "not as they were written", f"{len(claims)} hashes")
-
-
-def _list_allowed_files(folder: ReleaseFolder) -> set[str]:
-    names = {*RELEASE_FILES, *(() if folder.release is None else ("release.json", *ANSWER_FILES.values()))}
-    if any(part["what"] == "sanitised price" for part in folder.parts):
-        names.add("sanitised.json")
-    if card := folder.statement.get("encoder"):
-        names |= {f"encoder/{file}" for file in (card.get("file"), "tokenizer.json") if file}
-    return names
+    return make_check("files", results, "differ from their hashes", f"{len(claims)} hashes")
 
 
 def _check_record(folder: ReleaseFolder) -> Check:
-    """Compare the facts that stand in privacy.json, summary.json and release.json."""
+    """Compare the facts in privacy.json, summary.json and release.json."""
     statement, record = folder.statement, folder.release
     guarantee, run, account, utility = (statement[key] for key in ("guarantee", "mechanism", "composition", "utility"))
     common_facts = {
@@ -202,29 +198,27 @@ def _check_record(folder: ReleaseFolder) -> Check:
             "labels_reused": not account["labels_reused"],
             "pool_sha256": record.get("pool_sha256") in pools,
         }
-    return make_check("record", results, "say different things", f"{len(results)} facts agree")
+    return make_check("record", results, "differ between the files", f"{len(results)} facts agree")
 
 
 def _check_labels(folder: ReleaseFolder) -> Check:
     """Compare the number of questions and answers in labels.csv with the claim."""
     if folder.release is None:
-        return Check("labels", True, "lie in another folder, or there are none")
+        return Check("labels", True, "are in another folder, or there are none")
     run, rows = folder.statement["mechanism"], folder.read_labels()
     num_answered, num_queries = sum(int(row["label"]) >= 0 for row in rows), len({row["query"] for row in rows})
     is_consistent = len(rows) == num_queries == run["queries_asked"] and num_answered == run["queries_answered"]
-    fault = "" if is_consistent else ", which is not what is claimed"
+    fault = "" if is_consistent else "; the statement has other numbers"
     return Check("labels", is_consistent, f"{num_answered} labels of {num_queries} questions{fault}")
 
 
 def _check_student(folder: ReleaseFolder) -> Check:
-    """Compare the facts in the header of the student's file with the statement; its weights are not looked at."""
+    """Compare the header of the student's file with the statement; its weights are not read."""
     statement, file, kind = folder.statement, folder.path / "student.safetensors", folder.summary["student"]
     if not file.exists():
         return Check("student", kind is None, "none was released" if kind is None else "its file is missing")
-    with file.open("rb") as stream:
-        size = int.from_bytes(stream.read(8), "little")
-        header = stream.read(size) if size < file.stat().st_size else b""
-    facts = json.loads(json.loads(header)["__metadata__"]["pate_torch"])
+    with safe_open(file, framework="numpy") as header:
+        facts = json.loads(header.metadata()["pate_torch"])
     spec, network, classes = facts["spec"], facts["network"], facts["spec"]["class_names"]
     class_names = [row["class"] for row in statement["utility"]["classes"]]
     labels = [(int(row["label"]), row["class"]) for row in folder.read_labels() if int(row["label"]) >= 0]
@@ -238,17 +232,17 @@ def _check_student(folder: ReleaseFolder) -> Check:
         "form": list(spec["input_shape"]) == list(network["input_shape"]),
         "encoder": file_encoder == stated_encoder,
     }
-    return make_check("student", results, "another one than the statement is about", f"{kind}, {len(classes)} classes")
+    return make_check("student", results, "does not fit the statement", f"{kind}, {len(classes)} classes")
 
 
 def _check_mechanism(folder: ReleaseFolder) -> Check:
-    """Compare what was reserved for the labels, or the model, with what its mechanism's theorem says it costs."""
+    """Compare the events reserved for the labels, or the model, with the cost by the theorem of the mechanism."""
     run, name = folder.statement["mechanism"], folder.statement["mechanism"]["name"]
     costs = list_required_events(folder)
     if not folder.statement["private"]:
-        return Check("mechanism", True, "nothing was reserved in secret noise")
+        return Check("mechanism", True, "the noise was seeded")
     if costs is None:
-        return Check("mechanism", True, f"{name} is not known here: its events are taken as they stand", is_loose=True)
+        return Check("mechanism", True, f"{name} is unknown to the verifier: its events are not checked", is_loose=True)
     groups = [part["events"] for part in folder.parts]
     results = {_format_event(cost): any(_covers(group, cost, costs) for group in groups) for cost in costs}
     if name in VOTE_MECHANISMS:
@@ -313,16 +307,12 @@ def list_required_events(folder: ReleaseFolder) -> list[Event] | None:
 
 
 def _covers(events: list[Event], cost: Event, costs: list[Event]) -> bool:
-    """Whether the events hold as many of this one, of the same scale, as all the costs together ask for."""
+    """Whether the events contain as many events of this scale as all costs together require."""
     if cost["kind"] == "sampled_gaussian":
         curves = [e for e in events if e["kind"] == "rdp_curve" and e["count"] >= cost["count"]]
-        return any(
-            all(
-                r >= compute_sampled_divergence(cost, a) * (1 - 1e-6)
-                for a, r in zip(e["orders"], e["rdp"], strict=True)
-            )
-            for e in curves
-        )
+        divergence_by_order = {a: compute_sampled_divergence(cost, a) for e in curves for a in e["orders"]}
+        pairs = [zip(e["orders"], e["rdp"], strict=True) for e in curves]
+        return any(all(r >= divergence_by_order[a] * (1 - 1e-6) for a, r in curve) for curve in pairs)
     (scale,) = cost.keys() - {"kind", "count"}
 
     def count_equal(group: list[Event]) -> int:
@@ -342,7 +332,7 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
     statement, guarantee, account = folder.statement, folder.statement["guarantee"], folder.statement["composition"]
     if not statement["private"]:
         is_empty = guarantee["epsilon"] is None and account["account_total"] is None
-        suffix = "" if is_empty else ", and yet an epsilon is told"
+        suffix = "" if is_empty else ", but the statement has an epsilon"
         yield Check("guarantee", False, f"none is claimed: its noise was seeded{suffix}")
         return
     terms, others = (guarantee["delta"], account["account_cap"]), statement["other_releases"]
@@ -356,38 +346,34 @@ def _check_claims(folder: ReleaseFolder) -> Iterator[Check]:
     total = account["account_total"]
     if total is None:
         is_seeded = any("NOT PRIVATE" in release["what"] for release in others)
-        reason = "a release used seeded noise" if is_seeded else "but why?"
+        reason = "a release used seeded noise" if is_seeded else "but no release used seeded noise"
         yield Check("account", is_seeded, f"no total is claimed: {reason}")
         return
     check = _check_claim("account", total, account["account_route"], own_events + other_events, *terms)
-    # Of events that are known by their curve alone, the total has no other lower bound than this release.
+    # If events are known by their curve alone, this release is the only lower bound of the total.
     if total < guarantee["epsilon"] * (1 - RELATIVE_TOLERANCE):
         check = replace(check, is_ok=False, message=f"{check.message}; less than this release")
     yield check
 
 
 def _check_claim(
-    name: str,
-    epsilon: float,
-    route: str,
-    events: list[Event],
-    delta: float,
-    cap: float,
-    costs: list[Event] | None = None,
+    name: str, epsilon: float, route: str, events: list[Event], delta: float, cap: float, costs: Sequence[Event] = ()
 ) -> Check:
     """Compare an epsilon with what its events cost; a curve stands for the sampled Gaussian among the ``costs``."""
-    exact = [e for e in costs or () if e["kind"] == "sampled_gaussian"]
+    exact = [e for e in costs if e["kind"] == "sampled_gaussian"]
     bounds = compute_bounds([*exact, *(e for e in events if not exact or e["kind"] != "rdp_curve")], delta)
-    if route == "cap":  # of many releases together: the filter has admitted what one alone costs
+    if route == "cap":  # of many releases: the filter admitted them together
         is_ok = name == "account" and epsilon == cap and epsilon >= bounds.low * (1 - RELATIVE_TOLERANCE)
-        result = "not checked here, the ledger's filter keeps it (--ledger)" if is_ok else "no filter of it admits them"
+        result = (
+            "not checked here, the ledger's filter keeps it (--ledger)" if is_ok else "its filter would not admit them"
+        )
         message = f"the account's cap, {epsilon:.6g}, of events that cost {bounds.low:.6g} at least: {result}"
         return Check(name, is_ok, message, is_checked=False)
     kinds = {e["kind"] for e in events} - {"delta"}
     is_consistent = kinds <= {"pure": {*PURE_KINDS}, "pld": {*PURE_KINDS, "gaussian"}}.get(route or "", kinds)
     is_consistent &= (route == "gdp") == (kinds == {"gaussian"}) and (route in ("none", "delta")) == (not kinds)
     is_consistent &= (route == "delta") == (bool(events) and not kinds)  # distance to instability
-    fault = "" if is_consistent else f", by {route}, which does not go with {', '.join(sorted(kinds))}"
+    fault = "" if is_consistent else f"; the route {route} does not price {', '.join(sorted(kinds))}"
     return check_epsilon(name, epsilon, bounds, fault)
 
 

@@ -293,7 +293,7 @@ def leaves(content: dict, within: str = "") -> set[str]:
 
 
 def test_every_field_of_the_statement_is_explained():
-    from pate_torch.release.private_metrics import PrivateMetrics
+    from pate_torch.owner_metrics import PrivateMetrics
     from pate_torch.release.renderer import build_statement, build_summary
     from tests.release.reporting_demo import demo
 

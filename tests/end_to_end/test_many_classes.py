@@ -82,6 +82,6 @@ def test_a_thousand_classes_run_from_training_to_the_report(way, tmp_path, capsy
     )
     assert len(report.evaluation.confusion) == CLASSES
     page = (config.folder / "release" / "report.html").read_text()
-    assert "The 24 least known of 1000 classes" in page and len(page) < 150_000
+    assert "The 24 least accurate of 1000 classes" in page and len(page) < 150_000
     card = (config.folder / "release" / "README.md").read_text()
     assert "1000: kind 0, kind 1," in card and "kind 24" not in card and len(re.findall("kind ", card)) == 24

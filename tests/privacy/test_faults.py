@@ -108,7 +108,9 @@ def killed_then_run_again(processes, home, undisturbed, kill) -> None:
     with Ledger(home / "ledger.sqlite") as ledger:
         assert summary["epsilon_charged"] == ledger.get_guarantee("blobs").epsilon
         data = killed_runs.blobs().load()
-        release, *_ = release_store.read(home, summary["release_id"], data.pool, data.spec, ledger)
+        release, *_ = release_store.read(
+            release_store.find_release(home, summary["release_id"]), data.pool, data.spec, ledger
+        )
     assert release.label_Q.tolist() in readable(home).values()
 
 

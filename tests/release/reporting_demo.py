@@ -25,8 +25,6 @@ from pate_torch.release.report import (
 
 QUERIES = 286
 EPSILON = 2.4353597494239
-
-
 AUDIT = {
     **{"mechanism": "gaussian", "audited": "Gaussian(sigma=2.0)", "version": "0.1.0", "claimed": 4.37, "proven": 2.39},
     **{"delta": 1e-5, "confidence": 0.95, "runs": 500, "queries": 2, "faults": (), "sound": True},
@@ -61,72 +59,42 @@ def demo(**changes: Any) -> ReleaseReport:
     """A plausible private run; ``changes`` replace fields, of whichever record they are."""
     counts = confusion()
     hits = sum(row[c] for c, row in enumerate(counts)) / sum(map(sum, counts))
-    values: dict[str, Any] = dict(
+    other = ChargedRelease(
+        release_id="00000000000000cc", purpose="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
+    )
+    values: dict[str, Any] = {
         # what was asked and answered
-        dataset="digits",
-        mechanism="gaussian",
-        parameters={"sigma": 40.0},
-        sensitivity={"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
-        noise="torch",
-        declared_size=None,
-        public_share=0.0,
-        num_teachers=250,
-        teachers_id="00000000000000aa",
-        teachers_reusable=True,
-        method=describe(250, changes.get("unit", "record")),
-        rounds=1,
-        queries_asked=QUERIES,
-        queries_answered=QUERIES,
-        release_id="00000000000000bb",
-        reuses_labels=False,
-        answer_files=("labels.csv",),
-        student="fixmatch",
-        class_names=tuple("0123456789"),
-        input_kind="rows",
-        encoder=None,
-        includes_encoder=False,
-        assets=(
+        **{"dataset": "digits", "mechanism": "gaussian", "parameters": {"sigma": 40.0}, "noise": "torch", "rounds": 1},
+        "sensitivity": {"l1": 2.0, "l2": 2**0.5, "linf": 1.0, "per": "question"},
+        **{"num_teachers": 250, "teachers_id": "00000000000000aa", "teachers_reusable": True},
+        "method": describe(250, changes.get("unit", "record")),
+        **{"queries_asked": QUERIES, "queries_answered": QUERIES, "declared_size": None, "public_share": 0.0},
+        **{"release_id": "00000000000000bb", "reuses_labels": False, "answer_files": ("labels.csv",)},
+        **{"student": "fixmatch", "class_names": tuple("0123456789"), "input_kind": "rows"},
+        **{"encoder": None, "includes_encoder": False},
+        "assets": (
             PublicAsset(role="public points", name="handwriting of volunteers", sha256="d" * 64, licence="CC0-1.0"),
             PublicAsset(role="encoder", name="shapes", sha256="e" * 64, trained_on="drawings"),
         ),
-        owner=OwnerFacts(contact="somebody", tuning="public", audit=AUDIT),
-        provenance={"classes": "declared by the owner", "normalization_constants": "read off public points"},
-        chosen_by=None,
-        seconds={"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},
-        creation_date="made-up figures, for tests",
+        **{"owner": OwnerFacts(contact="somebody", tuning="public", audit=AUDIT), "chosen_by": None},
+        "provenance": {"classes": "declared by the owner", "normalization_constants": "read off public points"},
+        "seconds": {"teachers": 41.2, "votes": 1.4, "labels": 0.2, "student": 63.5},
+        "creation_date": "made-up figures, for tests",
         # what the account paid
-        delta=1e-5,
-        adjacency="add_remove",
-        unit="record",
-        private=True,
-        epsilon=EPSILON,
-        accountant="gdp",
-        epsilon_ex_post=None,
-        parts=(),
-        epsilon_charged=(1.6**2 + EPSILON**2) ** 0.5,
-        charged_accountant=None,
-        epsilon_charged_ex_post=(1.6**2 + EPSILON**2) ** 0.5,
-        budget_epsilon=4.0,
-        other_releases=(
-            ChargedRelease(
-                release_id="00000000000000cc", purpose="100 questions, gaussian", epsilon=1.35647, accountant="gdp"
-            ),
-        ),
-        epsilon_curve=tuple(EPSILON * (q / QUERIES) ** 0.55 for q in range(1, QUERIES + 1)),
-        ledger_head="c" * 64,
+        **{"delta": 1e-5, "adjacency": "add_remove", "unit": "record", "private": True, "budget_epsilon": 4.0},
+        **{"epsilon": EPSILON, "accountant": "gdp", "epsilon_ex_post": None, "charged_accountant": None},
+        **dict.fromkeys(("epsilon_charged", "epsilon_charged_ex_post"), (1.6**2 + EPSILON**2) ** 0.5),
+        **{"parts": (), "other_releases": (other,), "ledger_head": "c" * 64},
+        "epsilon_curve": tuple(EPSILON * (q / QUERIES) ** 0.55 for q in range(1, QUERIES + 1)),
         # how it was evaluated
-        student_accuracy=hits,
-        student_size=1000,
-        label_accuracy=272 / 286,
-        label_size=QUERIES,
-        confusion=counts,
-        examples=examples(),
-        baselines=(
+        **{"student_accuracy": hits, "student_size": 1000, "label_accuracy": 272 / 286, "label_size": QUERIES},
+        **{"confusion": counts, "examples": examples()},
+        "baselines": (
             baseline("Published PATE", 0.98, None),
             baseline("Ensemble without noise", 0.981),
             baseline("Clusters of the public points", 0.81),
         ),
-    )
+    }
     assert values.keys() >= changes.keys(), changes.keys() - values.keys()
     values |= changes
 

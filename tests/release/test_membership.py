@@ -1,7 +1,6 @@
 """The owner's membership test: it finds a model that remembers, clears one that does not, and stays with the owner."""
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -11,10 +10,10 @@ import torch
 from scipy.stats import mannwhitneyu, norm
 
 from pate_torch import pipeline
+from pate_torch.config import DataSplits
 from pate_torch.core.progress import Stages
 from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.data.tensors import Tensors
-from pate_torch.opening import DataSplits
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.release.membership import (
@@ -27,7 +26,7 @@ from pate_torch.release.membership import (
     compute_margins,
 )
 from pate_torch.release.report import Share
-from pate_torch.release.statement import compute_advantage_bound, compute_attack_bound
+from pate_torch.release.statement import compute_advantage_bound
 from pate_torch.students.selection import Selection
 from pate_torch.teachers.training import train
 from tests.run_configs import changed
@@ -39,40 +38,6 @@ from tests.worlds import blobs
 @pytest.fixture
 def plan(tmp_path):
     return tiny(tmp_path)
-
-
-@pytest.fixture
-def data():
-    return public_start_world.glyphs()
-
-
-@pytest.fixture
-def trunk():
-    return public_start_world.public_trunk()
-
-
-# ---- the bound -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 3.0, 30.0])
-def test_the_bound_is_what_randomized_response_reaches(epsilon, delta):
-    """All 16 tests of the outcomes of the worst (epsilon, delta) mechanism: a slip that tells all, or a biased coin."""
-    yes, no = math.exp(epsilon) / (1 + math.exp(epsilon)), 1 / (1 + math.exp(epsilon))
-    inside = np.array([delta, (1 - delta) * yes, (1 - delta) * no, 0])
-    outside = inside[::-1]
-    tests = [np.array(said, dtype=bool) for said in itertools.product((False, True), repeat=4)]
-    best = max(inside[said].sum() - outside[said].sum() for said in tests)
-    assert compute_advantage_bound(epsilon, delta) == pytest.approx(best, rel=1e-12)
-    curve = [compute_attack_bound(epsilon, delta, a) - a for a in np.linspace(0, 1, 20_001)]
-    assert best - 1e-3 < max(curve) <= best + 1e-12
-    if delta == 0:
-        assert compute_advantage_bound(epsilon, 0) < math.exp(epsilon) - 1  # Yeom et al.
-
-
-def test_no_epsilon_is_too_large_for_the_bound():
-    assert compute_advantage_bound(1e6, 1e-5) == 1.0
-    assert compute_advantage_bound(0.0, 0.25) == 0.25
 
 
 # ---- intervals -------------------------------------------------------------------------------------------------------
@@ -89,16 +54,16 @@ def test_the_interval_of_a_difference_is_newcombes(first, second, low, high):
 
 
 def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
-    """Two normal laws: the area is Phi(d / sqrt 2). 400 samples: 95 % within 4 deviations, and a wrong area is not."""
+    """Two normal laws: the area is Phi(d / sqrt 2). 200 samples: 95 % within 4 deviations, and a wrong area is not."""
     draw = np.random.default_rng(0)
-    for d in (0.0, 0.5, 1.5):
-        true, covered, wrong = norm.cdf(d / math.sqrt(2)), 0, 0
-        for seed in range(400):
-            low, high = compare_scores(draw.normal(d, 1, 120), draw.normal(0, 1, 80), seed).auc_interval
-            covered += low <= true <= high
-            wrong += low <= true + 0.1 <= high
-        assert abs(covered / 400 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 400), d
-        assert wrong / 400 < 0.7, d
+    for d in (0.0, 1.5):
+        true, samples = (
+            norm.cdf(d / math.sqrt(2)),
+            ((draw.normal(d, 1, 120), draw.normal(0, 1, 80)) for _ in range(200)),
+        )
+        ends = np.array([compare_scores(*sample).auc_interval for sample in samples])
+        covered, wrong = (((ends[:, 0] <= area) & (area <= ends[:, 1])).mean() for area in (true, true + 0.1))
+        assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 200) and wrong < 0.7, d
     assert compute_auc_interval(1.0, 50, 50)[0] < 0.98 and compute_auc_interval(1.0, 50, 50)[1] == 1.0
     assert compute_auc_interval(0.0, 50, 50) == pytest.approx(
         [1 - x for x in reversed(compute_auc_interval(1.0, 50, 50))], abs=1e-9
@@ -153,17 +118,16 @@ def test_a_model_that_remembers_is_found(share):
 
 def test_a_model_independent_of_its_records_is_not_found():
     """Chance lies in 95 % of the intervals; it would not, were the cut chosen on the records that it judges."""
-    draw = np.random.default_rng(3)
-    covered, found, naive = 0, [], []
-    for seed in range(400):
+    draw, results, naive = np.random.default_rng(3), [], []
+    for seed in range(200):
         members, others = draw.normal(size=300), draw.normal(size=200)
-        result = compare_scores(members, others, seed)
-        covered += result.advantage_interval[0] <= 0 <= result.advantage_interval[1]
-        found.append(result.advantage)
-        cuts = np.concatenate([members, others])
-        naive.append(max((members >= cut).mean() - (others >= cut).mean() for cut in cuts[::5]))
-    assert covered / 400 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400)
-    assert abs(np.mean(found)) < 4 * np.std(found) / 20
+        results.append(compare_scores(members, others, seed))
+        cuts = np.concatenate([members, others])[::5]
+        naive.append(max((members >= cut).mean() - (others >= cut).mean() for cut in cuts))
+    advantages = [result.advantage for result in results]
+    covered = np.mean([low <= 0 <= high for low, high in (result.advantage_interval for result in results)])
+    assert covered > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 200)
+    assert abs(np.mean(advantages)) < 4 * np.std(advantages) / math.sqrt(200)
     assert np.mean(naive) > 0.05
     assert attack(Rememberer(*records(600, 9)), sides()).auc_interval[0] < 0.5  # it knows other records by heart
 
@@ -171,7 +135,7 @@ def test_a_model_independent_of_its_records_is_not_found():
 def test_a_leak_of_known_size_is_not_taken_for_chance():
     """Scores one unit apart: the best cut has an advantage of 2 Phi(1/2) - 1 = 0.383, and is nearly found."""
     draw = np.random.default_rng(4)
-    results = [compare_scores(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(200)]
+    results = [compare_scores(draw.normal(1, 1, 300), draw.normal(0, 1, 200), seed) for seed in range(100)]
     assert np.mean([result.advantage for result in results]) == pytest.approx(2 * norm.cdf(0.5) - 1, abs=0.03)
     assert all(result.advantage_interval[0] > 0 for result in results)
 
@@ -188,22 +152,6 @@ def test_margins_order_records_as_the_loss_does_and_do_not_saturate():
 
 
 # ---- which records are compared --------------------------------------------------------------------------------------
-
-
-def test_a_mix_up_of_the_sides_is_rejected():
-    both = sides()
-    with pytest.raises(ValueError, match="5 of the others are members"):
-        MembershipRecords(both.member_x, both.member_y, torch.cat([both.nonmember_x, both.member_x[:5]]),
-              torch.cat([both.nonmember_y, both.member_y[:5]]))  # fmt: skip
-    with pytest.raises(ValueError, match="400 of the others are members"):
-        MembershipRecords(both.nonmember_x, both.nonmember_y, both.nonmember_x, both.nonmember_y)
-    with pytest.raises(ValueError, match=r"membership.others"):
-        MembershipRecords(both.member_x, both.member_y, both.nonmember_x[:9], both.nonmember_y[:9])
-    with pytest.raises(ValueError, match="as many labels"):
-        MembershipRecords(both.member_x, both.member_y[1:], both.nonmember_x, both.nonmember_y)
-    with pytest.raises(ValueError, match="one shape"):
-        MembershipRecords(both.member_x, both.member_y, both.nonmember_x[:, :2], both.nonmember_y)
-    assert "withheld" in repr(both)
 
 
 def rows(x: torch.Tensor) -> set[bytes]:
@@ -223,7 +171,9 @@ def test_members_are_the_records_of_shards_and_others_are_none_of_them():
     assert rows(found.member_x) == rows(used)
     assert rows(found.nonmember_x) >= rows(whole.evaluation.x) and not rows(found.nonmember_x) & rows(used)
     few = MembershipTest(records=30).select_records(mixed, shards, None, seed=0)
-    assert (len(few.member_x), len(few.nonmember_x)) == (30, 30)
+    assert (len(few.member_x), len(few.nonmember_x)) == (30, 30) and "withheld" in repr(few)
+    none = dataclasses.replace(whole, evaluation=dataclasses.replace(whole.evaluation, x=x[:19], y=y[:19]))
+    assert MembershipTest().select_records(none, shards, None, seed=0) is None
 
 
 def test_a_unit_is_counted_once():
@@ -288,12 +238,8 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
     student, alone = found["student"], found["nonprivate"]
     assert student["members"] == alone["members"] == 150 and student["others"] == 100
     assert student["advantage_interval"][0] < 0.3  # near seven deviations: the noise is new in every run
-    assert (
-        student["advantage"]
-        < found["bound_by_plan"]
-        <= found["bound"]
-        == compute_advantage_bound(report.claim.epsilon, 1e-4)
-    )
+    assert student["advantage"] < found["bound_by_plan"] <= found["bound"]
+    assert found["bound"] == compute_advantage_bound(report.claim.epsilon, 1e-4)
     mu = math.sqrt(2 * 20) / 2  # the distance between two normal distributions is 2 Phi(mu / 2) - 1
     assert found["bound_by_plan"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9) and found["held_out"] is False
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
@@ -329,13 +275,11 @@ def test_votes_that_were_brought_have_no_members_here(plan, tmp_path):
     assert owners(one)["membership"] is None
 
 
-def test_a_network_of_one_teacher_answers_as_the_ensemble_does(data, trunk):
-    spec, shards = data.spec, ReplaceOne().make_shards(data.private, 1, seed=0)
-    recipe = public_start_world.RECIPE
-    for one_trunk, start in ((trunk, recipe.start), (None, None)):
-        given = dataclasses.replace(recipe, start=start, steps=5)
-        if start is None:
-            given = dataclasses.replace(given, network="lean_cnn")
-        ensemble = train(data.private, spec, shards, given, seed=0, trunk=one_trunk)
+def test_a_network_of_one_teacher_answers_as_the_ensemble_does():
+    data, recipe, trunk = public_start_world.glyphs(), public_start_world.RECIPE, public_start_world.public_trunk()
+    shards = ReplaceOne().make_shards(data.private, 1, seed=0)
+    for one_trunk, changes in ((trunk, {"steps": 5}), (None, {"steps": 5, "start": None, "network": "lean_cnn"})):
+        given = dataclasses.replace(recipe, **changes)
+        ensemble = train(data.private, data.spec, shards, given, seed=0, trunk=one_trunk)
         logits = ensemble.compute_logits(data.evaluation.x)[0]
         assert torch.equal(logits.argmax(1), ensemble.predict(data.evaluation.x)[0].long())

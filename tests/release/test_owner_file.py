@@ -68,36 +68,28 @@ def test_an_entry_that_cannot_be_read_stops_a_run_before_it_is_charged(tmp_path)
     assert not (tmp_path / "ledger.sqlite").exists() or not Ledger(tmp_path / "ledger.sqlite").list_accounts()
 
 
-def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
-    assert audit(["mechanism=gaussian", "--runs", "200", "--output", str(tmp_path / "audit.json")]) == 0
-    (tmp_path / "owner.yaml").write_text(SAID)
-    plan = tiny(tmp_path)
-    report = pipeline.run(plan)
-    said = json.loads((plan.folder / "release" / "privacy.json").read_text())
-    assert said["owner"]["contact"] == "desk <b>3</b>" and said["tuning"]["parameters"] == "none"
-    assert said["missing"] == ["Collection", "Access", "Retention", "Renewal of the cap"]
-    (pool,) = said["public_assets"]
-    assert (pool["name"], pool["licence"], pool["role"]) == ("clouds", "CC0-1.0", "public points")
-    found = said["verification"]["audit"]
-    assert found["mechanism"] == "gaussian" and found["sound"] and found["runs"] == 200 and found["version"]
-    text = (plan.folder / "release" / "README.md").read_text()
-    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.NOT_STATED in text
-    assert "no fault found" in text and text == render_model_card(report)
-
-
 class Named(FourierFeatures):
     """Features that say what they were made from."""
 
     asset = PublicAsset(role="encoder", name="waves", sha256="a" * 64, licence="MIT", trained_on="nothing")
 
 
-def test_what_encodes_is_named_with_the_public_points(tmp_path):
+def test_a_release_tells_it_and_what_is_missing(tmp_path, capsys):
+    assert audit(["mechanism=gaussian", "--runs", "200", "--output", str(tmp_path / "audit.json")]) == 0
+    (tmp_path / "owner.yaml").write_text(SAID)
     plan = again(tiny(tmp_path), "named", features=Named(width=8))
-    pipeline.run(plan)
-    said = json.loads((plan.folder / "release" / "privacy.json").read_text())
-    assert [asset["role"] for asset in said["public_assets"]] == ["public points", "encoder"]
-    assert said["public_assets"][1] == {**asdict(Named.asset)} and said["public_assets"][0]["sha256"]
-    assert "waves; licence: MIT" in (plan.folder / "release" / "report.html").read_text()
+    report, release = pipeline.run(plan), plan.folder / "release"
+    said = json.loads((release / "privacy.json").read_text())
+    assert said["owner"]["contact"] == "desk <b>3</b>" and said["tuning"]["parameters"] == "none"
+    assert said["missing"] == ["Collection", "Access", "Retention", "Renewal of the cap", "Encoder"]
+    pool, encoder = said["public_assets"]
+    assert (pool["name"], pool["licence"], pool["role"]) == ("clouds", "CC0-1.0", "public points") and pool["sha256"]
+    assert encoder == asdict(Named.asset) and "waves; licence: MIT" in (release / "report.html").read_text()
+    found = said["verification"]["audit"]
+    assert found["mechanism"] == "gaussian" and found["sound"] and found["runs"] == 200 and found["version"]
+    text = (release / "README.md").read_text()
+    assert "&lt;b&gt;3" in text and "<b>3" not in text and statement.NOT_STATED in text
+    assert "no fault found" in text and text == render_model_card(report)
     assert all(check.is_ok for check in verify_release(plan.folder, tmp_path / "ledger.sqlite"))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from pate_torch.privacy.records import PrivateRecords
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.release.report import ChargedRelease, Example, Share
+from pate_torch.release.report import FILES, ChargedRelease, Share
 from tests.release.reporting_demo import demo
 
 VOTES = Votes(torch.tensor([[3, 1], [0, 4]]), 4)
@@ -19,25 +19,13 @@ RECORDS = PrivateRecords.from_rows(torch.zeros(2, 3), torch.zeros(2, dtype=torch
 @pytest.mark.parametrize(
     "value", [VOTES, RECORDS, torch.ones(2), np.ones(2), np.float32(1), Fraction(1, 2), {1, 2}, b"x"]
 )
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda value: {"parameters": {"sigma": value}},
-        lambda value: {"baselines": (value,)},
-        lambda value: {"confusion": ((value,),)},
-        lambda value: {"epsilon_curve": (value,)},
-        lambda value: {"examples": (value,)},
-        lambda value: {"teachers_id": value},
-    ],
-)
-def test_nothing_but_plain_values_enters(value, wrap):
-    with pytest.raises((TypeError, ValueError)):
-        demo(**wrap(value))
-
-
-def test_the_refusal_of_votes_names_field_and_type():
-    with pytest.raises(TypeError, match=r"parameters.sigma: Votes may not enter"):
-        demo(parameters={"sigma": VOTES})
+def test_nothing_but_plain_values_enters(value):
+    with pytest.raises(TypeError, match=rf"parameters.sigma: {type(value).__name__} may not enter"):
+        demo(parameters={"sigma": value})
+    for wrapped in (value, (value,), ((value,),)):
+        for name in ("baselines", "confusion", "epsilon_curve", "examples", "teachers_id"):
+            with pytest.raises((TypeError, ValueError)):
+                demo(**{name: wrapped})
 
 
 @pytest.mark.parametrize(
@@ -46,12 +34,10 @@ def test_the_refusal_of_votes_names_field_and_type():
         ({"student_accuracy": math.nan}, "student_accuracy"),
         ({"label_accuracy": 1.2}, "label_accuracy"),
         ({"parameters": {"sigma": math.inf}}, "sigma"),
-        ({"seconds": {"teachers": math.nan}}, "seconds"),
         ({"epsilon_charged": math.nan}, "epsilon_charged"),
         ({"epsilon_curve": (1.0, math.nan)}, "epsilon_curve"),
         ({"epsilon_curve": (1.0, 2.0)}, "one value per question"),
         ({"queries_asked": 2, "queries_answered": 2, "epsilon_curve": (2.0, 1.0)}, "never falls"),
-        ({"epsilon": math.nan}, "epsilon"),
         ({"epsilon": math.inf}, "epsilon"),
         ({"epsilon": -1.0}, "epsilon"),
         ({"epsilon": None}, "epsilon"),
@@ -68,19 +54,10 @@ def test_impossible_facts_are_refused(changes, message):
         demo(**changes)
 
 
-def test_impossible_parts_are_refused():
-    with pytest.raises(ValueError, match=r"example\.picture"):
-        Example(picture="https://example.org/1.png", label=1, query=1)
-    with pytest.raises(ValueError, match="accountant"):
-        ChargedRelease(release_id="a", purpose="b", epsilon=1.0)
-
-
 def test_a_report_cannot_be_changed():
     report = demo()
     with pytest.raises(AttributeError):
         report.claim.epsilon = 1.0
-    with pytest.raises(AttributeError):
-        report.claim = None
     with pytest.raises(TypeError):
         report.record.parameters["sigma"] = 1.0
 
@@ -99,13 +76,12 @@ def test_class_accuracies_are_the_diagonal_over_the_rows():
     assert first.name == "a" and first.share.value == 0.8 and first.share.size == 10 and second is None
 
 
-@pytest.mark.parametrize(("hits", "is_below"), [(70, True), (89, True), (90, False)])
+@pytest.mark.parametrize(("hits", "is_below"), [(89, True), (90, False)])
 def test_a_student_below_the_majority_class_is_reported(hits, is_below):
     report = demo(confusion=((0, 10), (90 - hits, hits)), class_names=("no", "<yes>"), student_accuracy=hits / 100)
     words = "Below the majority class: always saying <yes> would be right for 90.0 % of the test points."
     assert report.majority_warning == (words if is_below else None)
     assert demo(confusion=()).majority_warning is None  # no public test labels
-    assert demo(confusion=((0, 10), (90, 0)), class_names=(), student_accuracy=None).majority_warning is None
 
 
 def test_a_report_that_is_not_private_holds_no_epsilon():
@@ -113,3 +89,13 @@ def test_a_report_that_is_not_private_holds_no_epsilon():
     assert {claim.epsilon, claim.epsilon_ex_post, claim.epsilon_charged, claim.epsilon_charged_ex_post} == {None}
     assert claim.epsilon_curve == ()
     assert all(part.epsilon is None and part.events == "[]" for part in (*claim.parts, *claim.other_releases))
+
+
+def test_the_files_that_a_report_lists_are_those_that_the_folder_holds():
+    always = {"report.html", "summary.json", "privacy.json", "README.md", "SHA256SUMS"}
+    answers = ("labels.csv", "first_answers.json")
+    assert set(demo(answer_files=answers).files) == {*always, "release.json", *answers, "student.safetensors"}
+    assert set(demo(reuses_labels=True, student=None).files) == always
+    price = demo(includes_encoder=True, parts=(ChargedRelease(release_id="a", purpose="sanitised price"),)).files
+    assert set(price) == {*always, "release.json", "labels.csv", "student.safetensors", "encoder/", "sanitised.json"}
+    assert set(price) < set(FILES)

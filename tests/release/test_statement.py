@@ -1,10 +1,12 @@
 """The statement: bounds that are exact, prices that are not flattered, sentences that page and model card repeat."""
 
 import html
+import itertools
 import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from pate_torch.methods import gradients, reverse_knn, teacher_votes
@@ -27,6 +29,23 @@ def test_attack_bound_is_reached_by_the_worst_pair_and_not_passed(epsilon, delta
         power += p if q == 0 else p * used / q
         left -= used
     assert statement.compute_attack_bound(epsilon, delta, alarms) == pytest.approx(power, rel=1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
+@pytest.mark.parametrize("epsilon", [0.01, 1.0, 3.0, 30.0])
+def test_the_advantage_bound_is_reached_by_randomized_response(epsilon, delta):
+    """All 16 tests of the outcomes of the worst (epsilon, delta) mechanism: a slip that tells all, or a biased coin."""
+    half = (1 - delta) / (1 + math.exp(epsilon))
+    inside = np.array([delta, half * math.exp(epsilon), half, 0])
+    tests = [np.array(outcomes, dtype=bool) for outcomes in itertools.product((False, True), repeat=4)]
+    best = max(inside[test].sum() - inside[::-1][test].sum() for test in tests)
+    assert statement.compute_advantage_bound(epsilon, delta) == pytest.approx(best, rel=1e-12)
+    curve = [statement.compute_attack_bound(epsilon, delta, a) - a for a in np.linspace(0, 1, 20_001)]
+    assert best - 1e-3 < max(curve) <= best + 1e-12
+
+
+def test_no_epsilon_is_too_large_for_the_bound():
+    assert statement.compute_advantage_bound(1e6, 1e-5) == 1.0 and statement.compute_advantage_bound(0.0, 0.25) == 0.25
 
 
 def test_plain_words_quote_the_attack_bound_rounded_up():

@@ -30,38 +30,24 @@ def test_noise_for_a_sensitivity_below_the_clip_is_found(tmp_path, capsys):
     assert "not stated" in lines["terms"] and lines["terms"].startswith("loose")
 
 
-def test_a_sound_claim_passes_and_a_modest_one_is_loose(tmp_path, capsys):
-    mu = gdp.compute_mu(1.0, 1e-5)
-    sound = {
-        "mechanism": "gaussian",
-        "delta": 1e-5,
-        "sigma": 4 / mu,
-        "clip": 1.0,
-        "steps": 4,
-        "adjacency": "replace_one",
-    }
-    for epsilon, mark, code in ((1.0, "ok", 0), (1.02, "loose", 0), (0.999, "FAILS", 1)):
-        assert told(tmp_path, capsys, epsilon=epsilon, **sound)[0] == code
-        assert told(tmp_path, capsys, epsilon=epsilon, **sound)[1]["guarantee"].startswith(mark)
+@pytest.mark.parametrize(("epsilon", "mark"), [(1.0, "ok"), (1.02, "loose"), (0.999, "FAILS")])
+def test_a_sound_claim_passes_and_a_modest_one_is_loose(epsilon, mark, tmp_path, capsys):
+    claim = {"mechanism": "gaussian", "delta": 1e-5, "sigma": 4 / gdp.compute_mu(1.0, 1e-5), "clip": 1.0, "steps": 4}
+    code, lines, _ = told(tmp_path, capsys, epsilon=epsilon, adjacency="replace_one", **claim)
+    assert code == (mark == "FAILS") and lines["guarantee"].startswith(mark)
 
 
-def test_replacing_moves_twice_the_clip(tmp_path, capsys):
-    mu = gdp.compute_mu(1.0, 1e-5)
-    claim = {"mechanism": "gaussian", "epsilon": 1.0, "delta": 1e-5, "sigma": 1 / mu, "clip": 1.0, "steps": 1}
-    assert told(tmp_path, capsys, **claim, adjacency="add_remove")[0] == 0
-    assert told(tmp_path, capsys, **claim, adjacency="replace_one")[0] == 1
+@pytest.mark.parametrize(("adjacency", "code"), [("add_remove", 0), ("replace_one", 1)])
+def test_replacing_moves_twice_the_clip(adjacency, code, tmp_path, capsys):
+    claim = {"mechanism": "gaussian", "delta": 1e-5, "sigma": 1 / gdp.compute_mu(1.0, 1e-5), "clip": 1.0, "steps": 1}
+    assert told(tmp_path, capsys, epsilon=1.0, adjacency=adjacency, **claim)[0] == code
 
 
 @pytest.mark.slow(reason="thousands of convolutions")
 def test_dp_sgd_is_bounded_on_both_sides(tmp_path, capsys):
     """The parameters of Abadi et al. 2016, section 3.2, where moments give (1.26, 1e-5)."""
-    claim = {
-        "mechanism": "sampled_gaussian",
-        "delta": 1e-5,
-        "noise_multiplier": 4.0,
-        "sampling_rate": 0.01,
-        "steps": 10000,
-    }
+    claim = {"mechanism": "sampled_gaussian", "noise_multiplier": 4.0, "sampling_rate": 0.01, "steps": 10000}
+    claim["delta"] = 1e-5
     code, lines, _ = told(tmp_path, capsys, epsilon=1.26, **claim)
     assert code == 0 and lines["guarantee"].startswith("loose")
     assert told(tmp_path, capsys, epsilon=0.85, **claim)[0] == 1

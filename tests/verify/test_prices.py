@@ -71,10 +71,8 @@ def binomial(loss: float, count: int, delta: float) -> float:
     """Epsilon of ``count`` randomized responses, from their law written out: the sum of losses is binomial."""
     with mp.workdps(40):
         p = 1 / (1 + mp.exp(-mpf(loss)))
-        law = [
-            ((2 * k - count) * mpf(loss), mp.binomial(count, k) * p**k * (1 - p) ** (count - k))
-            for k in range(count + 1)
-        ]
+        masses = [mp.binomial(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
+        law = [((2 * k - count) * mpf(loss), mass) for k, mass in enumerate(masses)]
         low, high = mpf(0), count * mpf(loss)
         for _ in range(80):
             middle = (low + high) / 2
@@ -127,9 +125,8 @@ def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_
 def test_a_dominating_gaussian_touches_the_pure_event():
     """At epsilon = the loss both have delta 0 or more, and at its corner the same sum of errors."""
     for loss in (0.01, 0.7, 5.0):
-        assert compute_dominating_mu({"kind": "pure", "epsilon": loss}) == pytest.approx(
-            gdp.compute_mu_of_pure_epsilon(loss), rel=1e-9
-        )
+        found = compute_dominating_mu({"kind": "pure", "epsilon": loss})
+        assert found == pytest.approx(gdp.compute_mu_of_pure_epsilon(loss), rel=1e-9)
 
 
 def test_events_that_fail_more_often_than_delta_have_no_epsilon():

@@ -218,10 +218,11 @@ class Liar:
         self.release = release
         self.privacy, self.summary, self.record = (json.loads((release / name).read_text()) for name in FILES)
         self.before, self.headline = self.privacy["guarantee"]["epsilon"], self.privacy["headline"]
+        self.account = self.privacy["composition"]
 
     @property
     def labels(self) -> dict:
-        (part,) = (p for p in self.privacy["composition"]["parts"] if p["release_id"] == self.record["release_id"])
+        (part,) = (p for p in self.account["parts"] if p["release_id"] == self.record["release_id"])
         return part
 
     def fact(self, value, privacy: str, summary: str = "", record: str = "") -> None:
@@ -231,217 +232,150 @@ class Liar:
         if record:
             self.record[record] = value
 
+    def headlines(self, before: str, after: str) -> None:
+        self.privacy["headline"] = re.sub(before, after, self.privacy["headline"])
+
     def epsilon(self, value: float) -> None:
         self.fact(value, "guarantee.epsilon", "epsilon")
         self.fact(value, "composition.this_release")
         self.fact(value, "composition.this_release_ex_post", "epsilon_ex_post")
 
+    def total(self, value: float | None) -> None:
+        self.fact(value, "composition.account_total", "epsilon_charged")
+        self.fact(value, "composition.account_total_ex_post", "epsilon_charged_ex_post")
+
+    def route(self, name: str, words: str) -> None:
+        self.fact(name, "guarantee.route", "accountant")
+        self.fact(name, "composition.account_route")
+        self.headlines("route: .*", f"route: {words} ({name}))")
+
+    def noise(self, factor: float) -> None:
+        self.privacy["mechanism"]["parameters"]["sigma"] *= factor
+        self.record["parameters"]["sigma"] *= factor
+
     def events(self, change) -> None:
         """Of the labels, everywhere."""
         self.labels["events"] = self.record["planned"] = [change(dict(event)) for event in self.labels["events"]]
+        self.recompute()
 
     def recompute(self) -> None:
         """Every epsilon from the events as they now stand."""
-        delta, account = self.privacy["guarantee"]["delta"], self.privacy["composition"]
-        for part in (*account["parts"], *self.privacy["other_releases"]):
+        delta, mine, others = self.privacy["guarantee"]["delta"], self.account["parts"], self.privacy["other_releases"]
+        for part in (*mine, *others):
             part["epsilon"] = compute_bounds(part["events"], delta).high
-        mine = [event for part in account["parts"] for event in part["events"]]
-        self.epsilon(compute_bounds(mine, delta).high)
-        everything = mine + [event for part in self.privacy["other_releases"] for event in part["events"]]
-        self.fact(compute_bounds(everything, delta).high, "composition.account_total", "epsilon_charged")
-        self.fact(
-            self.privacy["composition"]["account_total"], "composition.account_total_ex_post", "epsilon_charged_ex_post"
-        )
+        self.epsilon(compute_bounds([event for part in mine for event in part["events"]], delta).high)
+        self.total(compute_bounds([event for part in (*mine, *others) for event in part["events"]], delta).high)
 
     def tell(self) -> None:
         """Write it all, the words for people too."""
-        card = (self.release / "README.md").read_text()
-        (self.release / "README.md").write_text(
-            card.replace(escape_markdown(self.headline), escape_markdown(self.privacy["headline"]))
-        )
-        now, before = (format_epsilon(e) for e in (self.privacy["guarantee"]["epsilon"], self.before))
+        card = self.release / "README.md"
+        words = (escape_markdown(text) for text in (self.headline, self.privacy["headline"]))
+        card.write_text(card.read_text().replace(*words))
+        before, now = (format_epsilon(e) for e in (self.before, self.privacy["guarantee"]["epsilon"]))
         for where in (("headline",), ("guarantee", "symbols")):
             put(self.privacy, where, lambda text: text.replace(before, now))
-        pages = {name: (self.release / name).read_text().replace(before, now) for name in ("README.md", "report.html")}
-        for name, text in pages.items():
-            (self.release / name).write_text(text)
+        for file in (card, self.release / "report.html"):
+            file.write_text(file.read_text().replace(before, now))
         mend(self.release, privacy_json=self.privacy, summary_json=self.summary, release_json=self.record)
 
 
-def half(liar):
-    liar.epsilon(liar.before / 2)
+def halve_mu(event):
+    return event | {"mu": event["mu"] / 2}
 
 
-def a_thousandth_less(liar):
-    liar.epsilon(liar.before * 0.999)
-
-
-def smaller_delta(liar):
-    liar.fact(liar.privacy["guarantee"]["delta"] / 10, "guarantee.delta", "delta", "delta")
-    for key in ("headline",):
-        liar.privacy[key] = liar.privacy[key].replace("1e-4", "1e-5")
-
-
-def more_noise(liar):
-    liar.privacy["mechanism"]["parameters"]["sigma"] *= 2
-    liar.record["parameters"]["sigma"] *= 2
-
-
-def cheaper_events(liar):
-    liar.events(lambda event: event | ({"mu": event["mu"] / 2} if "mu" in event else {}))
-    liar.recompute()
-
-
-def fewer_events(liar):
-    liar.events(lambda event: event | {"count": event["count"] // 2})
-    liar.recompute()
-
-
-def another_kind(liar):
-    liar.events(lambda event: {"kind": "zcdp", "rho": event["mu"] ** 2 / 4, "count": event["count"]})
-    liar.recompute()
-
-
-def no_choice(liar):
-    """The choice of the student was free."""
-    account = liar.privacy["composition"]
-    account["parts"] = [part for part in account["parts"] if part is liar.labels]
-    liar.recompute()
-    liar.fact("gdp", "guarantee.route", "accountant")
-    liar.privacy["composition"]["account_route"] = "gdp"
-    liar.privacy["headline"] = re.sub("route: .*", "route: exact Gaussian accounting (gdp))", liar.privacy["headline"])
-
-
-def less_in_all(liar):
-    liar.fact(liar.privacy["composition"]["account_total"] / 2, "composition.account_total", "epsilon_charged")
-
-
-def no_total(liar):
-    liar.fact(None, "composition.account_total", "epsilon_charged")
-
-
-def another_route(liar):
-    liar.fact("zcdp", "guarantee.route", "accountant")
-
-
-def fewer_questions(liar):
-    liar.fact(5, "mechanism.queries_asked", "queries_asked", "queries_asked")
-
-
-def another_sensitivity(liar):
-    liar.fact({**liar.privacy["mechanism"]["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", record="sensitivity")
-
-
-def the_cap_for_a_price(liar):
+def claim_the_cap_for_a_price(liar):
     """A cap of .1, kept by a filter that never admitted these events."""
     liar.epsilon(0.1)
-    liar.fact(0.1, "composition.account_total", "epsilon_charged")
-    liar.fact(0.1, "composition.account_total_ex_post", "epsilon_charged_ex_post")
+    liar.total(0.1)
     liar.fact(0.1, "composition.account_cap", "budget_epsilon")
-    liar.fact("cap", "guarantee.route", "accountant")
-    liar.privacy["composition"]["account_route"] = liar.labels["route"] = "cap"
-    liar.labels["epsilon"] = 0.1
-    liar.privacy["headline"] = re.sub("route: .*", "route: the account's cap (cap))", liar.privacy["headline"])
+    liar.route("cap", "the account's cap")
+    liar.labels["route"], liar.labels["epsilon"] = "cap", 0.1
 
 
-def the_cap_where_one_release_needs_none(liar):
+def claim_the_cap_where_one_release_needs_none(liar):
     """A true statement, but one that the folder alone cannot show."""
-    liar.epsilon(liar.privacy["composition"]["account_cap"])
-    liar.fact("cap", "guarantee.route", "accountant")
-    liar.fact(liar.privacy["composition"]["account_cap"], "composition.account_total", "epsilon_charged")
-    liar.fact("cap", "composition.account_route")
-    liar.privacy["headline"] = re.sub("route: .*", "route: the account's cap (cap))", liar.privacy["headline"])
+    liar.epsilon(liar.account["account_cap"])
+    liar.total(liar.account["account_cap"])
+    liar.route("cap", "the account's cap")
 
 
-def the_cap_for_all_releases_alone(liar):
+def claim_the_cap_for_all_releases_alone(liar):
     liar.fact(0.1, "composition.account_total", "epsilon_charged")
     liar.fact(0.1, "composition.account_cap", "budget_epsilon")
-    liar.privacy["composition"]["account_route"] = "cap"
+    liar.account["account_route"] = "cap"
 
 
-def other_public_points(liar):
-    liar.record["pool_sha256"] = "0" * 64
-
-
-def words_of_the_page_alone(liar):
+def change_the_words_of_the_page_alone(liar):
     page = liar.release / "report.html"
     page.write_text(page.read_text().replace("almost as likely", "as likely"))
 
 
-def words_alone(liar):
-    liar.privacy["headline"] = re.sub(r"epsilon = [\d.]+", "epsilon = 0.100", liar.privacy["headline"])
-
-
-def of_another_version(liar):
-    """A verifier that does not know the version judges nothing else."""
-    liar.privacy["schema_version"] = 2
-
-
-def a_price_without_secret_noise(liar):
-    liar.fact(False, "private", "private", "private")
-
-
 FOUND = {
-    half: "guarantee",
-    a_thousandth_less: "guarantee",
-    smaller_delta: "guarantee",
-    more_noise: "mechanism",
-    cheaper_events: "mechanism",
-    fewer_events: "mechanism",
-    another_kind: "mechanism",
-    less_in_all: "account",
-    no_total: "account",
-    another_route: "guarantee",
-    fewer_questions: "labels",
-    another_sensitivity: "mechanism",
-    the_cap_for_a_price: "guarantee part account",
-    the_cap_where_one_release_needs_none: "guarantee",
-    the_cap_for_all_releases_alone: "account",
-    other_public_points: "record",
-    words_of_the_page_alone: "words",
-    words_alone: "words",
-    of_another_version: "schema",
-    a_price_without_secret_noise: "guarantee",
+    "half": ("guarantee", lambda liar: liar.epsilon(liar.before / 2)),
+    "a thousandth less": ("guarantee", lambda liar: liar.epsilon(liar.before * 0.999)),
+    "a smaller delta": (
+        "guarantee",
+        lambda liar: (liar.fact(1e-5, "guarantee.delta", "delta", "delta"), liar.headlines("1e-4", "1e-5")),
+    ),
+    "more noise": ("mechanism", lambda liar: liar.noise(2)),
+    "cheaper events": ("mechanism", lambda liar: liar.events(halve_mu)),
+    "fewer events": ("mechanism", lambda liar: liar.events(lambda e: e | {"count": e["count"] // 2})),
+    "another kind": (
+        "mechanism",
+        lambda liar: liar.events(lambda e: {"kind": "zcdp", "rho": e["mu"] ** 2 / 4, "count": e["count"]}),
+    ),
+    "less in all": (
+        "account",
+        lambda liar: liar.fact(liar.account["account_total"] / 2, "composition.account_total", "epsilon_charged"),
+    ),
+    "no total": ("account", lambda liar: liar.fact(None, "composition.account_total", "epsilon_charged")),
+    "another route": ("guarantee", lambda liar: liar.fact("zcdp", "guarantee.route", "accountant")),
+    "fewer questions": ("labels", lambda liar: liar.fact(5, "mechanism.queries_asked", *["queries_asked"] * 2)),
+    "another sensitivity": (
+        "mechanism",
+        lambda liar: liar.fact({**liar.record["sensitivity"], "l2": 1.0}, "mechanism.sensitivity", "", "sensitivity"),
+    ),
+    "the cap for a price": ("guarantee part account", claim_the_cap_for_a_price),
+    "the cap where one release needs none": ("guarantee", claim_the_cap_where_one_release_needs_none),
+    "the cap for all releases alone": ("account", claim_the_cap_for_all_releases_alone),
+    "other public points": ("record", lambda liar: liar.record.update(pool_sha256="0" * 64)),
+    "words of the page alone": ("words", change_the_words_of_the_page_alone),
+    "words alone": ("words", lambda liar: liar.headlines(r"epsilon = [\d.]+", "epsilon = 0.100")),
+    "another version": ("schema", lambda liar: liar.privacy.update(schema_version=2)),  # nothing else is judged
+    "a price without secret noise": ("guarantee", lambda liar: liar.fact(False, *["private"] * 3)),
 }
 """Lies that mend their traces, and what finds them in the folder alone."""
 
 
-@pytest.mark.parametrize("lie", FOUND, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", FOUND)
 def test_a_lie_that_mends_its_traces_is_found(lie, release):
+    finders, tell = FOUND[lie]
     liar = Liar(release)
-    lie(liar)
+    tell(liar)
     liar.tell()
     found = said(release, ledger=False)
-    assert {found[name] for name in FOUND[lie].split()} == {"FAILS"}, found
+    assert {found[name] for name in finders.split()} == {"FAILS"}, found
     assert found.get("files", "ok") == "ok", "the traces were mended"
 
 
-def everything_with_twice_the_noise(liar):
-    more_noise(liar)
-    cheaper_events(liar)
-
-
-def another_unit(liar):
+def claim_another_unit(liar):
     liar.fact("group:patient", "guarantee.unit", "unit", "unit")
     liar.fact(None, "guarantee.records_per_unit")
-    liar.privacy["headline"] = liar.privacy["headline"].replace("unit: record", "unit: group:patient")
+    liar.headlines("unit: record", "unit: group:patient")
 
 
-def another_adjacency(liar):
+def claim_another_adjacency(liar):
     liar.fact("replace_one", "guarantee.adjacency", "adjacency", "adjacency")
-    liar.privacy["headline"] = liar.privacy["headline"].replace("add_remove", "replace_one")
+    liar.headlines("add_remove", "replace_one")
 
 
-def another_cap(liar):
-    liar.fact(60.0, "composition.account_cap", "budget_epsilon")
-
-
-def nothing_else_was_released(liar):
-    liar.privacy["other_releases"] = []
+def hide_the_choice_of_the_student(liar):
+    liar.account["parts"] = [part for part in liar.account["parts"] if part is liar.labels]
     liar.recompute()
+    liar.route("gdp", "exact Gaussian accounting")
 
 
-def other_answers(liar):
+def tell_other_answers(liar):
     rows = list(csv.reader((liar.release / "labels.csv").read_text().splitlines()))
     rows[1][1] = rows[1][2] = "1" if rows[1][1] == "0" else "0"
     table = "".join(",".join(row) + "\n" for row in rows)
@@ -449,32 +383,31 @@ def other_answers(liar):
     liar.record["labels_sha256"] = hashlib.sha256(table.encode()).hexdigest()
 
 
-def another_head(liar):
-    liar.fact("0" * 64, "verification.ledger_head", "ledger_head")
-
-
 CHARGED = {
-    everything_with_twice_the_noise: "charges",
-    another_unit: "terms",
-    another_adjacency: "terms",
-    another_cap: "terms",
-    nothing_else_was_released: "charges",
-    no_choice: "charges",
-    other_answers: "charges",
-    another_head: "chain",
+    "everything with twice the noise": ("charges", lambda liar: (liar.noise(2), liar.events(halve_mu))),
+    "another unit": ("terms", claim_another_unit),
+    "another adjacency": ("terms", claim_another_adjacency),
+    "another cap": ("terms", lambda liar: liar.fact(60.0, "composition.account_cap", "budget_epsilon")),
+    "nothing else was released": (
+        "charges",
+        lambda liar: (liar.privacy.update(other_releases=[]), liar.recompute()),
+    ),
+    "no choice": ("charges", hide_the_choice_of_the_student),
+    "other answers": ("charges", tell_other_answers),
+    "another head": ("chain", lambda liar: liar.fact("0" * 64, "verification.ledger_head", "ledger_head")),
 }
 """Whole stories, told without a contradiction: what finds them in the ledger."""
 
 
-@pytest.mark.parametrize("lie", CHARGED, ids=lambda lie: lie.__name__)
+@pytest.mark.parametrize("lie", CHARGED)
 def test_a_story_without_a_contradiction_is_found_by_the_ledger(lie, release, second):
-    release = second if lie in (no_choice, nothing_else_was_released) else release
+    finder, tell = CHARGED[lie]
+    release = second if lie in ("no choice", "nothing else was released") else release
     liar = Liar(release)
-    lie(liar)
+    tell(liar)
     liar.tell()
-    found = said(release)
-    failed = {name for name, mark in found.items() if mark == "FAILS"}
-    assert CHARGED[lie] in failed <= {"chain", "terms", "charges", "cap"}, found
+    failed = {name for name, mark in said(release).items() if mark == "FAILS"}
+    assert finder in failed <= {"chain", "terms", "charges", "cap"}, failed
 
 
 @pytest.mark.parametrize(
@@ -520,27 +453,22 @@ def test_a_student_of_other_data_is_found(fault, release):
     assert check.name == "student" and fault in check.message
 
 
-def test_a_seeded_run_claims_nothing_and_is_not_passed(tmp_path, capsys):
-    pipeline.run(again(tiny(tmp_path), "first", insecure_noise_seed=1))
-    assert main([str(release_of(tmp_path))]) == 1
-    assert "none is claimed" in capsys.readouterr().out
-
-
-def test_a_seeded_run_that_says_it_is_private_is_found_by_the_ledger(release, tmp_path):
+def test_a_seeded_run_claims_nothing_and_is_found_by_the_ledger_if_it_says_that_it_is_private(
+    release, tmp_path, capsys
+):
     """The head of the statement moves to the entry of a seeded charge of the same events."""
     pipeline.run(again(tiny(tmp_path / "seeded"), "first", insecure_noise_seed=1))
-    false = release_of(tmp_path / "seeded")
-    ids = {name: json.loads((false / "summary.json").read_text())[name] for name in ("release_id", "ledger_head")}
-    true = release.parents[1] / "first" / "release"
-    for name in FILES:
-        text = (true / name).read_text()
-        now = json.loads((true / "summary.json").read_text())
-        for key, value in ids.items():
-            text = text.replace(now[key], value)
-        (false / name).write_text(text)
-    for name in (*ANSWER_FILES.values(), "README.md", "report.html", "student.safetensors"):
-        if (true / name).exists():
-            (false / name).write_bytes((true / name).read_bytes())
+    false, true = release_of(tmp_path / "seeded"), release
+    assert main([str(false)]) == 1 and "none is claimed" in capsys.readouterr().out
+    false_ids, true_ids = (json.loads((folder / "summary.json").read_text()) for folder in (false, true))
+    for file in (file for file in true.iterdir() if file.name != "SHA256SUMS"):
+        if file.name in FILES:
+            text = file.read_text()
+            for key in ("release_id", "ledger_head"):
+                text = text.replace(true_ids[key], false_ids[key])
+            (false / file.name).write_text(text)
+        else:
+            shutil.copy(file, false / file.name)
     mend(false)
     assert said(false)["charges"] == "FAILS" and said(false, ledger=False)["guarantee"] == "ok"
 

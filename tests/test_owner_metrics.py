@@ -12,22 +12,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from pate_torch import owner_metrics
 from pate_torch.accounting.data_dependent.theorems import GNMaxOutcomes, LNMaxOutcomes
 from pate_torch.core.files import create_private_folder
+from pate_torch.owner_metrics import PrivateMetrics, PrivateWriter, compute_vote_metrics
 from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.release import private_metrics
 from pate_torch.release.membership import AttackResult, MembershipResult
-from pate_torch.release.private_metrics import (
-    PrivateMetrics,
-    PrivateWriter,
-    compute_gap_quantiles,
-    compute_vote_metrics,
-)
 
 VOTES = Votes(torch.tensor([[8, 1, 1], [5, 5, 0], [4, 3, 3], [0, 0, 10]]), 10)
-
-
 ATTACK = AttackResult(
     members=900, others=200, advantage=0.012, advantage_interval=(-0.031, 0.054), auc=0.507, auc_interval=(0.463, 0.551)
 )
@@ -50,15 +43,8 @@ def test_private_folders_are_closed_whatever_the_umask(tmp_path):
     assert "no privacy guarantee" in (tmp_path / "b" / "README").read_text()
 
 
-def test_gap_quantiles_agree_with_numpy():
-    gaps = [7, 0, 1, 10]
-    found = compute_gap_quantiles(VOTES)
-    assert list(found) == ["0", "0.05", "0.25", "0.5", "0.75", "0.95", "1"]
-    assert list(found.values()) == pytest.approx([np.quantile(gaps, float(q)) for q in found])
-
-
 def test_owner_summary_has_its_keys_and_refuses_nan(tmp_path):
-    summary = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles=compute_gap_quantiles(VOTES))
+    summary = PrivateMetrics(ensemble_accuracy=0.98, epsilon_pate2018=1.9, gap_quantiles={"0.5": 4.0})
     summary.write(tmp_path / "summary.json")
     read = json.loads((tmp_path / "summary.json").read_text(), parse_constant=pytest.fail)
     assert set(read) >= {"ensemble_accuracy", "teacher_accuracy_mean", "epsilon_pate2018", "gap_quantiles"}
@@ -75,12 +61,12 @@ SPEC = DataSpec(name="d", num_classes=3, input_shape=(2,), class_names=("a", "b"
 def looked_at(counts, model, **changes):
     """The owner's figures of votes on a pool, of which every point is asked."""
     votes = Votes(torch.as_tensor(counts), int(counts[0].sum()))
-    nothing, query = torch.zeros(0, 2), torch.arange(len(votes))
-    unseen = PrivateRecords.from_rows(nothing, torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=str))
+    nothing, no_labels, query_Q = torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), torch.arange(len(votes))
+    unseen = PrivateRecords.from_rows(nothing, no_labels, np.zeros(0, dtype=str))
     data = Dataset(SPEC, unseen, PublicPool(torch.zeros(len(votes), 2)), Evaluation(torch.zeros(1, 2), torch.zeros(1)))
-    release = Release("r", query, torch.zeros(len(votes), dtype=torch.int64), (), ())
-    arguments = {"ensemble": None, "nonprivate": None, "rounds": 1, "delta": 1e-5, "device": torch.device("cpu")}
-    return compute_vote_metrics(data=data, release=release, votes=votes, model=model, **(arguments | changes))
+    release = Release("r", query_Q, torch.zeros(len(votes), dtype=torch.int64), (), ())
+    given = {"ensemble": None, "nonprivate": None, "delta": 1e-5, "device": torch.device("cpu")}
+    return compute_vote_metrics(data, release, votes=votes, model=model, **(given | changes))
 
 
 def thousand(teachers, questions=5):
@@ -125,7 +111,8 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
     broken = Broken(error)
     summary = looked_at(VOTES.counts_QC.numpy(), BrokenGnmax(error), ensemble=broken, nonprivate=broken)
     assert summary.epsilon_pate2018 is summary.ensemble_accuracy is None
-    assert summary.gap_quantiles == compute_gap_quantiles(VOTES)
+    gaps = [7, 0, 1, 10]
+    assert summary.gap_quantiles == {f"{q:g}": np.quantile(gaps, q) for q in owner_metrics.QUANTILES}
     assert len(summary.not_computed) == len(summary.format_rows()) == 3
     assert all(error.__name__ in value and "secret" not in value for value in summary.format_rows().values())
     summary.write(tmp_path / "summary.json")
@@ -133,7 +120,7 @@ def test_no_figure_for_the_owner_ends_a_run(tmp_path, error):
 
 
 def test_a_figure_that_is_no_number_is_missing(monkeypatch):
-    monkeypatch.setattr(private_metrics.rdp, "to_epsilon", lambda *_: math.inf)
+    monkeypatch.setattr(owner_metrics.rdp, "to_epsilon", lambda *_: math.inf)
     summary = looked_at(VOTES.counts_QC.numpy(), GNMaxOutcomes(sigma=2.0))
     assert summary.epsilon_pate2018 is None
     assert len(summary.not_computed) == 1
