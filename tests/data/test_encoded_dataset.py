@@ -282,10 +282,10 @@ def test_the_statement_names_the_encoder_and_warns_of_overlap(ran):
     assert (card["name"], card["license"], card["trained_on"]) == ("table", "MIT", "old mails")
     assert card["sha256"] == compute_file_digest(folder / "table.safetensors") and card["options"]["max_length"] == 30
     text = " ".join(statement["assumptions"] + statement["not_covered"])
-    assert f"SHA-256 {card['sha256']}" in text and "license: MIT" in text and "may overlap with them" in text
+    assert f"SHA-256 {card['sha256']}" in text and "license: MIT" in text and "may overlap with the records" in text
     for page in ("README.md", "report.html"):
         text = (release / page).read_text()
-        assert card["sha256"] in text and "may overlap with them" in text and "old mails" in text
+        assert card["sha256"] in text and "may overlap with the records" in text and "old mails" in text
     assert '"tokenizer": "tokenizer.json"}' in (release / "README.md").read_text()
     assert json.loads((release / "release.json").read_text())["encoder"]["sha256"] == card["sha256"]
 
