@@ -65,10 +65,7 @@ def test_initialization_is_he_normal_with_a_zero_output_layer():
     assert loss.item() == pytest.approx(math.log(10), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"),
-    [("cnn", 4e5, 1.2e6), ("lean_cnn", 5e4, 3e5), ("convnet", 2e6, 4e6)],
-)
+@pytest.mark.parametrize(("name", "low", "high"), [("cnn", 4e5, 1.2e6), ("lean_cnn", 5e4, 3e5), ("convnet", 2e6, 4e6)])
 def test_sizes_are_the_documented_ones(name, low, high):
     assert low < networks.count_parameters(networks.build(name, (1, 28, 28), 10)) < high
 

@@ -16,7 +16,7 @@ IMAGES = DataSpec(
 )
 
 
-def clouds(count, seed):
+def clouds(count, seed=0):
     draw = torch.Generator().manual_seed(seed)
     y = torch.randint(3, (count,), generator=draw)
     return CENTER[y] + torch.randn(count, 2, generator=draw), y

@@ -271,14 +271,9 @@ def test_agprivcl_is_right_where_plain_voting_fails():
     sample = always_one(110_000)
     asked = {"epsilon": 1.0, "delta": 1e-2, "alpha": 0.2, "beta": 0.2}
     plan = plan_of(sample.n, 4, **asked, constants="sharp")
-    plain = run_sub_samp(
-        VOTING_FAILS,
-        sample,
-        CORNERS,
-        num_teachers=8 * plan.num_teachers,
-        mechanism=SparseVector(epsilon=1.0, delta=1e-2, max_failures=1),
-        budget=DryRunNoise(insecure_seed=1),
-    )
+    mechanism = SparseVector(epsilon=1.0, delta=1e-2, max_failures=1)
+    voting = {"num_teachers": 8 * plan.num_teachers, "mechanism": mechanism, "budget": DryRunNoise(insecure_seed=1)}
+    plain = run_sub_samp(VOTING_FAILS, sample, CORNERS, **voting)
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
     answers = run_ag_priv_cl(
         VOTING_FAILS, sample, CORNERS, **asked, budget=DryRunNoise(insecure_seed=0), constants="sharp"
@@ -307,21 +302,13 @@ def test_agprivcl_charges_what_is_proved_before_it_draws(resample):
     assert 0 < proved[0] < 0.2 * 0.5 and 0 < proved[1] < 0.02 * 1e-3  # printed constants: a fraction of what was asked
 
 
-def test_bad_input_is_refused_before_a_charge_and_small_samples_are_warned_about():
-    spy = Spy()
-    asked = {**ASKED, "budget": spy}
+def test_bad_input_is_refused_before_a_charge():
+    asked = {**ASKED, "budget": (spy := Spy())}
     with pytest.raises(ValueError, match=r"sub-sample .* is empty.*n >= 56"):
         run_ag_priv_cl(Thresholds(), sample_of(((0, 1),) * 55), [0.0], **asked)
     with pytest.warns(BelowGuaranteeWarning), pytest.raises(ValueError, match="num_teachers"):
         run_ag_priv_cl(Thresholds(), sample_of(((1, 1),) * 120), [0.0], **asked, asked_teachers=3)
-    bad = {"epsilon": 0, "inner_epsilon": 0, "delta": 1.0, "alpha": 0.0, "beta": 1.0, "constants": "best"}
-    for key, value in bad.items():
-        with pytest.raises(ValueError, match=key):
-            plan_of(1000, 5, **{key: value})
     assert spy.log == []
-    with pytest.warns(BelowGuaranteeWarning, match=r"AgPrivCl: n = 120.*queries >= 1,559, here 2; teachers >= "):
-        answers = run_ag_priv_cl(Thresholds(), sample_of(((1, 1),) * 120), [0.0, 5.0], **asked)
-    assert set(answers.label_Q.tolist()) <= {NO_ANSWER, 0, 1}
 
 
 # --- Audits ----------------------------------------------------------------------------------------------------------

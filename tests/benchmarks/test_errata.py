@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from scipy import integrate, special, stats
 
 from benchmarks.replications.liu2021_tables import PAPER
@@ -75,17 +76,11 @@ def test_high_margin_is_the_small_probability_of_a_small_margin():
     assert np.mean(margin_Q > xi) <= 0 < np.mean(margin_Q <= xi)
     T, K = sizes.lzcw21_proposition_18(m, nu=0.0, xi=xi, epsilon=1.0, delta=1e-5, gamma=gamma)
     ones_Q = np.random.default_rng(0).binomial(K, 0.5, size=m)
-    votes = Votes(np_counts(ones_Q, K), K)
+    votes = Votes(torch.from_numpy(np.stack([K - ones_Q, ones_Q], 1)), K)
     answers = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T).release(
         votes, DryRunNoise(), MechanismContext(num_queries=m)
     )
     assert not answers.answered_Q.any()
-
-
-def np_counts(ones_Q, teachers):
-    import torch
-
-    return torch.from_numpy(np.stack([teachers - ones_Q, ones_Q], axis=1))
 
 
 def test_a_threshold_without_fresh_noise_has_no_price():

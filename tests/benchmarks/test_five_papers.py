@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from benchmarks.replications.five_papers import ROWS, FivePapers, PaperCell, format_table, read_cells
+from benchmarks.replications.five_papers import ROWS, FivePapers, read_cells
 from benchmarks.replications.splits import compute_sigma
 from pate_torch.accounting import gdp
 from pate_torch.config import Study
@@ -82,23 +82,8 @@ def test_every_row_gives_a_model_or_says_why(source, plan):
         assert cell.accuracy is None or cell.spent <= 4.0 * (1 + 1e-9) or ROWS[cell.method].free
 
 
-def test_the_table_shows_means_papers_figures_and_how_many_gave_a_model():
-    place = {"dataset": "mushroom", "method": "PSQ", "epsilon": 0.5, "spent": 0.5}
-    cells = [PaperCell(**place, split=i, accuracy=a) for i, a in enumerate((0.7, 0.8, None))]
-    cells.append(
-        PaperCell(dataset="mushroom", split=0, method="no privacy: PSQ", epsilon=math.inf, spent=math.inf, accuracy=1)
-    )
-    shown = format_table(cells, ["mushroom"])
-    assert "mushroom (3 splits)" in shown
-    assert f".7500±{1.96 * 0.05:.4f}".replace("0.", ".") + " 2/3" in shown and ".6416" in shown and ".9773" in shown
-
-
 def test_it_refuses_what_is_not_public_and_other_neighbors(source, plan):
     with pytest.raises(ValueError, match="replace_one"):
         study(source).run(dataclasses.replace(plan, partition=AddRemove()))
     with pytest.raises(ValueError, match="not a public benchmark"):
         ran(study(dataclasses.replace(source, benchmark=False, publish_split=True)), plan)
-    with pytest.raises(ValueError, match=r"study\.rows='PSK'"):
-        study(source, rows=["PSK"])
-    with pytest.raises(ValueError, match=r"study\.tables\.signs\.dataset"):
-        study(source, tables={"signs": {}})

@@ -114,5 +114,3 @@ def test_a_size_that_is_not_public_and_data_that_are_no_benchmark_are_refused(so
     own = dataclasses.replace(source, benchmark=False, publish_split=True, publish_test=True)
     with pytest.raises(ValueError, match="not a public benchmark"):
         study(own).run(plan)
-    with pytest.raises(ValueError, match="repeats"):
-        study(source, repeats=1)

@@ -10,8 +10,6 @@ from benchmarks.theory.margins import (
     disagreement_margin,
     expected_margin,
     high_margin_curve,
-    margin_correlation,
-    margin_distribution,
     share_of_ones,
 )
 from pate_torch.privacy.sensitive import Votes
@@ -38,24 +36,3 @@ def test_estimated_margin_is_biased_by_half_a_standard_error_at_most():
     bias = expected_margin(share).mean()
     assert bias == pytest.approx(math.sqrt(1 / (2 * math.pi * K)), rel=0.05)
     assert bias < 1 / (2 * math.sqrt(K))
-
-
-def test_figures_hold_the_numbers():
-    generator, K = np.random.default_rng(1), 50
-    votes, reference = binary(generator.binomial(K, 0.9, size=300), K), generator.random(300) < 0.8
-    share = share_of_ones(votes)
-    line = margin_correlation(votes, reference, queries=120).axes[0].get_lines()[1]
-    np.testing.assert_allclose(line.get_xdata()[-1], expected_margin(share)[:120].sum())
-    np.testing.assert_allclose(line.get_ydata()[-1], -disagreement_margin(share, reference)[:120].sum())
-    figure = margin_distribution(votes, reference)
-    heights = sum(patch.get_height() for patch in figure.axes[0].patches if hasattr(patch, "get_height"))
-    assert heights == pytest.approx(1.0)
-    curve = figure.axes[1].get_lines()[0]
-    np.testing.assert_allclose(curve.get_ydata(), high_margin_curve(expected_margin(share), curve.get_xdata()))
-
-
-def test_margins_refuse_what_they_are_not_defined_for():
-    with pytest.raises(ValueError, match="two classes"):
-        share_of_ones(Votes(torch.tensor([[1, 1, 1]]), 3))
-    with pytest.raises(ValueError, match="fractions"):
-        expected_margin([1.5])

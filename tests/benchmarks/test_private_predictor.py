@@ -15,12 +15,7 @@ from benchmarks.theory.private_predictor import (
     compute_subset_size,
 )
 from pate_torch.hypotheses import sample as samples
-from tests.hypotheses.exact_laws import neighbors, threshold_law, universe
-
-
-def both(p):
-    """The law over (query, answer) pairs as one array of positive numbers."""
-    return np.concatenate([p, 1 - p])
+from tests.hypotheses.exact_laws import both, neighbors, threshold_law, universe
 
 
 def brute_predictor(records, index, eta, teachers, queries):

@@ -32,6 +32,7 @@ from pate_torch.privacy.records import NO_ANSWER
 from tests.hypotheses.exact_laws import (
     Spy,
     all_laws,
+    both,
     charges_first,
     fit,
     neighbors,
@@ -103,13 +104,6 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     assert done.events == (BoundedRangeEvent(eta=epsilon),)
     assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
     assert fit(counts, boosted_law(records, cuts, 2.5 * epsilon, 2)) < 1e-6
-
-
-def test_boosting_takes_log_three_over_failure_folds():
-    with pytest.raises(ValueError, match="6 folds"):
-        run_high_confidence(
-            Thresholds(), [0.0, 1.0], sample_of(((0, 1),) * 5), epsilon=1.0, failure=0.03, budget=DryRunNoise()
-        )
 
 
 # --- AgPrivCl by GNMax -----------------------------------------------------------------------------------------------
@@ -193,11 +187,6 @@ def test_it_answers_right_where_plain_voting_fails_and_charges_before_it_draws()
     assert np.mean(answers.label_Q.numpy() == (x_Q[:, 0] >= 0.5)) > 0.9
 
 
-def test_too_few_records_for_two_teachers_are_refused():
-    with pytest.raises(ValueError, match=r"n=100: .* take n >= "):
-        plan_relabeled(100, 20, epsilon=0.1, delta=1e-5)
-
-
 # --- UnvPrivCl and DF18 ----------------------------------------------------------------------------------------------
 
 
@@ -223,11 +212,6 @@ def shares(records, teachers):
     sample = sample_of(records)
     best = [fit_erm(Thresholds(), sample.x[block], sample.y[block]) for block in split_folds(len(records), teachers)]
     return np.mean([Thresholds().predict(h, POINTS) for h in best], axis=0)
-
-
-def both(one_Q):
-    """The laws of all answers as one array of positive numbers."""
-    return np.concatenate([one_Q, 1 - one_Q])
 
 
 def test_df18s_vote_draws_from_a_law_that_is_private_over_every_pair():

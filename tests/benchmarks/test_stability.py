@@ -163,10 +163,3 @@ def test_teachers_of_known_stability_come_out_right():
     assert found.alpha == pytest.approx(0.5, abs=4 * found.error) and found.error < 0.03
     against = by_teachers(recipe, ROWS, label=0)
     assert on_average_stability(against, x, y, x[:2], n=3, pairs=600, seed=0).alpha == found.alpha
-
-
-def test_teachers_that_cannot_be_retrained_are_refused():
-    with pytest.raises(ValueError, match="lean_cnn"):
-        by_teachers(TeacherRecipe(), ROWS)
-    with pytest.raises(ValueError, match="label"):
-        by_teachers(TeacherRecipe(network="logistic"), ROWS, label=2)

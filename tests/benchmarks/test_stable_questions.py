@@ -1,18 +1,15 @@
 """The study of active questions to the sparse vector: its teachers, its failures, and the strategy that was tried."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.stable_questions import QUESTIONS, Settled, asked, lost, tally
+from benchmarks.stable_questions import QUESTIONS, asked, lost, tally
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.queries.base import QueryState
 from pate_torch.queries.random import Random
 
 SPEC = DataSpec(name="s", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.0, 0.0), std=(1.0, 1.0))
@@ -54,14 +51,3 @@ def test_questions_end_with_the_last_failure(failures):
         assert len(point) == failures and (label == NO_ANSWER).all()
         point, label = asked(strategy, pool, sure, mechanism, seed=0)
         assert sorted(point.tolist()) == list(range(40)) and (label == 0).all()
-
-
-def test_settled_leaves_the_doubtful_half_for_last():
-    x = torch.stack([torch.linspace(-1, 1, 81), torch.zeros(81)], 1)
-    answered = QueryState(SPEC, x, torch.tensor([0, 80]), torch.tensor([0, 1]), 79, 1, 0)
-    ask = Settled().select(answered).tolist()
-    assert len(set(ask)) == 79 and sorted(abs(place - 40) for place in ask[:4]) == [20, 20, 21, 21]
-    assert all(abs(place - 40) < 20 for place in ask[-39:]) and ask[-1] == 40
-    # A refusal at 60 draws the boundary to it.
-    refused = dataclasses.replace(answered, query_Q=torch.tensor([0, 80, 60]), label_Q=torch.tensor([0, 1, NO_ANSWER]))
-    assert Settled().select(refused)[-1] >= 45

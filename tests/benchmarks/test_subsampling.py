@@ -67,9 +67,3 @@ def test_every_neighbor_of_a_small_domain_keeps_the_lemmas():
     assert worst <= sharp < subsampling.wlf16_lemma_24(epsilon, 0.0, size / n)[0]
     assert worst <= subsampling.wlf16_lemma_27(epsilon, size / n) and worst <= subsampling.df20_lemma_5(epsilon, 0.5)
     assert worst > sharp / 2
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_a_share_is_between_0_and_1(share):
-    with pytest.raises(ValueError, match="share"):
-        subsampling.amplified(1.0, 0.0, share)

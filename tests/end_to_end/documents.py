@@ -16,13 +16,7 @@ from pathlib import Path
 from tests import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = [
-    *PAGES,
-    ROOT / "NOTATION.md",
-    ROOT / "CHANGELOG.md",
-    ROOT / "SECURITY.md",
-    ROOT / "examples" / "README.md",
-]
+LINKED = [*PAGES, ROOT / "NOTATION.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", ROOT / "examples" / "README.md"]
 
 _MARK = re.compile(r"<!-- (file|composed|fails|table): (.*?) -->")
 _LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")

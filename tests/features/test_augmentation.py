@@ -84,8 +84,7 @@ def test_shear_tilts_one_axis_by_up_to_its_angle():
 
 
 @pytest.mark.parametrize(
-    "bad",
-    [{"rotate": -1}, {"scale": 1.0}, {"shift": float("nan")}, {"shear": 90}, {"flip": 1}, {"padding": "wrap"}],
+    "bad", [{"rotate": -1}, {"scale": 1.0}, {"shift": float("nan")}, {"shear": 90}, {"flip": 1}, {"padding": "wrap"}]
 )
 def test_refuses(bad):
     with pytest.raises(ValueError, match="augment"):

@@ -97,7 +97,11 @@ class Anonymous(FeatureRecipe):
 @pytest.mark.parametrize(
     ("features", "others", "message"),
     [
-        (RECIPE, (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)), "must be the features in which"),
+        (
+            RECIPE,
+            (None, FourierFeatures(cosines=32), FourierFeatures(cosines=64, width=2.0)),
+            "must be the features in which",
+        ),
         (Anonymous(), (Anonymous(),), "design"),
     ],
     ids=["other features", "a recipe without a design"],
@@ -115,7 +119,4 @@ def test_a_model_is_refused_whose_features_no_student_can_compute(features, othe
 def test_designs_build_the_network_whose_lower_part_the_encoder_is():
     assert FourierFeatures(cosines=7).design == {"name": "fourier", "options": {"cosines": 7}}
     several = ContrastiveFeatures(network="mlp", encoders=2, steps=1)
-    assert several.design == {
-        "name": "voting",
-        "options": {"members": 2, "of": {"name": "mlp", "options": {}}},
-    }
+    assert several.design == {"name": "voting", "options": {"members": 2, "of": {"name": "mlp", "options": {}}}}

@@ -5,11 +5,7 @@ import pytest
 import torch
 
 from pate_torch.features import neighbors
-from pate_torch.features.neighbors import (
-    build_neighbor_graph,
-    compute_eigenvectors,
-    compute_spectral_embedding,
-)
+from pate_torch.features.neighbors import build_neighbor_graph, compute_eigenvectors, compute_spectral_embedding
 from pate_torch.privacy.records import DataSpec
 
 

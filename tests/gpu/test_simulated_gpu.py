@@ -1,16 +1,11 @@
 """The simulated GPU computes what the CPU does, refuses what CUDA refuses, and counts copies, syncs and memory."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu.findings import CodeLine
 from pate_torch.core.device import deterministic_mode
-from pate_torch.core.rng import make_torch_generator
-from pate_torch.students.training import AveragedModel
 from pate_torch.teachers import stacked, workers
 from pate_torch.teachers.training import train
 from tests.gpu.simulated_gpu import CUDA, PlacementError, simulate_gpu
@@ -49,29 +44,6 @@ def test_what_cuda_refuses_is_refused(what, simulated_gpu):
         REFUSED[what]()
 
 
-def draw_on_gpu():
-    return torch.rand(3, generator=make_torch_generator(0, "x", device=CUDA), device=CUDA)
-
-
-ALLOWED = {
-    "a sum with a number of the host": lambda: ones_on_gpu(3) + torch.tensor(2.0),
-    "a number of the host in a choice": lambda: torch.where(ones_on_gpu(3) > 0, ones_on_gpu(3), torch.tensor(0.0)),
-    "indices of the host": lambda: ones_on_gpu(4)[zeros_long()],
-    "a number of the host written at indices": lambda: ones_on_gpu(4).index_put_((zeros_long(),), torch.ones(())),
-    "draws of the GPU's generator": draw_on_gpu,
-    "a module moved": lambda: torch.nn.Linear(2, 2).to(CUDA).weight,
-    "a copy to it": lambda: torch.ones(3).to(CUDA),
-    "a copy into it": lambda: ones_on_gpu(3).copy_(torch.zeros(3)),
-    "made of a list": lambda: torch.tensor([1.0, 2.0], device=CUDA),
-    "made like another": lambda: torch.zeros_like(ones_on_gpu(2)),
-}
-
-
-@pytest.mark.parametrize("what", ALLOWED)
-def test_what_cuda_takes_is_taken_and_stays_there(what, simulated_gpu):
-    assert ALLOWED[what]().device == CUDA
-
-
 def test_products_of_integers_are_refused_as_cuda_has_none(simulated_gpu):
     with pytest.raises(NotImplementedError, match="int64"):
         ones_on_gpu(2, 2).long() @ ones_on_gpu(2, 2).long()
@@ -104,13 +76,6 @@ def test_copies_and_syncs_are_counted(simulated_gpu):
         work()
         counters = gpu.syncs, gpu.copies_to_device, gpu.copies_to_host
         assert tuple(counter.total() for counter in counters) == expected, number
-
-
-def test_what_is_counted_names_the_line(simulated_gpu):
-    AveragedModel(torch.nn.Linear(2, 2).to(CUDA), 0.9).update()
-    (line, *_) = (where for where in simulated_gpu.kernels if where.function == "update")
-    assert str(line) == f"students/training.py:{line.line} (update)" and line.line > 100
-    assert not simulated_gpu.syncs.keys() - {CodeLine("elsewhere", 0, "")}
 
 
 def test_memory_is_counted_for_as_long_as_it_is_held():
@@ -179,11 +144,3 @@ def test_convolutions_learn_the_same_twice_only_where_cudnn_is_deterministic(sim
     assert not torch.equal(gradient(), gradient())
     with deterministic_mode(CUDA):
         assert torch.equal(gradient(), gradient())
-
-
-def test_threads_see_the_gpu_too(simulated_gpu):
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: torch.zeros(2, device=CUDA) + 1).result().tolist() == [1, 1]
-        assert pool.submit(lambda: torch.tensor([2.0], device=CUDA)).result().tolist() == [2]
-        with pytest.raises(PlacementError):
-            pool.submit(REFUSED["a product"]).result()

@@ -83,6 +83,11 @@ def threshold_law(records, cuts, rate):
     return np.array(weight) / sum(weight)
 
 
+def both(one_Q):
+    """The laws of all answers, of which 1 has these chances, as one array of positive numbers."""
+    return np.concatenate([one_Q, 1 - one_Q])
+
+
 def sauer_shelah(n, d):
     """Most dichotomies n points can have: sum_{i <= d} C(n, i) (Sauer 1972, Shelah 1972)."""
     return sum(math.comb(n, i) for i in range(min(n, d) + 1))

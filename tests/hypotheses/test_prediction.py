@@ -17,7 +17,7 @@ from pate_torch.hypotheses.prediction import (
 )
 from pate_torch.hypotheses.sample import BelowGuaranteeWarning, Sample, compute_net_size
 from pate_torch.privacy.noise import DryRunNoise
-from tests.hypotheses.exact_laws import Spy, all_laws, charges_first, fit, quiet, sample_of, threshold_law, worst
+from tests.hypotheses.exact_laws import Spy, all_laws, both, charges_first, fit, quiet, sample_of, threshold_law, worst
 
 
 @functools.cache
@@ -31,11 +31,6 @@ def brute_prediction(records, size, gamma, queries=(0, 1, 2)):
         cuts = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(seen)), math.inf]
         total += threshold_law(records, cuts, gamma / 2) @ [[float(q >= t) for q in queries] for t in cuts]
     return total / len(subsets)
-
-
-def both(p):
-    """The law over (query, answer) pairs as one array of positive numbers."""
-    return np.concatenate([p, 1 - p])
 
 
 @pytest.mark.parametrize("size,n", [(1, 4), (2, 4)])

@@ -10,12 +10,7 @@ from pate_torch.accounting.events import BoundedRangeEvent
 from pate_torch.core.progress import Stages
 from pate_torch.hypotheses.algorithms import LearnOptions, make_problems
 from pate_torch.hypotheses.classes import HalfPlanes, Intervals, Stumps, Thresholds
-from pate_torch.hypotheses.release import (
-    HypothesisMethod,
-    _SharedReservation,
-    make_logistic_student,
-    make_rule_student,
-)
+from pate_torch.hypotheses.release import HypothesisMethod, _SharedReservation, make_logistic_student, make_rule_student
 from pate_torch.privacy.budget import Budget
 from pate_torch.privacy.ledger import Ledger
 from tests.hypotheses.point_worlds import data_of, facts_of

@@ -18,12 +18,7 @@ from pate_torch.privacy.records import NoisyCounts, PublicPool, Release
 from pate_torch.privacy.sensitive import SoftVotes
 from pate_torch.queries.random import Random
 from pate_torch.release import store as release_store
-from pate_torch.students.labels import (
-    compute_label_posterior,
-    estimate_lead,
-    make_student_task,
-    with_label_posteriors,
-)
+from pate_torch.students.labels import compute_label_posterior, estimate_lead, make_student_task, with_label_posteriors
 from pate_torch.students.training import Supervised, build_problem
 from tests import killed_runs
 from tests.run_configs import changed

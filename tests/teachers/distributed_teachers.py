@@ -13,7 +13,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import tally_over_ranks
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import recipe, records, shards_of, spec
+from tests.teachers.teacher_world import even_shards, recipe, records, spec
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
             os._exit(7)
 
     private = records(150)
-    shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
+    shards = even_shards(50, 3)
     ensemble = train(private, spec(), shards, recipe(), seed=0, checkpoint_dir=folder / "checkpoints", progress=die)
     votes = tally_over_ranks(ensemble, lambda some: some.tally(private.x), len(private.x))
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)

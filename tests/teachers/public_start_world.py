@@ -18,7 +18,7 @@ START = PublicStart(
         steps=40,
         batch_size=32,
         augment=AUGMENT,
-    ),
+    )
 )
 RECIPE = TeacherRecipe(
     network="logistic", steps=60, batch_size=16, learning_rate=0.02, augment=AUGMENT, start=START, backend="vectorized"

@@ -6,6 +6,7 @@ import torch
 from pate_torch.features.augmentation import Affine
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers.recipe import TeacherRecipe
+from pate_torch.teachers.store import Identity, TeacherStore
 
 
 def spec(classes: int = 4, size: int = 12) -> DataSpec:
@@ -33,6 +34,11 @@ def shards_of(rows: list[list[int]], adjacency: str = "add_remove") -> Shards:
     return Shards(index, index >= 0, adjacency)
 
 
+def even_shards(num_teachers: int, size: int) -> Shards:
+    """As many records for each: the first ones to the first teacher, and so on."""
+    return shards_of([list(range(k * size, k * size + size)) for k in range(num_teachers)])
+
+
 def recipe(**changes: object) -> TeacherRecipe:
     base = {
         "network": "lean_cnn",
@@ -47,6 +53,13 @@ def recipe(**changes: object) -> TeacherRecipe:
         "workers": 1,
     }
     return TeacherRecipe(**(base | changes))  # type: ignore[arg-type]
+
+
+def identity_of(store: TeacherStore, private: PrivateRecords, **changes: object) -> Identity:
+    """What decides two teachers of these records, but for ``changes``."""
+    base = {"dataset": "squares", "fingerprint": store.compute_fingerprint(private), "seed": 0, "num_teachers": 2}
+    parts = {"partition": {"name": "add_remove", "sizes": (1, 2)}, "configuration": recipe().to_configuration()}
+    return Identity(**(base | parts | changes))  # type: ignore[arg-type]
 
 
 def differing(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[int]:

@@ -14,7 +14,7 @@ from pate_torch.methods.transductive import TransductiveTeacherVotes
 from pate_torch.teachers import distributed
 from pate_torch.teachers.training import train
 from tests import ROOT
-from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import differing, even_shards, recipe, records, spec
 
 PROGRAM = str(ROOT / "tests" / "teachers" / "distributed_teachers.py")
 
@@ -29,7 +29,7 @@ def torchrun(ranks, folder, *arguments):
 @pytest.fixture(scope="module")
 def alone():
     private = records(150)
-    shards = shards_of([list(range(k * 3, k * 3 + 3)) for k in range(50)])
+    shards = even_shards(50, 3)
     ensemble = train(private, spec(), shards, recipe(), seed=0)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(
         compute_coordinates(private.x, spec())
@@ -65,14 +65,6 @@ def test_a_dead_rank_fails_the_run_and_its_finished_chunks_are_kept(tmp_path, al
     again = torchrun(3, tmp_path)
     assert again.returncode == 0, again.stderr
     check_ranks(tmp_path, 3, alone)
-
-
-def test_without_torchrun_there_is_one_rank(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    assert distributed.get_world() == distributed.World(rank=0, size=1, local_rank=0, local_size=1)
-    assert distributed.is_main()
-    assert distributed.broadcast_object("here") == "here"
-    assert distributed.get_local_device(torch.device("cpu")) == torch.device("cpu")
 
 
 def test_ranks_of_different_kinds_refuse_to_mix(monkeypatch):

@@ -7,15 +7,14 @@ from pate_torch import networks
 from pate_torch.teachers import ensemble as ensemble_module
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import recipe, records, shards_of, spec
+from tests.teachers.teacher_world import even_shards, recipe, records, spec
 
 X = records(50).x
 
 
 @pytest.fixture(scope="module")
 def ensemble():
-    shards = shards_of([list(range(k * 2, k * 2 + 2)) for k in range(24)])
-    return train(records(50), spec(), shards, recipe(steps=4), seed=0)
+    return train(records(50), spec(), even_shards(24, 2), recipe(steps=4), seed=0)
 
 
 def test_predictions_are_those_of_each_module_in_every_batch_size(ensemble, monkeypatch):
@@ -49,10 +48,3 @@ def test_a_diverged_teacher_still_votes_once(ensemble):
     assert torch.equal(diverged.count_votes(X).counts_QC.sum(1).long(), torch.full((50,), 24))
     untrained = TeacherEnsemble(ensemble.network, ensemble.params, torch.zeros(24, dtype=torch.bool), spec())
     assert untrained.predict_proba(X)[..., 0].eq(1).all()
-
-
-def test_parameters_are_checked_and_withheld(ensemble):
-    fewer = dict(list(ensemble.params.items())[1:])
-    with pytest.raises(ValueError, match="do not fit"):
-        TeacherEnsemble(ensemble.network, fewer, ensemble.trained_K, spec())
-    assert "withheld" in repr(ensemble)

@@ -19,29 +19,23 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
-from pate_torch.privacy.records import DataSpec, PrivateRecords
+from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import panel
 from pate_torch.teachers.recipe import TeacherRecipe
+from tests.worlds import clouds
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(
     name="clouds", num_classes=C, input_shape=(2,), class_names=("a", "b", "c"), mean=(0.0,) * 2, std=(2.0,) * 2
 )
-CENTRE = torch.tensor([[0.0, 3.0], [3.0, -2.0], [-3.0, -2.0]])
 RECIPE = TeacherRecipe(steps=25, batch_size=8, learning_rate=0.05)
-
-
-def clouds(count=N, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(C, (count,), generator=draw)
-    return CENTRE[y] + torch.randn(count, 2, generator=draw), y
 
 
 def private(x, y, ids=None):
     return PrivateRecords.from_rows(x, y, np.arange(len(y)).astype(str) if ids is None else ids)
 
 
-DATA = private(*clouds())
+DATA = private(*clouds(N))
 SHARDS = ReplaceOne().make_shards(DATA, K, 0)
 
 
@@ -57,10 +51,11 @@ class Network(nn.Module):
         return self.layers(x)
 
 
-def fit(teacher, data, shards, seed=0):
-    if teacher is Network:
-        return panel.fit_modules(Network, data, SPEC, shards, RECIPE, seed=seed)
-    return panel.fit_estimators(teacher, data, SPEC, shards, seed=seed)
+def fit(teacher, data=DATA, shards=SHARDS, seed=0):
+    """The ensemble of an estimator, or of the modules that a function makes."""
+    if hasattr(teacher, "fit"):
+        return panel.fit_estimators(teacher, data, SPEC, shards, seed=seed)
+    return panel.fit_modules(teacher, data, SPEC, shards, RECIPE, seed=seed)
 
 
 TEACHERS = [
@@ -76,7 +71,7 @@ IDS = ["logistic", "forest", "pipeline", "neighbors", "network"]
 @pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_remove"])
 def test_one_record_changes_one_teacher(teacher, adjacency):
-    x, y = clouds()
+    x, y = clouds(N)
     points, _ = clouds(400, seed=1)
     if adjacency == "replace_one":
         partition, other = ReplaceOne(), private(x.clone(), y.clone())
@@ -94,12 +89,11 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
 @pytest.mark.parametrize("teacher", TEACHERS, ids=IDS)
 def test_they_learn_and_vote(teacher):
     points, truth = clouds(200, seed=1)
-    one = fit(teacher, DATA, SHARDS)
+    one = fit(teacher)
     votes = one.count_votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
-    assert torch.equal(one.predict(points), fit(teacher, DATA, SHARDS).predict(points))
-    assert "withheld" in repr(one)
+    assert torch.equal(one.predict(points), fit(teacher).predict(points))
 
 
 def test_teachers_draw_apart_from_each_other_and_from_the_caller():
@@ -107,14 +101,12 @@ def test_teachers_draw_apart_from_each_other_and_from_the_caller():
     x, y = clouds(30)
     data = private(x.repeat(K, 1), y.repeat(K))
     order = torch.arange(30 * K).view(K, 30)
-    shards = (
-        ReplaceOne().make_shards(data, K, 0).__class__(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
-    )
+    shards = Shards(order, torch.ones_like(order, dtype=torch.bool), "replace_one")
     before = random.getstate(), np.random.get_state()[1].copy(), torch.random.get_rng_state()
     forests = fit(TEACHERS[1], data, shards).predict(clouds(300, seed=1)[0])
     networks = fit(Network, data, shards).predict(clouds(300, seed=1)[0])
     assert len(torch.unique(forests, dim=0)) > 1 and len(torch.unique(networks, dim=0)) > 1
-    fit(Drawing(), DATA, SHARDS).predict(clouds(9)[0])
+    fit(Drawing()).predict(clouds(9)[0])
     assert before[0] == random.getstate() and (before[1] == np.random.get_state()[1]).all()
     assert torch.equal(before[2], torch.random.get_rng_state())
 
@@ -124,7 +116,7 @@ def test_small_shards_still_have_one_vote():
     data = private(torch.zeros(6, 2), torch.full((6,), 2))
     index = torch.full((6, 2), -1)
     index[1, 0], index[3, :2] = 0, torch.tensor([1, 2])
-    shards = ReplaceOne().make_shards(data, 6, 0).__class__(index, index >= 0, "replace_one")
+    shards = Shards(index, index >= 0, "replace_one")
     votes = fit(LogisticRegression(), data, shards).predict(torch.zeros(4, 2))
     assert votes.tolist() == [[0] * 4, [2] * 4, [0] * 4, [2] * 4, [0] * 4, [0] * 4]
     votes = fit(Network, data, shards).predict(torch.zeros(4, 2))
@@ -149,7 +141,7 @@ class Fragile(LogisticRegression):
 
 def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
     x, y = DATA.x, DATA.y
-    one = fit(Fragile(), DATA, SHARDS)  # warnings are errors here
+    one = fit(Fragile())  # warnings are errors here
     bad = sum(int((y[SHARDS.get_indices(k)] == 1).sum()) > 10 for k in range(K))
     assert 0 < bad < K
     assert one.num_failed == bad
@@ -159,15 +151,18 @@ def test_a_teacher_that_fails_votes_a_constant_and_says_nothing():
         assert bool((votes[k] == 0).all()) == (int((own == 1).sum()) > 10 or int(own[0]) == 2)
 
 
-def test_what_cannot_be_a_teacher_is_refused():
-    with pytest.raises(ValueError, match="classifier"):
-        fit(LinearRegression(), DATA, SHARDS)
-    with pytest.raises(ValueError, match="could be fitted"):
-        fit(KNeighborsClassifier(metric="nonsense"), DATA, SHARDS)
-    with pytest.raises(ValueError, match="logits of shape"):
-        panel.fit_modules(lambda: nn.Linear(2, C + 1), DATA, SPEC, SHARDS, RECIPE, seed=0)
-    with pytest.raises(ValueError, match="Module"):
-        panel.fit_modules(lambda: 3, DATA, SPEC, SHARDS, RECIPE, seed=0)
+@pytest.mark.parametrize(
+    "teacher,message",
+    [
+        (LinearRegression(), "classifier"),
+        (KNeighborsClassifier(metric="nonsense"), "could be fitted"),
+        (lambda: nn.Linear(2, C + 1), "logits of shape"),
+        (lambda: 3, "Module"),
+    ],
+)
+def test_what_cannot_be_a_teacher_is_refused(teacher, message):
+    with pytest.raises(ValueError, match=message):
+        fit(teacher)
 
 
 # ---- teachers that are not apart ------------------------------------------------------------------------------------
@@ -208,11 +203,8 @@ def test_networks_that_share_a_backbone_are_refused():
         lambda: whole,
     ):
         with pytest.raises(ValueError, match=r"^teacher=.*share parameters or buffers.*copy\.deepcopy"):
-            panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
-    own = panel.fit_modules(
-        lambda: nn.Sequential(copy.deepcopy(shared), nn.Linear(4, C)), DATA, SPEC, SHARDS, RECIPE, seed=0
-    )
-    assert len(own) == K
+            fit(factory)
+    assert len(fit(lambda: nn.Sequential(copy.deepcopy(shared), nn.Linear(4, C)))) == K
 
 
 def test_networks_that_a_factory_hands_out_again_later_are_copied():
@@ -225,7 +217,7 @@ def test_networks_that_a_factory_hands_out_again_later_are_copied():
         calls.append(1)
         return made[len(calls) % 2]
 
-    panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
+    fit(factory)
     assert all(torch.equal(value, state[name]) for name, value in made[0].state_dict().items())
 
 
@@ -253,7 +245,7 @@ def try_again(one, points):
 @pytest.mark.fresh_process
 def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     monkeypatch.setattr(Remembering, "seen", [])
-    points, one = clouds(400, seed=1)[0], fit(Remembering(C=0.01), DATA, SHARDS)
+    points, one = clouds(400, seed=1)[0], fit(Remembering(C=0.01))
     with pytest.raises(ValueError, match=re.escape(f"teacher='1 of {K} teachers': was trained again")):
         try_again(one, points)
     assert one.retraining_check is not None  # nor is it let through the second time
@@ -263,7 +255,7 @@ def test_a_teacher_that_comes_out_different_alone_is_refused(monkeypatch):
     "teacher", [Drawing(), OwnClone(warm_start=True, max_iter=2), Network], ids=["drawing", "own clone", "network"]
 )
 def test_teachers_that_are_apart_pass(teacher):
-    one = fit(teacher, DATA, SHARDS)
+    one = fit(teacher)
     try_again(one, clouds(200, seed=1)[0])
     assert one.retraining_check is None
 
@@ -272,17 +264,14 @@ def test_teachers_that_are_apart_pass(teacher):
 def test_a_function_without_a_name_is_sent_to_the_fresh_process_and_a_lock_is_refused():
     width, lock = 6, threading.Lock()
 
-    def fit_modules(factory):
-        return panel.fit_modules(factory, DATA, SPEC, SHARDS, RECIPE, seed=0)
-
     def make_layers():  # draws from all generators of the process
         shares = 0.2 + 0.3 * np.random.rand(), 0.3 * random.random()
         return nn.Sequential(nn.Linear(2, width), *map(nn.Dropout, shares), nn.Linear(width, C))
 
-    one = fit_modules(make_layers)
+    one = fit(make_layers)
     try_again(one, clouds(50, seed=1)[0])
     with pytest.raises(ValueError, match=r"cannot be sent to the fresh process.*top level of a module"):
-        fit_modules(lambda: nn.Linear(2, C, bias=lock.locked()))
+        fit(lambda: nn.Linear(2, C, bias=lock.locked()))
 
 
 def test_one_teacher_alone_is_not_tried():

@@ -6,28 +6,20 @@ import pytest
 
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.teachers.reuse import EnsembleFinder
-from pate_torch.teachers.store import Identity, TeacherStore
+from pate_torch.teachers.store import TeacherStore
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import recipe, records, shards_of, spec
+from tests.teachers.teacher_world import even_shards, identity_of, recipe, records, spec
 
 
 @pytest.fixture
 def finder(tmp_path):
     store, messages = TeacherStore(tmp_path), []
-    identity = Identity(
-        dataset="squares",
-        fingerprint=store.compute_fingerprint(records(8)),
-        partition={"name": "add_remove", "capacity": None},
-        configuration=recipe().to_configuration(),
-        seed=0,
-        num_teachers=2,
-    )
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        yield EnsembleFinder(store, ledger, identity, messages.append)
+        yield EnsembleFinder(store, ledger, identity_of(store, records(8)), messages.append)
 
 
 def train_two(folder):
-    return train(records(8), spec(), shards_of([[0, 1, 2, 3], [4, 5, 6, 7]]), recipe(), seed=0, checkpoint_dir=folder)
+    return train(records(8), spec(), even_shards(2, 4), recipe(), seed=0, checkpoint_dir=folder)
 
 
 def test_teachers_are_trained_once(finder):

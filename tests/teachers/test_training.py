@@ -14,13 +14,9 @@ from pate_torch.privacy.records import PrivateRecords
 from pate_torch.teachers import engine, ensemble, training
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.training import train
-from tests.teachers.teacher_world import differing, recipe, records, shards_of, spec
+from tests.teachers.teacher_world import differing, even_shards, recipe, records, shards_of, spec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-def shards(num_teachers, size):
-    return shards_of([list(range(k * size, k * size + size)) for k in range(num_teachers)])
 
 
 def remove(private, i):
@@ -61,10 +57,10 @@ def test_emptying_a_shard_changes_one_teacher_and_no_bit_of_the_others():
 
 def test_the_number_of_threads_changes_no_bit_and_is_left_as_it_was():
     private = records(90)
-    one = train(private, spec(), shards(7, 12), recipe(), seed=0)
+    one = train(private, spec(), even_shards(7, 12), recipe(), seed=0)
     try:
         torch.set_num_threads(3)
-        three = train(private, spec(), shards(7, 12), recipe(), seed=0)
+        three = train(private, spec(), even_shards(7, 12), recipe(), seed=0)
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(1)
@@ -149,7 +145,7 @@ def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
 @pytest.mark.parametrize("backend", ["vectorized", "processes"])
 def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkeypatch):
     """Either backend continues from the groups that the other has finished."""
-    private, layout = records(120), shards(40, 3)
+    private, layout = records(120), even_shards(40, 3)
     settings = recipe(network="logistic", options={}, augment=None, backend=backend, steps=4, chunk=8)
     whole = train(private, spec(), layout, settings, seed=0)
 
@@ -185,7 +181,7 @@ def test_resumes_from_finished_groups_to_the_same_bits(tmp_path, backend, monkey
 def test_progress_and_curves_are_reported():
     seen, tags = [], []
     train(
-        records(60), spec(), shards(6, 10), recipe(steps=4), seed=0,
+        records(60), spec(), even_shards(6, 10), recipe(steps=4), seed=0,
         progress=lambda done, total: seen.append((done, total)),
         log=lambda tag, value, step: tags.append((tag, step, math.isfinite(value))),
     )  # fmt: skip
@@ -198,7 +194,7 @@ def test_progress_and_curves_are_reported():
 def test_the_owner_is_warned_of_teachers_that_all_diverged_and_the_run_goes_on():
     """A single unit can make the last teacher of a small ensemble diverge, so nothing may be refused for it."""
     with pytest.warns(UserWarning, match=r"teacher\.learning_rate=1e\+30: all teachers diverged.*Lower teacher"):
-        diverged = train(records(60), spec(), shards(6, 10), recipe(learning_rate=1e30, steps=10), seed=0)
+        diverged = train(records(60), spec(), even_shards(6, 10), recipe(learning_rate=1e30, steps=10), seed=0)
     assert not diverged.predict(records(60).x).any()  # each of them still has one vote, for class 0
     curves = {name: torch.full((6, 5), math.nan) for name in engine.CURVES}
     curves["curve.loss"][3] = 1.0
@@ -211,7 +207,7 @@ def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
 
     monkeypatch.setattr(training, "train_stacked", exhaust)
     with pytest.raises(ValueError, match=r"teacher\.chunk=3: 2 teachers at once"):
-        train(records(9), spec(), shards(2, 2), recipe(), seed=0)
+        train(records(9), spec(), even_shards(2, 2), recipe(), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -223,4 +219,4 @@ def test_teachers_that_do_not_fit_into_a_gpu_name_the_key(monkeypatch):
 )
 def test_networks_that_cannot_be_teachers_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        train(records(9), spec(), shards(2, 2), recipe(**changes), seed=0)
+        train(records(9), spec(), even_shards(2, 2), recipe(**changes), seed=0)

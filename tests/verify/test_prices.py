@@ -111,8 +111,7 @@ def test_half_of_a_bounded_range_as_randomized_response_is_a_lower_bound():
 
 
 @pytest.mark.parametrize(
-    "rate,noise,steps",
-    [pytest.param(0.01, 1.1, 200, marks=pytest.mark.slow(reason="200 convolutions")), (0.3, 2.0, 5)],
+    "rate,noise,steps", [pytest.param(0.01, 1.1, 200, marks=pytest.mark.slow(reason="200 convolutions")), (0.3, 2.0, 5)]
 )
 def test_the_sampled_gaussian_is_bounded_by_another_library_and_the_run_s_curve_is_above_ours(rate, noise, steps):
     event = {"kind": "sampled_gaussian", "rate": rate, "noise": noise, "count": steps}

@@ -388,10 +388,7 @@ CHARGED = {
     "another unit": ("terms", claim_another_unit),
     "another adjacency": ("terms", claim_another_adjacency),
     "another cap": ("terms", lambda liar: liar.fact(60.0, "composition.account_cap", "budget_epsilon")),
-    "nothing else was released": (
-        "charges",
-        lambda liar: (liar.privacy.update(other_releases=[]), liar.recompute()),
-    ),
+    "nothing else was released": ("charges", lambda liar: (liar.privacy.update(other_releases=[]), liar.recompute())),
     "no choice": ("charges", hide_the_choice_of_the_student),
     "other answers": ("charges", tell_other_answers),
     "another head": ("chain", lambda liar: liar.fact("0" * 64, "verification.ledger_head", "ledger_head")),
