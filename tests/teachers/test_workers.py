@@ -38,9 +38,7 @@ def test_workers_give_the_bits_of_this_process_and_report_before_a_launch_ends(s
     here = train(private, spec(), shards, recipe(), seed=0).params
     for num_workers in (1, 2):
         settings = recipe(backend="processes", workers=num_workers)
-        there = train(
-            private, spec(), even_shards(10, 9), settings, seed=0, progress=lambda done, _: reported.append(done)
-        )
+        there = train(private, spec(), shards, settings, seed=0, progress=lambda done, _: reported.append(done))
         assert differing(here, there.params) == set() and there.trained_K.all()
     one_worker = reported[: reported.index(10) + 1]
     assert one_worker == sorted(one_worker) and len(set(one_worker)) > 5
