@@ -1,7 +1,6 @@
 """Every experiment composes into what it says it is, and runs at a tiny size."""
 
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -10,11 +9,9 @@ from hydra import compose as hydra_compose
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
-from pate_torch.accounting import gdp
 from pate_torch.cli import hydra_config
 from pate_torch.cli import train as command
 from pate_torch.config import Study
-from pate_torch.data.labels_only import LabelPrivacyDataset
 from pate_torch.teachers.recipe import PublicStart
 from tests import ROOT
 
@@ -85,40 +82,6 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
         assert configured(tmp_path, *f"dataset={name}".split())[0].method.name == "teachers"
     for name in ("dataset=mnist method=teachers_transductive", "experiment=mnist_pate"):
         assert configured(tmp_path, *name.split())[0].method.neighbors == 6
-
-
-TINY = ("recommended.features_steps=30", "recommended.student_steps=20", "teacher.steps=40")
-
-
-@pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
-def test_prototypes_run_on_glyphs(tmp_path):
-    found = run(
-        tmp_path,
-        "experiment=mnist_prototypes",
-        f"hydra.searchpath=[file://{REPLICATIONS}]",
-        "dataset=glyphs",
-        *("dataset.private=600", "dataset.public=120", "dataset.test=60", "dataset.num_classes=3", "dataset.size=12"),
-        *("dataset.shift=0.5", "dataset.noise=0.05", "recommended.student_network=small_cnn"),
-        *("num_teachers=40", "mechanism.sigma=2", "num_queries=6", *TINY),
-        "student.unlabeled_batch=32",
-    )
-    assert (found["num_teachers"], found["queries_asked"]) == (40, 6)
-    assert found["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(2 * 6) / 2, 1e-5), rel=1e-9)
-    assert found["accountant"] == "gdp"
-
-
-@pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
-def test_labels_only_runs_on_digits(tmp_path):
-    found = run(
-        tmp_path,
-        "experiment=labels_only",
-        *("dataset.private=300", "dataset.public=60", "num_teachers=15", "mechanism.sigma=3", "num_queries=12"),
-        *("student.unlabeled_batch=32", *TINY),
-    )
-    facts = (found["unit"], found["adjacency"], found["dataset"])
-    assert facts == ("label of one record", "replace_one", "digits_labels")
-    plan, _ = configured(tmp_path, "experiment=labels_only", "dataset=mnist")
-    assert isinstance(plan.dataset, LabelPrivacyDataset) and plan.dataset.name == "mnist"
 
 
 @pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")

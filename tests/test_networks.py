@@ -88,11 +88,6 @@ def test_refuses(arguments, options, message):
         networks.build(*arguments, **options)
 
 
-def test_refuses_a_description_of_something_else():
-    with pytest.raises(ValueError, match="input_shape"):
-        networks.rebuild({"name": "mlp"})
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_flattened_images_get_their_gradient_in_their_own_layout(layout):
     x = torch.randn(5, 3, 4, 4).to(memory_format=layout).requires_grad_()

@@ -11,7 +11,6 @@ import pytest
 
 from pate_torch import pipeline
 from pate_torch.accounting import gdp, rdp
-from pate_torch.features.augmentation import Affine
 from pate_torch.mechanisms import private_epsilon
 from pate_torch.mechanisms.confident import ConfidentGNMax, InteractiveGNMax
 from pate_torch.mechanisms.gaussian import GNMax
@@ -64,10 +63,6 @@ def test_a_run_writes_what_the_design_fixes(done):
     assert found["queries_asked"] == found["queries_answered"] == 20
     assert found["student_accuracy"] > 0.8  # three separable clouds; a guess gives 0.33
     assert found["private"] is True
-    for name in ("student.safetensors", "labels.csv", "release.json", "report.html", "privacy.json", "README.md"):
-        assert (done.folder / "release" / name).is_file()
-    owner = json.loads((done.folder / "private" / "summary.json").read_text())
-    assert {"ensemble_accuracy", "teacher_accuracy_mean", "epsilon_pate2018"} <= set(owner)
     for folder in (done.root, done.folder / "private", done.root / "teachers"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     rows = list(csv.DictReader((done.folder / "release" / "labels.csv").read_text().splitlines()))
@@ -100,12 +95,6 @@ def test_other_questions_to_the_same_teachers_are_charged_to_the_same_account(do
     assert summary(other)["epsilon"] == pytest.approx(gdp.compute_epsilon(math.sqrt(40) / 3, 1e-4), abs=1e-9)
 
 
-def test_new_teachers_of_the_same_data_share_the_account(done):
-    first = spent(done)
-    pipeline.run(again(done, "other", num_teachers=10))
-    assert spent(done) > first
-
-
 def test_a_student_from_paid_labels_costs_nothing(done):
     before = spent(done)
     student = Supervised(network="logistic", steps=40, augment=None)
@@ -113,13 +102,6 @@ def test_a_student_from_paid_labels_costs_nothing(done):
     assert spent(done) == before
     assert summary(free)["epsilon"] == summary(done)["epsilon"]
     assert not (free.folder / "private" / "votes.safetensors").exists()
-
-
-def test_a_release_past_the_cap_is_refused_before_a_teacher_is_trained(plan):
-    with pytest.raises(ValueError, match="budget_epsilon"):
-        pipeline.run(changed(plan, budget_epsilon=1.0))
-    assert not (plan.root / "teachers").exists()
-    assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()  # the slip did not fix the cap
 
 
 def test_a_second_release_past_the_cap_is_refused_and_charges_nothing(plan):
@@ -144,15 +126,6 @@ def test_teachers_of_other_records_and_another_adjacency_are_refused(done):
     with pytest.raises(ValueError, match="adjacency"):
         pipeline.run(again(done, "second", partition=ReplaceOne()))
     assert spent(done) == before
-
-
-def test_seeded_noise_is_not_private_and_says_so(plan):
-    pipeline.run(seeded := changed(plan, insecure_noise_seed=0))
-    found = summary(seeded)
-    assert found["private"] is False
-    assert found["epsilon"] is None
-    for name in ("report.html", "README.md", "privacy.json"):
-        assert "NOT PRIVATE" in (seeded.folder / "release" / name).read_text()
 
 
 def test_secure_noise_differs_between_runs(plan, tmp_path):
@@ -192,12 +165,6 @@ def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_p
 
 def _shuffled_evaluation(source):
     return dataclasses.replace(source, pool_y=source.pool_y.roll(1), test_y=source.test_y.roll(1))
-
-
-def test_augment_of_feature_rows_is_refused(plan):
-    recipe = dataclasses.replace(plan.method.teacher, augment=Affine(rotate=5.0))
-    with pytest.raises(ValueError, match="augment"):
-        pipeline.run(changed(plan, teacher=recipe))
 
 
 def two_candidates(**changes):
@@ -248,13 +215,6 @@ def test_labels_are_not_paid_for_where_the_choice_after_them_cannot_be(plan):
     assert spent(plan) == before
 
 
-def test_rounds_that_look_at_a_student_need_one_before_anything_is_trained(plan):
-    alone = changed(plan, student=None, guide_student=None, query=Margin(rounds=2))
-    with pytest.raises(ValueError, match=r"guide_student=None: must be a student.*student@guide_student=supervised"):
-        pipeline.run(alone)
-    assert not list(plan.root.glob("teachers/*/manifest.json"))
-
-
 def test_selection_refuses_groups_and_a_single_candidate(plan):
     data = blobs().load()
     grouped = dataclasses.replace(data.private, unit="group:patient")
@@ -300,15 +260,6 @@ def test_a_sanitised_price_is_drawn_charged_and_published(plan, monkeypatch):
     assert len(set(drawn)) == 2  # the same run again draws other noise
 
 
-def test_a_price_that_cannot_be_sanitised_is_refused_before_anything_is_spent(plan):
-    discrete = changed(plan, mechanism=GNMax(sigma=2.0, noise="discrete"))
-    with pytest.raises(ValueError, match="no data-dependent price"):
-        pipeline.run(dataclasses.replace(discrete, private_epsilon=PrivateEpsilon(allow_net_loss=True)))
-    with pytest.raises(ValueError, match="rounds"):
-        pipeline.run(changed(plan, query=Random(rounds=2), private_epsilon=PrivateEpsilon(allow_net_loss=True)))
-    assert Ledger(plan.root / "ledger.sqlite").list_accounts() == ()
-
-
 class _Refusing(StudentAlgorithm):
     """A guide that must not be asked."""
 
@@ -337,11 +288,3 @@ def test_names_that_a_spreadsheet_would_compute_are_shown_as_they_are_and_read_b
     assert {row["label"] for row in rows} > {"0"} and all(row["class"] == shown[row["label"]] for row in rows)
     again = pipeline.run(changed(plan, labels=report.record.release_id, folder=plan.folder.parent / "again"))
     assert again.record.class_names == names and again.is_free
-
-
-def test_labels_alone_have_no_student_and_may_have_a_published_price(plan):
-    report = pipeline.run(one := changed(plan, student=None, private_epsilon=PrivateEpsilon(allow_net_loss=True)))
-    files = {file.name for file in (one.folder / "release").iterdir()}
-    assert {"labels.csv", "sanitised.json", "summary.json"} <= files and "student.safetensors" not in files
-    alone = gdp.compute_epsilon(math.sqrt(2 * 20) / 2.0, 1e-4)
-    assert report.claim.epsilon > alone and report.record.student is None  # labels and the published price, composed

@@ -20,23 +20,12 @@ DELTA = 1e-4
 def tiny(home: Path) -> RunConfig:
     """Twelve teachers, twenty questions, a student of forty steps."""
     learner = Supervised(network="mlp", steps=40, augment=None)
+    recipe = TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorized")
     return run_config(
-        dataset=blobs(),
-        partition=AddRemove(),
-        teacher=TeacherRecipe(network="logistic", steps=30, batch_size=8, learning_rate=0.05, backend="vectorized"),
-        mechanism=GNMax(sigma=2.0),
-        query=Random(),
-        student=learner,
-        guide_student=learner,
-        root=home,
-        folder=home / "runs" / "blobs" / "gaussian" / "first",
-        seed=0,
-        num_teachers=12,
-        num_queries=20,
-        delta=1e-4,
-        opening_budget=50.0,
-        quiet=True,
-    )
+        dataset=blobs(), partition=AddRemove(), teacher=recipe, mechanism=GNMax(sigma=2.0), query=Random(),
+        student=learner, guide_student=learner, root=home, folder=home / "runs" / "blobs" / "gaussian" / "first",
+        seed=0, num_teachers=12, num_queries=20, delta=DELTA, opening_budget=50.0, quiet=True,
+    )  # fmt: skip
 
 
 def again(plan, name, **changes):

@@ -35,21 +35,11 @@ def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def blobs(seed: int = 0, n: int = 300) -> Tensors:
     """Three well separated clouds in the plane."""
-    draw = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (n,), generator=draw)
-    x = CENTER[y] + torch.randn(n, 2, generator=draw)
-    private, public = slice(0, n // 2), slice(n // 2, 3 * n // 4)
-    test = slice(3 * n // 4, n)
-    return Tensors(
-        name="blobs",
-        class_names=3,
-        x=x[private],
-        y=y[private],
-        pool_x=x[public],
-        pool_y=y[public],
-        test_x=x[test],
-        test_y=y[test],
+    (x, x_pool, x_test), (y, y_pool, y_test) = (
+        part.split([n // 2, 3 * n // 4 - n // 2, n - 3 * n // 4]) for part in clouds(n, seed)
     )
+    public = {"pool_x": x_pool, "pool_y": y_pool, "test_x": x_test, "test_y": y_test}
+    return Tensors(name="blobs", class_names=3, x=x, y=y, **public)
 
 
 def benchmark_clouds(**changes):
@@ -57,21 +47,9 @@ def benchmark_clouds(**changes):
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(2, (500,), generator=draw)
     x = torch.randn(500, 3, generator=draw) + 2.0 * (2 * y[:, None] - 1)
-    return Tensors(
-        **{
-            "name": "clouds",
-            "class_names": 2,
-            "x": x[:300],
-            "y": y[:300],
-            "pool_x": x[300:400],
-            "pool_y": y[300:400],
-            "test_x": x[400:],
-            "test_y": y[400:],
-            "nominal_size": 300,
-            "benchmark": True,
-            **changes,
-        }
-    )
+    public = {"pool_x": x[300:400], "pool_y": y[300:400], "test_x": x[400:], "test_y": y[400:]}
+    facts = {"name": "clouds", "class_names": 2, "nominal_size": 300, "benchmark": True}
+    return Tensors(**(facts | public | {"x": x[:300], "y": y[:300]} | changes))
 
 
 class Counted(TorchDispatchMode):

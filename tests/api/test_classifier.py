@@ -14,7 +14,6 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import cross_val_score
@@ -113,11 +112,6 @@ def test_scikit_learns_own_checks(method, tmp_path):
     results = check_estimator(estimator, expected_failed_checks=EXPECTED_FAILURES, on_fail="raise")
     names = {s: [r["check_name"] for r in results if r["status"] == s] for s in ("passed", "xfail")}
     assert len(names["passed"]) >= 45 and set(names["xfail"]) <= set(EXPECTED_FAILURES)
-
-
-def test_a_clone_has_the_parameters_and_nothing_else(fitted):
-    other = clone(fitted())
-    assert other.get_params() == fitted().get_params() and not hasattr(other, "student_")
 
 
 def test_the_last_step_of_a_pipeline(make):

@@ -147,9 +147,6 @@ def test_past_the_cap_nothing_is_drawn(make, monkeypatch):
     assert make("others").account is None
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "changes,message",
     [
@@ -209,9 +206,6 @@ def test_bad_students_and_measurements_are_named(finished):
         finished.report(TEST)
     with pytest.raises(ValueError, match=r"method=.*recipe's teachers"):
         finished.label(POOL, method="teachers_transductive")
-
-
-# ---- choices -------------------------------------------------------------------------------------------------------
 
 
 def test_units_adjacency_and_constants_reach_the_account(make):

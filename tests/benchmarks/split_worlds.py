@@ -29,20 +29,9 @@ def write_signs(folder, count):
 
 def plan_of(source, home, student=None, **changes):
     student = student or Logistic()
+    recipe = TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorized")
     return run_config(
-        dataset=source,
-        partition=ReplaceOne(),
-        teacher=TeacherRecipe(network="logistic", steps=20, batch_size=8, learning_rate=0.1, backend="vectorized"),
-        mechanism=GNMax(sigma=1.0),
-        query=Random(name="passive", shuffle=False),
-        student=student,
-        guide_student=student,
-        root=home,
-        folder=home / "run",
-        seed=0,
-        num_teachers=1,
-        num_queries=1,
-        delta=1e-4,
-        quiet=True,
-        **changes,
-    )
+        dataset=source, partition=ReplaceOne(), teacher=recipe, mechanism=GNMax(sigma=1.0), query=ASKED["passive"],
+        student=student, guide_student=student, root=home, folder=home / "run", seed=0, num_teachers=1, num_queries=1,
+        delta=1e-4, quiet=True, **changes,
+    )  # fmt: skip

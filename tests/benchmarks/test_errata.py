@@ -36,9 +36,6 @@ def test_every_erratum_names_a_test_that_there_is():
     assert {name for row in named for name in row} <= tests
 
 
-# --- LZCW21 ---------------------------------------------------------------------------------------------------------
-
-
 def tsybakov(ratio_X, center, t, tau, constant):
     """P(|r(x) - center| <= t) <= C t^(tau/(1 - tau)) over equally likely points."""
     return np.mean(np.abs(np.asarray(ratio_X) - center) <= t) <= constant * t ** (tau / (1 - tau))
@@ -146,9 +143,6 @@ def test_the_printed_intervals_are_too_narrow():
     assert printed < fixed / 2 < fixed < printed * math.sqrt(splits)
 
 
-# --- WLF16 ----------------------------------------------------------------------------------------------------------
-
-
 def test_lemma_30_takes_log_K():
     """More hypotheses than n^2: the printed bound on an excess, which is never negative, is."""
     n, epsilon, hypotheses = 10, 1.0, 1000  # finitely many: rho = 0, K their number, no regularizer
@@ -213,9 +207,6 @@ def test_a_sublevel_set_has_the_volume_of_a_ball():
     inside = (np.linalg.norm(generator.uniform(-t / L, t / L, (200_000, 5)), axis=1) <= t / L).mean()
     ball = math.pi**2.5 / math.gamma(3.5)
     assert inside * 2**5 == pytest.approx(ball, rel=0.02)  # the formula, where points can be counted
-
-
-# --- NB20 -----------------------------------------------------------------------------------------------------------
 
 
 def test_eight_logs_over_alpha_are_too_few_queries_for_a_large_best_error():

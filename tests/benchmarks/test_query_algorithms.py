@@ -45,8 +45,6 @@ from tests.hypotheses.exact_laws import (
 
 POINTS = np.arange(2.0)[:, None]
 
-# --- WLF16 Theorem 18 ------------------------------------------------------------------------------------------------
-
 
 def boosted_law(records, cuts, epsilon, rounds):
     """The law of the final candidate, by enumerating the folds' winners."""
@@ -104,9 +102,6 @@ def test_boosting_costs_one_epsilon_not_two_and_draws_from_its_law():
     assert done.events == (BoundedRangeEvent(eta=epsilon),)
     assert fit(counts, boosted_law(records, cuts, epsilon, 2)) > 1e-4
     assert fit(counts, boosted_law(records, cuts, 2.5 * epsilon, 2)) < 1e-6
-
-
-# --- AgPrivCl by GNMax -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon,delta,m", [(0.5, 1e-5, 50), (1.0, 1e-5, 163), (3.0, 1e-3, 10)])
@@ -185,9 +180,6 @@ def test_it_answers_right_where_plain_voting_fails_and_charges_before_it_draws()
     answers = run_relabeled_gnmax(Thresholds(), Sample(x, y), x_Q, epsilon=2.0, delta=1e-5, budget=spy)
     assert charges_first(spy) and spy.charged == answers.events
     assert np.mean(answers.label_Q.numpy() == (x_Q[:, 0] >= 0.5)) > 0.9
-
-
-# --- UnvPrivCl and DF18 ----------------------------------------------------------------------------------------------
 
 
 @quiet

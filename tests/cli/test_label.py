@@ -25,14 +25,8 @@ def home(tmp_path, monkeypatch):
 
 
 def run(home, *settings, drop=()):
-    given = {
-        "votes": home.parent / "votes.npy",
-        "num_classes": C,
-        "dataset.name": "hospitals",
-        "mechanism.sigma": 8,
-        "privacy.delta": 1e-5,
-        "quiet": "true",
-    }
+    given = {"votes": home.parent / "votes.npy", "num_classes": C, "dataset.name": "hospitals"}
+    given |= {"mechanism.sigma": 8, "privacy.delta": 1e-5, "quiet": "true"}
     return label.main([*(f"{k}={v}" for k, v in given.items() if k not in drop), *settings])
 
 

@@ -95,8 +95,6 @@ def test_gradients_at_the_same_price_are_suggested_as_settings_that_can_be_plann
     assert few.best_choice is not None and not any("method=gradients" in note for note in few.notes)
 
 
-# ---- the pilot ------------------------------------------------------------------------------------------------------
-
 MAILS = """# @package _global_
 defaults: [text]
 dataset:
@@ -159,9 +157,6 @@ def test_a_stand_in_of_the_same_kind_is_of_other_files_and_knows_its_classes(enc
     ):
         assert command.main(settings) == 2
         assert message in capsys.readouterr().err
-
-
-# ---- the command ----------------------------------------------------------------------------------------------------
 
 
 def test_the_command_prints_a_table_or_one_object(capsys):

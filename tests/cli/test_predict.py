@@ -115,16 +115,6 @@ def test_what_does_not_fit_is_one_line_that_names_it(tables, tmp_path, capsys):
     assert run(capsys, tmp_path, tmp_path / "new.csv")[0] == 2
 
 
-def test_a_student_without_a_schema_says_so(tables, tmp_path, capsys):
-    away, _ = tables
-    one = load_student(away)
-    facts = {key: value for key, value in one.spec.to_dict().items() if key != "schema"}
-    store.save(Student(one.network, one.module, type(one.spec).from_dict(facts)), tmp_path / "student.safetensors")
-    people(4, 3).to_csv(tmp_path / "new.csv", index=False)
-    code, _, err = run(capsys, tmp_path, tmp_path / "new.csv")
-    assert code == 2 and "holds no schema" in err and err.count("\n") == 1
-
-
 def test_images_are_decoded_as_the_folder_was(tmp_path, capsys):
     draw = np.random.default_rng(0)
     for place in range(60):

@@ -54,9 +54,6 @@ def test_the_recipe_alone_decides_how_teachers_are_computed(monkeypatch):
         assert precisions.pop() == (expected, expected) and not precisions
 
 
-# ---- jobs in parallel ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def four_threads():
     before = torch.get_num_threads()

@@ -36,9 +36,6 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-# ---- locks -----------------------------------------------------------------------------------------------------------
-
-
 def refuse(holder):
     raise ValueError(holder)
 
@@ -132,9 +129,6 @@ def test_a_file_system_or_a_system_without_locks_is_refused(tmp_path, monkeypatc
         TeacherStore(tmp_path).record_charge("digits", None, "0" * 64)
 
 
-# ---- unfinished files ------------------------------------------------------------------------------------------------
-
-
 def test_unfinished_files_of_a_killed_run_are_removed_and_nothing_else(tmp_path):
     dead, living, finished = (tmp_path / "runs" / "digits" / "gaussian" / name for name in ("dead", "living", "done"))
     half, whole = (".labels.csv.partial", ".tmpAbC123", ".votes.safetensors.0123456789ab"), ("labels.csv", ".hydra")
@@ -160,9 +154,6 @@ def test_unfinished_files_of_a_new_ledger_are_removed_an_hour_later(tmp_path):
     os.utime(f"{old}-wal", times=(0, 0))
     Ledger(tmp_path / "ledger.sqlite").close()
     assert [file.name for file in tmp_path.glob(".*")] == [new.name]
-
-
-# ---- the teachers' store -------------------------------------------------------------------------------------------
 
 
 def write_partial_checkpoints(store, letter, age):

@@ -38,13 +38,8 @@ def mails(folder, private=300, public=80):
     draw = np.random.default_rng(3)
     for name, count in (("private", private), ("public", public)):
         worlds.mails(folder / f"{name}.csv", count, draw)
-    return Text(
-        name="mails",
-        path=str(folder / "private.csv"),
-        public_path=str(folder / "public.csv"),
-        fractions=(0.4, 0.4, 0.2),
-        nominal_size=300,
-    )
+    paths = {"path": str(folder / "private.csv"), "public_path": str(folder / "public.csv")}
+    return Text(name="mails", fractions=(0.4, 0.4, 0.2), nominal_size=300, **paths)
 
 
 def encoded(folder, source=None, encoder=None):

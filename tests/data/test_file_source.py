@@ -36,8 +36,6 @@ def test_build_class_list_sorts_numbers_by_value_and_keeps_declared_order():
     assert build_class_list([1, -1], ["1"]) == ("1", "-1")
 
 
-# ---- Neighbors -------------------------------------------------------------------------------------------------------
-
 NEW_ROWS = st.tuples(
     st.sampled_from(["44", "-1", "", "old", "inf", "1e60"]),
     st.sampled_from(["171.5", "", "a long text"]),
@@ -149,9 +147,6 @@ def test_the_pool_is_not_sorted_by_class(files):
     assert 0.2 < float(first.double().mean()) < 0.8
 
 
-# ---- Settings and paths ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -191,9 +186,6 @@ def test_paths_are_found_below_the_data_root(files, monkeypatch):
 def test_a_split_without_records_of_a_role_is_refused(role, fractions, files):
     with pytest.raises(ValueError, match=rf"dataset\.name='csv': has no {role} records.*dataset\.fractions"):
         Csv(path=files["own csv"], group="user", fractions=fractions).load()
-
-
-# ---- Publication -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["public_path", "test_path"])

@@ -91,11 +91,3 @@ def test_a_label_changed_reaches_one_teacher():
     before, after = (train(records, data.spec, shards, recipe, seed=0) for records in (data.private, other))
     same_K = torch.stack([(before.params[n] == after.params[n]).flatten(1).all(1) for n in before.params]).all(0)
     assert (~same_K).nonzero().flatten().tolist() == [k for k in range(10) if 11 in shards.get_indices(k).tolist()]
-
-
-def test_an_account_opened_for_records_refuses_labels(tmp_path):
-    plan = dataclasses.replace(tiny(tmp_path), partition=ReplaceOne())
-    pipeline.run(plan)
-    labels_only, folder = LabelPrivacyDataset(source=plan.dataset), plan.folder.with_name("second")
-    with pytest.raises(ValueError, match="unit"):
-        pipeline.run(changed(plan, dataset=labels_only, folder=folder))

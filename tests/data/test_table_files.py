@@ -87,8 +87,6 @@ def test_other_encodings_and_nested_columns_are_refused(tmp_path):
     check_refused(tmp_path / "nested.parquet", "column 'a'.*list")
 
 
-# ---- vectors ---------------------------------------------------------------------------------------------------------
-
 COUNT, WIDTH = 9, 5
 
 

@@ -15,8 +15,6 @@ from pate_torch.data.tabular import Embeddings
 from pate_torch.privacy.schema import Column, TableSchema
 from tests.data.owner_files import CLASSES, Csv, Text, changed_cell, table, write
 
-# ---- columns ---------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".parquet"])
 def test_columns_are_encoded_as_by_hand(suffix, tmp_path):
@@ -126,8 +124,6 @@ def test_get_categories_origin(declared, expected):
     assert get_categories_origin(TableSchema(columns), declared) == expected
 
 
-# ---- texts -----------------------------------------------------------------------------------------------------------
-
 COUNT, WIDTH = 90, 5
 
 
@@ -181,8 +177,6 @@ def test_texts_are_refused_clearly(tmp_path, changes, options, message):
     with pytest.raises(ValueError, match=rf"^dataset\.{message}"):
         text(write_mails(tmp_path, **changes)[1], **options).load()
 
-
-# ---- vectors ---------------------------------------------------------------------------------------------------------
 
 IDS = [str(i) for i in range(COUNT)]
 

@@ -8,13 +8,8 @@ from pate_torch.data.tensors import Tensors
 
 def tensors(**changes):
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    parts = {
-        "x": x[:20],
-        "y": torch.arange(20) % 3,
-        "pool_x": x[20:26],
-        "test_x": x[26:],
-        "test_y": torch.arange(4) % 3,
-    }
+    y = torch.arange(20) % 3
+    parts = {"x": x[:20], "y": y, "pool_x": x[20:26], "test_x": x[26:], "test_y": y[:4]}
     return Tensors(**({"name": "mine", "class_names": 3} | parts | changes))
 
 

@@ -84,9 +84,6 @@ def _little_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_MEBIBYTES * 1024
 
 
-# ---- students
-
-
 def student_of(spec: DataSpec, name: str, **options) -> Student:
     description = networks.describe(name, spec.input_shape, spec.num_classes, **options)
     return Student(description, networks.rebuild(description).eval(), spec)
@@ -187,9 +184,6 @@ def test_options_of_an_encoder_come_from_a_list_and_are_bounded(tmp_path):
     for key, value in (("weights", "/etc/passwd"), ("batch_size", 10**6), ("max_length", "x"), ("special_tokens", 1)):
         with pytest.raises(ValueError, match=key):
             type(card).from_dict(card.to_dict() | {"options": {**card.options, key: value}})
-
-
-# ---- releases
 
 
 @pytest.fixture(scope="module")

@@ -302,16 +302,8 @@ def clouds(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.fixture
 def pate(tmp_path):
     """Ten nearest-neighbor teachers of three clouds, which take no step that a processor could round."""
-    pate = PATE(
-        "clouds",
-        classes=["a", "b", "c"],
-        num_teachers=10,
-        mechanism=GNMax(sigma=2.0),
-        delta=1e-4,
-        budget_epsilon=50.0,
-        home=tmp_path,
-        teacher=KNeighborsClassifier(1),
-    )
+    terms = {"mechanism": GNMax(sigma=2.0), "delta": 1e-4, "budget_epsilon": 50.0, "home": tmp_path}
+    pate = PATE("clouds", classes=["a", "b", "c"], num_teachers=10, teacher=KNeighborsClassifier(1), **terms)
     return pate.fit_teachers(*clouds(100, 0))
 
 

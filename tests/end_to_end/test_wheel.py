@@ -1,6 +1,5 @@
 """The wheel is whole: built, installed apart from the checkout and used from elsewhere, it finds all it needs."""
 
-import json
 import os
 import re
 import subprocess
@@ -98,7 +97,7 @@ def installed(built, tmp_path_factory):
 
 
 def test_it_runs_from_elsewhere(installed):
-    """It is the wheel that is used; a tiny run leaves a release, and the other commands find it."""
+    """It is the wheel that is used, with the configuration that lies in it."""
     environment, elsewhere = installed
     code = "import pate_torch, pate_torch.core.run_folders as r; print(pate_torch.__file__, r.find_config_folder())"
     done = run(sys.executable, "-c", code, env=environment, cwd=elsewhere)
@@ -109,16 +108,8 @@ def test_it_runs_from_elsewhere(installed):
     done = run(script, "train", "--cfg", "job", "--resolve", "mechanism=confident", env=environment, cwd=elsewhere)
     assert done.returncode == 0 and "pate_torch.mechanisms.confident.ConfidentGNMax" in done.stdout, done.stderr
 
-    small = ("num_teachers=5", "teacher.steps=3", "student.steps=3", "num_queries=4", "baseline=false", "quiet=true")
-    done = run(script, "train", *small, env=environment, cwd=elsewhere)
-    assert done.returncode == 0, done.stderr
-    (summary,) = (elsewhere / "home").glob("runs/digits/gaussian/*/release/summary.json")
-    assert json.loads(summary.read_text())["queries_answered"] == 4
-    assert (summary.parent / "report.html").read_text().count("<style>") == 1
-    for words in (("runs",), ("ledger", "verify"), ("audit", "mechanism=laplace", "--runs", "200")):
-        done = run(script, *words, env=environment, cwd=elsewhere)
-        assert done.returncode == 0, f"{words}: {done.stderr}"
-    assert not (elsewhere / "outputs").exists()
+    done = run(script, "audit", "mechanism=laplace", "--runs", "200", env=environment, cwd=elsewhere)
+    assert done.returncode == 0 and not (elsewhere / "outputs").exists(), done.stderr
 
 
 def test_an_empty_environment_runs_the_demo_and_checks_it(built, tmp_path):

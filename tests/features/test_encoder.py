@@ -25,8 +25,6 @@ from tests.features.encoder_worlds import IMAGES, KINDS, ROWS
 PLACES = {character: place + 1 for place, character in enumerate(" 0123456789+-.e")}
 WEIGHT_DF = np.random.default_rng(0).normal(size=(4, 9))
 
-# ---- each point by itself --------------------------------------------------------------------------------------------
-
 
 def find_dependent_forms(encoder, spec):
     """The ways of giving the same points to the encoder in which a point gets other features."""
@@ -68,9 +66,6 @@ def test_batches_in_which_points_see_each_other_are_found_and_refused(tmp_path):
         alone.check_batch_independence(x, ROWS)
         assert torch.equal(alone.encode(x, ROWS)[3:4], alone.encode(x[3:4], ROWS))
     worlds.eye(tmp_path, batch_size=4).check_batch_independence(worlds.points(IMAGES, 3), IMAGES)
-
-
-# ---- slow twins ------------------------------------------------------------------------------------------------------
 
 
 def test_texts_give_the_pooled_vectors_of_their_tokens(tmp_path):
@@ -117,9 +112,6 @@ def test_the_inputs_of_a_removed_head_are_the_features(tmp_path):
     features = dataclasses.replace(encoder, headless=True).encode(x, IMAGES)
     assert features.shape == (3, 180) and torch.allclose(features, seen, atol=1e-5)
     assert torch.allclose(encoder.encode(x, IMAGES), network.head(seen), atol=1e-4)
-
-
-# ---- what does not fit -----------------------------------------------------------------------------------------------
 
 
 def test_hostile_files_end_in_one_line(tmp_path):
@@ -230,9 +222,6 @@ def test_points_of_another_form_are_refused(tmp_path):
     for encoder, x, spec, why in wrong:
         with pytest.raises(ValueError, match=why):
             encoder.encode(x, spec)
-
-
-# ---- its card --------------------------------------------------------------------------------------------------------
 
 
 def test_a_card_goes_through_json_with_the_facts_of_the_data(tmp_path):

@@ -8,7 +8,6 @@ import torch
 
 from pate_torch import PATE, load_student
 from pate_torch.features.base import FeatureRecipe
-from pate_torch.features.contrastive import ContrastiveFeatures
 from pate_torch.features.fourier import FourierFeatures
 from pate_torch.mechanisms.gradient_descent import GradientDescent
 from pate_torch.methods.gradients import GradientMethod
@@ -114,9 +113,3 @@ def test_a_model_is_refused_whose_features_no_student_can_compute(features, othe
     for other in others:
         with pytest.raises(ValueError, match=message):
             pate.fit_student(ReleasedModel(features=other))
-
-
-def test_designs_build_the_network_whose_lower_part_the_encoder_is():
-    assert FourierFeatures(cosines=7).design == {"name": "fourier", "options": {"cosines": 7}}
-    several = ContrastiveFeatures(network="mlp", encoders=2, steps=1)
-    assert several.design == {"name": "voting", "options": {"members": 2, "of": {"name": "mlp", "options": {}}}}

@@ -112,8 +112,6 @@ def test_teachers_of_every_network_learn_and_vote_on_the_gpu(network, simulated_
     assert votes.counts_QC.sum(1).tolist() == [2] * 5
 
 
-# ---- what a step waits for -------------------------------------------------------------------------------------------
-
 Lines = Counter[tuple[str, str]]
 """Counts by file and function, which stay what they are when lines move."""
 
@@ -204,9 +202,6 @@ def test_votes_on_all_points_together_wait_once_for_some_teachers(simulated_gpu)
         JointVotes(graph, 0.8, True).predict(trained, x, CUDA)
         counted.append(by_function(simulated_gpu.copies_to_host))
     assert counted[0] == counted[1] and counted[0].total() == 1
-
-
-# ---- faults planted in the package ----------------------------------------------------------------------------------
 
 
 def plant_in_update(monkeypatch, fault):

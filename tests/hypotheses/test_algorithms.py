@@ -26,8 +26,6 @@ from tests.end_to_end.documents import table as table_of
 from tests.hypotheses.exact_laws import Spy, charges_first, quiet
 from tests.hypotheses.point_worlds import data_of, facts_of
 
-# --- Problems --------------------------------------------------------------------------------------------------------
-
 
 def test_a_replaced_record_moves_no_other():
     """The same order, the same public points; in every problem one record differs, and the shares add up."""
@@ -91,9 +89,6 @@ def test_data_that_no_class_accepts_are_refused():
         make_problems(groups.private, DatasetFacts.from_dataset(groups, ReplaceOne()), LearnOptions(), 0)
 
 
-# --- Prices and sizes ------------------------------------------------------------------------------------------------
-
-
 def neighbor_problem(n, has_extra_positive, options):
     """A quarter of n records at 0, labeled 0, and half of those at 1 labeled 1; one more is, or is not."""
     x, y = np.full((n, 1), 1.0), np.zeros(n, dtype=bool)
@@ -132,9 +127,6 @@ def test_the_sizes_are_the_theorems():
 def test_the_page_lists_every_algorithm():
     listed = {row[0].strip("`") for row in table_of(ROOT / "docs" / "learn.md", "algorithms")[1:]}
     assert listed == set(ALGORITHMS)
-
-
-# --- Audits ----------------------------------------------------------------------------------------------------------
 
 
 def proven_epsilon(name, options, n, runs):

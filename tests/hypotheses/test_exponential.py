@@ -43,9 +43,6 @@ def executed(monkeypatch):
     return law_of
 
 
-# --- Listed hypotheses and SSPP --------------------------------------------------------------------------------------
-
-
 @quiet
 def test_sspp_is_private_over_every_pair_of_neighbors(executed):
     """All 6^3 data sets over three points: executed law = brute force; loss and range at most epsilon, nearly met."""
@@ -138,9 +135,6 @@ def test_bad_choices_are_refused_before_a_charge():
     with pytest.raises(ValueError, match="candidates"):
         run_exponential_mechanism(Thresholds(), [], sample, epsilon=1.0, budget=spy)
     assert not spy.log
-
-
-# --- Logistic regression over a ball ---------------------------------------------------------------------------------
 
 
 def density(records, epsilon, radius, ridge):

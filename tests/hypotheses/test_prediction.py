@@ -105,16 +105,15 @@ def test_predictions_are_drawn_from_their_law_and_charged():
 def test_small_samples_are_refused_or_warned_about():
     sample, spy = sample_of(((0, 1),) * 9), Spy()
     asked = {"alpha": 0.2, "budget": spy}
-    with pytest.raises(ValueError, match=r"sample\.n=9.*n >= 10"):
-        run_private_prediction(Thresholds(), sample, [0.0], **{**asked, "epsilon": 3.0})
-    with pytest.raises(ValueError, match="subset"):
-        run_private_prediction(Thresholds(), sample, [0.0], **asked, epsilon=9.0, subset_size=5)
-    with pytest.raises(ValueError, match="alpha"):
-        run_private_prediction(Thresholds(), sample, [0.0], **{**asked, "alpha": 0.5}, epsilon=1.0)
-    with pytest.raises(ValueError, match="gamma"):
-        run_private_prediction(Thresholds(), sample, [0.0], **asked, epsilon=30.0)
-    with pytest.raises(ValueError, match="constants"):
-        run_private_prediction(Thresholds(), sample, [0.0], **asked, epsilon=1.0, constants="best")
+    for changes, message in (
+        ({"epsilon": 3.0}, r"sample\.n=9.*n >= 10"),
+        ({"epsilon": 9.0, "subset_size": 5}, "subset"),
+        ({"epsilon": 1.0, "alpha": 0.5}, "alpha"),
+        ({"epsilon": 30.0}, "gamma"),
+        ({"epsilon": 1.0, "constants": "best"}, "constants"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_private_prediction(Thresholds(), sample, [0.0], **(asked | changes))
     assert spy.log == []
     with pytest.warns(BelowGuaranteeWarning, match="private prediction: n = 9 "):
         run_private_prediction(Thresholds(), sample, [0.0], **asked, epsilon=9.0)

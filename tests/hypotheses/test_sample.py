@@ -80,8 +80,3 @@ def test_net_sizes_are_large_enough_in_simulation_and_smallest():
 @pytest.mark.parametrize("n,d", [(0, 2), (1, 1), (10, 3), (200, 5), (3, 7), (10**18, 4)])
 def test_log_sauer_shelah(n, d):
     assert samples.compute_log_sauer_shelah(n, d) == pytest.approx(math.log(sauer_shelah(n, d)), rel=1e-12)
-
-
-@pytest.mark.parametrize("first", [1, 2, 7, 1000])
-def test_smallest_finds_the_first(first):
-    assert samples.find_smallest(lambda n: n >= first) == first

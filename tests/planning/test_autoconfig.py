@@ -8,16 +8,8 @@ from pate_torch.accounting import gdp
 from pate_torch.methods import feasibility
 from pate_torch.planning.autoconfig import PublicFacts, choose_delta, choose_method
 
-ROWS = PublicFacts(
-    epsilon=1.0,
-    delta=1e-5,
-    adjacency="add_remove",
-    has_groups=False,
-    num_records=30_000,
-    num_public=3000,
-    num_classes=2,
-    is_image=False,
-)
+SIZES = {"num_records": 30_000, "num_public": 3000, "num_classes": 2}
+ROWS = PublicFacts(epsilon=1.0, delta=1e-5, adjacency="add_remove", has_groups=False, is_image=False, **SIZES)
 IMAGES, ENCODED, UNKNOWN = replace(ROWS, is_image=True), replace(ROWS, is_encoded=True), replace(ROWS, num_records=None)
 
 

@@ -40,9 +40,6 @@ def plan(tmp_path):
     return tiny(tmp_path)
 
 
-# ---- intervals -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "first,second,low,high",
     [((56, 70), (48, 80), 0.0524, 0.3339), ((5, 56), (0, 29), -0.0381, 0.1926), ((10, 10), (0, 20), 0.6791, 1.0)],
@@ -68,9 +65,6 @@ def test_the_interval_of_an_area_covers_it_and_is_not_too_wide():
     assert compute_auc_interval(0.0, 50, 50) == pytest.approx(
         [1 - x for x in reversed(compute_auc_interval(1.0, 50, 50))], abs=1e-9
     )
-
-
-# ---- the attack ------------------------------------------------------------------------------------------------------
 
 
 def records(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,9 +145,6 @@ def test_margins_order_records_as_the_loss_does_and_do_not_saturate():
     assert np.isfinite(compute_margins(torch.tensor([[torch.nan, 0.0], [torch.inf, 0.0]]), torch.tensor([0, 0]))).all()
 
 
-# ---- which records are compared --------------------------------------------------------------------------------------
-
-
 def rows(x: torch.Tensor) -> set[bytes]:
     return {row.numpy().tobytes() for row in x}
 
@@ -210,9 +201,6 @@ def test_where_features_are_public_there_are_no_members_to_find(plan):
         MembershipTest(held_out=1.0)
     with pytest.raises(ValueError, match=r"membership.records"):
         MembershipTest(records=3)
-
-
-# ---- in a run --------------------------------------------------------------------------------------------------------
 
 
 def owners(plan) -> dict:

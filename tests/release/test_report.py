@@ -54,14 +54,6 @@ def test_impossible_facts_are_refused(changes, message):
         demo(**changes)
 
 
-def test_a_report_cannot_be_changed():
-    report = demo()
-    with pytest.raises(AttributeError):
-        report.claim.epsilon = 1.0
-    with pytest.raises(TypeError):
-        report.record.parameters["sigma"] = 1.0
-
-
 @pytest.mark.parametrize(
     ("hits", "size", "interval"),
     [(81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605)), (0, 20, (0.0, 0.1611)), (1, 29, (0.0061, 0.1718))],

@@ -54,32 +54,10 @@ def test_plain_words_quote_the_attack_bound_rounded_up():
     assert 0 <= percent / 100 - statement.compute_attack_bound(demo().claim.epsilon, 1e-5, 0.01) < 1e-3
 
 
-def test_the_headline_names_every_term():
-    line = statement.format_headline(demo(adjacency="replace_one", unit="group:user", accountant="rdp"))
-    for term in ("2.436", "delta = 1e-5", "replace_one", "all records of one user", "group:user", "(rdp)"):
-        assert term in line
-
-
-def test_prices_of_release_total_and_cap_are_told_apart():
-    names = [price.name for price in statement.list_epsilon_lines(demo(epsilon_ex_post=2.1))]
-    assert names == ["This release alone", "Spent (ex post)", "All releases together", "Cap"]
-    assert "(rdp)" in statement.list_epsilon_lines(demo(charged_accountant="rdp"))[1].route
-    assert "added nothing" in statement.list_epsilon_lines(demo(reuses_labels=True))[1].note
-    assert statement.list_epsilon_lines(demo(private=False)) == ()
-
-
 @pytest.mark.parametrize(("cap", "charged", "left"), [(4.0, 2.2, "1.800"), (4.0, 2.2001, "1.799"), (2.0, 2.2, "0.000")])
 def test_the_budget_left_is_rounded_down(cap, charged, left):
     line = statement.list_epsilon_lines(demo(budget_epsilon=cap, epsilon_charged=charged))[-1]
     assert line.note == f"{left} of it is left."
-
-
-def test_facts_that_the_guarantee_rests_on_are_assumptions():
-    def assumptions(**changes):
-        return " ".join(statement.list_paragraphs("assumptions", demo(**changes)))
-
-    assert "floating point" in assumptions() and "floating point" not in assumptions(noise="discrete")
-    assert "60000" in assumptions(declared_size=60000) and "60000" not in assumptions()
 
 
 METHODS = {

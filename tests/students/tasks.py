@@ -21,14 +21,9 @@ NAMES = [name for name in list_options("student") if name not in ("none", "same"
 ROWS = DataSpec(name="clouds", num_classes=2, input_shape=(6,), class_names=("a", "b"), mean=(0.0,) * 6, std=(2.0,) * 6)
 
 TABLE = DataSpec(
-    name="clinic",
-    num_classes=2,
-    input_shape=(3,),
-    class_names=("ill", "well"),
-    mean=(40.0, 0.0, 0.0),
-    std=(9.0, 1.0, 1.0),
-    schema=TableSchema((Column("age", None), Column("ward", ("A", "B")))),
-)
+    name="clinic", num_classes=2, input_shape=(3,), class_names=("ill", "well"), mean=(40.0, 0.0, 0.0),
+    std=(9.0, 1.0, 1.0), schema=TableSchema((Column("age", None), Column("ward", ("A", "B")))),
+)  # fmt: skip
 FRAME = pd.DataFrame({"ward": ["B", "A", "A"], "age": [31, 62.5, 7], "diagnosis": "?"})
 
 

@@ -26,8 +26,6 @@ from tests.students.tasks import CPU, vectors
 from tests.tiny_runs import summary, tiny
 from tests.worlds import IMAGES
 
-# Noisy counts ---------------------------------------------------------------------------------------------------------
-
 
 def draw_counts(lead=300.0, sigma=150.0, rows=400, classes=5):
     """Classes, and counts in which they lead by so many votes over all others."""
@@ -74,9 +72,6 @@ def test_noise_alone_says_nothing():
     assert torch.allclose(compute_label_posterior(NoisyCounts(torch.full((4, 3), 9), 2.0)), torch.full((4, 3), 1 / 3))
 
 
-# Tasks of releases ----------------------------------------------------------------------------------------------------
-
-
 def test_counts_are_believed_round_by_round():
     noise = (5 * torch.randn(12, 3, generator=torch.Generator().manual_seed(0))).round().long()
     leads = torch.tensor([80] * 6 + [4] * 6)
@@ -94,9 +89,6 @@ def test_scores_of_answered_questions_become_shares():
     task = make_student_task(IMAGES, PublicPool(torch.zeros(4, 1, 8, 8)), release)
     assert task.soft and task.query_Q.tolist() == [2, 0] and task.round_Q.tolist() == [0, 0]
     torch.testing.assert_close(task.posterior_QC, score_QC[:2] / 1.1)
-
-
-# Runs -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -180,9 +172,6 @@ def test_scores_of_soft_labels_are_released_and_read_again(tmp_path, monkeypatch
             release_store.find_release(plan.root, summary(plan)["release_id"]), data.pool, data.spec, ledger
         )
     assert [["" if np.isnan(score) else repr(score) for score in row] for row in found.score_QC.tolist()] == table
-
-
-# Labels alone ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_share_of_wrong_labels_is_found_and_some_are_mended():

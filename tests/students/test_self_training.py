@@ -90,19 +90,18 @@ def test_a_model_that_was_not_released_is_not_published():
     x, y = images(60, seed=1)
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
     student = SelfTraining(first_student=small, later_students=small, publish="released_model")
-    task = StudentTask(IMAGES, x, torch.arange(60), y)
-    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*none was released"):
-        student.fit(task, seed=0, device=torch.device("cpu"))
-    foreign = dataclasses.replace(task, model=LinearModel(torch.zeros(3, 3), torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*other features"):
-        student.fit(foreign, seed=0, device=torch.device("cpu"))
-    small = ContrastiveFeatures(network_options=small.network_options, steps=1)
+    features = ContrastiveFeatures(network_options=small.network_options, steps=1)
+    width = features.compute_features(x[:2], IMAGES, seed=0).shape[1]
     drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
-    width = small.compute_features(x[:2], IMAGES, seed=0).shape[1]
-    other = dataclasses.replace(
-        task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
-    )
-    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*other features.*released"):
-        dataclasses.replace(student, features=small).fit(other, seed=0, device=torch.device("cpu"))
+    task = StudentTask(IMAGES, x, torch.arange(60), y)
+    other = dataclasses.replace(task, posterior_QC=drawn / drawn.sum(1, keepdim=True))
+    for one, task_of_one, size, message in (
+        (student, task, None, "none was released"),
+        (student, task, 3, "other features"),
+        (dataclasses.replace(student, features=features), other, width, "other features.*released"),
+    ):
+        model = None if size is None else LinearModel(torch.zeros(size, 3), torch.zeros(3))
+        with pytest.raises(ValueError, match=rf"student\.publish='released_model'.*{message}"):
+            one.fit(dataclasses.replace(task_of_one, model=model), seed=0, device=CPU)
     with pytest.raises(ValueError, match=r"student\.publish='teacher'"):
         dataclasses.replace(student, publish="teacher")

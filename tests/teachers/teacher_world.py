@@ -40,18 +40,9 @@ def even_shards(num_teachers: int, size: int) -> Shards:
 
 
 def recipe(**changes: object) -> TeacherRecipe:
-    base = {
-        "network": "lean_cnn",
-        "options": {"channels": [4, 8], "hidden": 16},
-        "steps": 12,
-        "batch_size": 8,
-        "learning_rate": 5e-3,
-        "label_smoothing": 0.0,
-        "augment": Affine(rotate=10, scale=0.1, shift=1, shear=5),
-        "backend": "vectorized",
-        "chunk": 3,
-        "workers": 1,
-    }
+    base = {"network": "lean_cnn", "options": {"channels": [4, 8], "hidden": 16}, "label_smoothing": 0.0}
+    base |= {"augment": Affine(rotate=10, scale=0.1, shift=1, shear=5), "steps": 12, "batch_size": 8}
+    base |= {"learning_rate": 5e-3, "backend": "vectorized", "chunk": 3, "workers": 1}
     return TeacherRecipe(**(base | changes))  # type: ignore[arg-type]
 
 

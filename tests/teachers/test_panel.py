@@ -165,9 +165,6 @@ def test_what_cannot_be_a_teacher_is_refused(teacher, message):
         fit(teacher)
 
 
-# ---- teachers that are not apart ------------------------------------------------------------------------------------
-
-
 class Drawing(LogisticRegression):
     """Learns from records that generators of the whole process choose, as many draws as it has records."""
 

@@ -182,9 +182,6 @@ def test_a_failed_save_leaves_nothing(store, ensemble, monkeypatch):
     assert sorted(path.name for path in store.folder.iterdir()) == [".fingerprint_key", "README"]
 
 
-# ---- records of accounts --------------------------------------------------------------------------------------------
-
-
 def make_rows(x, y=None, units=None):
     x = torch.tensor(np.ascontiguousarray(x), dtype=torch.float32)
     y = torch.zeros(len(x), dtype=torch.int64) if y is None else torch.as_tensor(y)

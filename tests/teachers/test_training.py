@@ -30,9 +30,6 @@ def replace(private, i):
     return PrivateRecords.from_rows(x, y, private.unit_id)
 
 
-# ---- one record, one teacher ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["vectorized", "processes"])
 @pytest.mark.parametrize("partition,change", [(ReplaceOne(), replace), (AddRemove(), remove)])
 def test_one_record_changes_one_teacher_and_no_bit_of_the_others(backend, partition, change):
@@ -76,9 +73,6 @@ def test_unequal_shards_train_together_for_the_same_steps():
     assert (losses[-1][:3] < 0.1).all() and losses[0][0] < math.log(4) + 0.2
     for teacher, row in enumerate(rows[:3]):
         assert (trained.predict(own.x[row])[teacher] == own.y[row]).all()
-
-
-# ---- groups and launches --------------------------------------------------------------------------------------------
 
 
 def test_no_record_decides_how_many_are_launched():
@@ -137,9 +131,6 @@ def test_a_gpu_gets_whole_groups_or_a_few_teachers_on_large_images():
     size = compute_size(TeacherRecipe(network="logistic"), images(1, channels=1), 250, GPU)
     assert training.plan_launches(training.split_groups(250), size) == [range(250)]  # the last group is not whole
     assert [ensemble.compute_gpu_points(images(pixels)) for pixels in (1, 32, 64, 224, 10_000)] == [512, 256, 64, 5, 1]
-
-
-# ---- interrupted runs, progress, refusals ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["vectorized", "processes"])
