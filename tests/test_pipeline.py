@@ -68,9 +68,8 @@ def test_a_run_writes_what_the_design_fixes(done):
     rows = list(csv.DictReader((done.folder / "release" / "labels.csv").read_text().splitlines()))
     assert len({row["query"] for row in rows}) == len(rows) == 20
     data, ledger = done.dataset.load(), Ledger(done.root / "ledger.sqlite")
-    release, *_ = release_store.read(
-        release_store.find_release(done.root, found["release_id"]), data.pool, data.spec, ledger
-    )
+    folder = release_store.find_release(done.root, found["release_id"])
+    release, *_ = release_store.read(folder, data.pool, data.spec, ledger)
     assert release.label_Q.tolist() == [int(row["label"]) for row in rows]
 
 
@@ -146,9 +145,8 @@ def test_confident_reports_its_cap_and_ex_post_apart(plan):
     answered = found["queries_answered"]
     assert 0 < answered < 20
     assert found["epsilon"] == pytest.approx(cap, abs=1e-9)
-    assert found["epsilon_ex_post"] == pytest.approx(
-        gdp.compute_epsilon(math.sqrt(20 / 0.64 + answered * 2 / 4), 1e-4), abs=1e-9
-    )
+    paid = gdp.compute_epsilon(math.sqrt(20 / 0.64 + answered * 2 / 4), 1e-4)
+    assert found["epsilon_ex_post"] == pytest.approx(paid, abs=1e-9)
 
 
 def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_path):
@@ -187,12 +185,9 @@ def test_held_out_records_reach_no_teacher_and_no_other_record_decides_it():
     rest, held = two_candidates().hold_out(data, "add_remove", seed=0)
     assert set(rest.private.unit_id).isdisjoint(held.unit_id)
     assert len(rest.private) + len(held) == len(data.private)
-    fewer = dataclasses.replace(
-        data, private=PrivateRecords.from_rows(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
-    )
-    assert set(two_candidates().hold_out(fewer, "add_remove", seed=0)[1].unit_id) == set(held.unit_id) - {
-        data.private.unit_id[0]
-    }
+    fewer = PrivateRecords.from_rows(data.private.x[1:], data.private.y[1:], data.private.unit_id[1:])
+    _, held_of_fewer = two_candidates().hold_out(dataclasses.replace(data, private=fewer), "add_remove", seed=0)
+    assert set(held_of_fewer.unit_id) == set(held.unit_id) - {data.private.unit_id[0]}
 
 
 def test_private_records_choose_no_student_under_neighbors_that_their_source_cannot_bear(plan):

@@ -21,10 +21,8 @@ def write_signs(folder, count):
     rows = [f"{int(c)} 1:{(2 * c - 1) * (0.5 + draw.random()):.3f} 2:{draw.normal():.3f}" for c in y]
     path = folder / "signs.svm"
     path.write_text("\n".join(rows) + "\n")
-    shares = (0.8, 0.1, 0.1)
-    return Libsvm(
-        name="signs", path=str(path), roles="position", fractions=shares, classes=(0, 1), num_features=2, benchmark=True
-    )
+    facts = {"fractions": (0.8, 0.1, 0.1), "classes": (0, 1), "num_features": 2, "benchmark": True}
+    return Libsvm(name="signs", path=str(path), roles="position", **facts)
 
 
 def plan_of(source, home, student=None, **changes):

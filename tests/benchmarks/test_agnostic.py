@@ -257,9 +257,7 @@ def test_shards_cover_the_sample_once_and_one_record_moves_one_vote():
 
 CORNERS = np.arange(4.0)[:, None]
 # LZCW21 Example 1: three hypotheses of error 1/2, whose majority has error 3/4.
-VOTING_FAILS = Listed(
-    [lambda x: np.isin(x[:, 0], (0, 1)), lambda x: np.isin(x[:, 0], (0, 2)), lambda x: np.isin(x[:, 0], (0, 3))]
-)
+VOTING_FAILS = Listed([lambda x, other=other: np.isin(x[:, 0], (0, other)) for other in (1, 2, 3)])
 
 
 def always_one(n, seed=0):
@@ -275,9 +273,8 @@ def test_agprivcl_is_right_where_plain_voting_fails():
     voting = {"num_teachers": 8 * plan.num_teachers, "mechanism": mechanism, "budget": DryRunNoise(insecure_seed=1)}
     plain = run_sub_samp(VOTING_FAILS, sample, CORNERS, **voting)
     assert plain.label_Q.tolist() == [1, 0, 0, 0]  # error 3/4
-    answers = run_ag_priv_cl(
-        VOTING_FAILS, sample, CORNERS, **asked, budget=DryRunNoise(insecure_seed=0), constants="sharp"
-    )
+    noise = DryRunNoise(insecure_seed=0)
+    answers = run_ag_priv_cl(VOTING_FAILS, sample, CORNERS, **asked, budget=noise, constants="sharp")
     assert answers.events == plan.events and plan.total_price == pytest.approx((1.0, 1e-2), rel=1e-3)
     assert int((answers.label_Q != 1).sum()) == 2  # error 1/2, the best of the class
 

@@ -74,10 +74,8 @@ def test_high_margin_is_the_small_probability_of_a_small_margin():
     T, K = sizes.lzcw21_proposition_18(m, nu=0.0, xi=xi, epsilon=1.0, delta=1e-5, gamma=gamma)
     ones_Q = np.random.default_rng(0).binomial(K, 0.5, size=m)
     votes = Votes(torch.from_numpy(np.stack([K - ones_Q, ones_Q], 1)), K)
-    answers = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T).release(
-        votes, DryRunNoise(), MechanismContext(num_queries=m)
-    )
-    assert not answers.answered_Q.any()
+    mechanism, context = SparseVector(epsilon=1.0, delta=1e-5, max_failures=T), MechanismContext(num_queries=m)
+    assert not mechanism.release(votes, DryRunNoise(), context).answered_Q.any()
 
 
 def test_a_threshold_without_fresh_noise_has_no_price():

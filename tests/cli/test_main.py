@@ -88,9 +88,8 @@ def test_exit_codes_are_those_of_the_commands(capsys, words, code):
         found = stop.code
     assert found == code and sys.argv is before
     message = capsys.readouterr().err
-    assert bool(message) == (len(words) > 0 and code > 0) and ("Did you mean 'label'" in message) == (
-        words == ["lable"]
-    )
+    assert bool(message) == (len(words) > 0 and code > 0)
+    assert ("Did you mean 'label'" in message) == (words == ["lable"])
 
 
 def test_an_interrupt_ends_in_one_line(capsys):

@@ -23,9 +23,7 @@ COLUMNS = {
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_value_is_spelled_alike_in_a_typed_column_and_in_one_of_objects(name):
     typed = np.asarray(COLUMNS[name])
-    assert [to_canonical_text(value) for value in typed] == [
-        to_canonical_text(value) for value in COLUMNS[name].astype(object)
-    ]
+    assert list(map(to_canonical_text, typed)) == list(map(to_canonical_text, COLUMNS[name].astype(object)))
 
 
 def test_a_date_has_one_spelling():
@@ -33,8 +31,7 @@ def test_a_date_has_one_spelling():
             datetime.datetime(2020, 1, 2), pd.Timestamp("2020-01-02"), np.datetime64("2020-01-02"),
             np.datetime64("2020-01-02", "ns")]  # fmt: skip
     assert {to_canonical_text(value) for value in same} == {"2020-01-02"}
-    assert to_canonical_text(np.datetime64("2020-01-02T03:04:05.250", "ns")) == to_canonical_text(
-        "2020-01-02 03:04:05.25"
-    )
+    moment = np.datetime64("2020-01-02T03:04:05.250", "ns")
+    assert to_canonical_text(moment) == to_canonical_text("2020-01-02 03:04:05.25")
     assert to_canonical_text("2020-01-02x") == "2020-01-02x" and to_canonical_text(427) == to_canonical_text("427")
     assert to_canonical_text(np.timedelta64(1500, "ms")) == to_canonical_text(datetime.timedelta(seconds=1.5)) == "1.5"

@@ -263,10 +263,8 @@ def test_the_table_of_prices_is_right():
     sigmas = [float(cell.removeprefix("sigma = ")) for cell in head[1:]]
     assert len(rows) == 6 and len(sigmas) == 4
     for row in rows:
-        found = [
-            format_epsilon(compute_guarantee(GNMax(sigma=s).privacy_events(int(row[0])), 1e-5).epsilon) for s in sigmas
-        ]
-        assert row[1:] == found
+        events = [GNMax(sigma=sigma).privacy_events(int(row[0])) for sigma in sigmas]
+        assert row[1:] == [format_epsilon(compute_guarantee(one, 1e-5).epsilon) for one in events]
 
 
 def test_every_shape_letter_is_in_the_notation():

@@ -30,9 +30,8 @@ def bare(tmp_path, monkeypatch):
 
 def run(notebook, folder):
     """Every cell in order, in a fresh kernel; nothing is written back."""
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
+    place = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=place).execute()
 
 
 @pytest.mark.slow(reason="runs every notebook in a kernel")

@@ -125,9 +125,8 @@ def points(spec: DataSpec, count: int, seed: int = 0) -> torch.Tensor:
     """Points of that kind, all different."""
     generator = torch.Generator().manual_seed(seed)
     if spec.kind == "text":
-        return texts.encode_texts(
-            "texts", [f"{place}e{text}" for place, text in enumerate(sayings(count, seed))], spec.input_shape[0]
-        )
+        different = [f"{place}e{text}" for place, text in enumerate(sayings(count, seed))]
+        return texts.encode_texts("texts", different, spec.input_shape[0])
     if spec.is_image:
         return torch.randint(0, 256, (count, *spec.input_shape), dtype=torch.uint8, generator=generator)
     return torch.randn(count, *spec.input_shape, generator=generator)

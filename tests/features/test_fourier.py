@@ -71,9 +71,8 @@ def accuracy(home, features) -> float:
     student = pate.fit_student(ReleasedModel(features=features))
     assert torch.equal(load_student(pate.folder).predict(test), student.predict(test))
     mlp = Supervised(network="mlp")
-    same = SelfTraining(
-        first_student=mlp, later_students=mlp, features=features, publish="released_model", num_generations=1
-    )
+    parts = {"first_student": mlp, "later_students": mlp, "num_generations": 1}
+    same = SelfTraining(**parts, features=features, publish="released_model")
     assert torch.equal(pate.fit_student(same).predict(test), student.predict(test))
     return float((student.predict(test) == truth).float().mean())
 

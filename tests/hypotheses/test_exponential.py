@@ -154,9 +154,8 @@ def density(records, epsilon, radius, ridge):
 def test_parameters_follow_the_density(radius, ridge, runs):
     records, epsilon = [(1.0, 1), (-0.8, 1), (0.5, 0), (0.9, 1), (-1.0, 0), (1.0, 1)], 14.0
     asked = {"radius": radius, "ridge": ridge, "budget": DryRunNoise(insecure_seed=0)}
-    drawn = [
-        float(run_logistic_exponential(sample_of(records), epsilon=epsilon, **asked).hypothesis[0]) for _ in range(runs)
-    ]
+    found = (run_logistic_exponential(sample_of(records), epsilon=epsilon, **asked) for _ in range(runs))
+    drawn = [float(one.hypothesis[0]) for one in found]
 
     def cdf(epsilon):
         mass = np.cumsum(density(records, epsilon, radius, ridge))

@@ -68,9 +68,7 @@ def test_a_released_rule_predicts_as_the_hypothesis_does(hypotheses, width):
     x = x.astype(np.float64)
     facts = facts_of(data_of(x, np.arange(len(x)) % 2))
     for hypothesis in hypotheses.enumerate_representatives(x):
-        probabilities = make_rule_student(facts, [hypothesis]).compute_probabilities(
-            torch.as_tensor(x, dtype=torch.float32)
-        )
+        probabilities = make_rule_student(facts, [hypothesis]).compute_probabilities(torch.as_tensor(x).float())
         assert (probabilities.argmax(1).numpy() == hypotheses.predict(hypothesis, x)).all(), hypothesis
         assert (probabilities.max(1).values == 1).all()
 

@@ -113,9 +113,8 @@ def test_counts_are_released_and_read_back_for_another_student(finished):
     assert header == "query,label,class,votes_0,votes_1,votes_2" and len(rows) == 9
     data = plan.dataset.load()
     with Ledger(plan.root / "ledger.sqlite", create=False) as ledger:
-        release, *_ = release_store.read(
-            release_store.find_release(plan.root, report.record.release_id), data.pool, data.spec, ledger
-        )
+        folder = release_store.find_release(plan.root, report.record.release_id)
+        release, *_ = release_store.read(folder, data.pool, data.spec, ledger)
     assert release.noisy_counts.sigma == 4.0
     assert torch.equal(release.noisy_counts.counts_QC.argmax(1), release.label_Q)
     posterior_QC = torch.cat([compute_label_posterior(part) for part in release.noisy_counts.split((3, 3, 3))])
@@ -168,9 +167,8 @@ def test_scores_of_soft_labels_are_released_and_read_again(tmp_path, monkeypatch
     assert "class probabilities" in statement and "a score of each class" in statement
     with Ledger(plan.root / "ledger.sqlite") as ledger:
         data = plan.dataset.load()
-        found, _, _ = release_store.read(
-            release_store.find_release(plan.root, summary(plan)["release_id"]), data.pool, data.spec, ledger
-        )
+        folder = release_store.find_release(plan.root, summary(plan)["release_id"])
+        found, _, _ = release_store.read(folder, data.pool, data.spec, ledger)
     assert [["" if np.isnan(score) else repr(score) for score in row] for row in found.score_QC.tolist()] == table
 
 

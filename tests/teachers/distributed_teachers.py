@@ -35,9 +35,8 @@ def main() -> None:
     feature_PD = distributed.broadcast_object(compute_coordinates(private.x, spec()) if distributed.is_main() else None)
     jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(feature_PD)
     joint = tally_over_ranks(ensemble, lambda some: jointly.tally(some, private.x), len(private.x))
-    save_file(
-        ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}, folder / f"rank{me.rank}.safetensors"
-    )
+    found = ensemble.params | {"votes": votes.counts_QC, "joint": joint.counts_QC}
+    save_file(found, folder / f"rank{me.rank}.safetensors")
 
 
 if __name__ == "__main__":

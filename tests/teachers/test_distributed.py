@@ -31,9 +31,8 @@ def alone():
     private = records(150)
     shards = even_shards(50, 3)
     ensemble = train(private, spec(), shards, recipe(), seed=0)
-    jointly = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0)).build_joint_votes(
-        compute_coordinates(private.x, spec())
-    )
+    method = TransductiveTeacherVotes(num_teachers=1, mechanism=GNMax(sigma=1.0))
+    jointly = method.build_joint_votes(compute_coordinates(private.x, spec()))
     return ensemble.params, ensemble.count_votes(private.x).counts_QC, jointly.tally(ensemble, private.x)
 
 

@@ -15,9 +15,7 @@ OPTIONS = {"lean_cnn": {"channels": [4, 8], "hidden": 16}}
 def trial_of(teacher, monkeypatch, rows=ROWS, **changes):
     """The trial of this teacher of a new ensemble."""
     tried = []
-    monkeypatch.setattr(
-        independence, "draw_candidate", lambda candidates: next(c for c in candidates if c[1] == teacher)
-    )
+    monkeypatch.setattr(independence, "draw_candidate", lambda pairs: next(p for p in pairs if p[1] == teacher))
     train(records(90), spec(), shards_of(rows), recipe(steps=8, **changes), seed=0, on_trial=tried.append)
     (trial,) = tried
     return trial
@@ -69,9 +67,7 @@ def test_a_leak_between_teachers_that_are_asked_together_is_refused(monkeypatch)
 
 def test_it_is_drawn_among_all_but_the_first_and_gets_its_own_records_alone(monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        independence, "draw_candidate", lambda candidates: drawn.append(list(candidates)) or candidates[3]
-    )
+    monkeypatch.setattr(independence, "draw_candidate", lambda pairs: drawn.append(list(pairs)) or pairs[3])
     trials = []
     private = records(90)
     train(private, spec(), shards_of(ROWS), recipe(steps=1), seed=0, on_trial=trials.append)

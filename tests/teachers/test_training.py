@@ -77,9 +77,8 @@ def test_unequal_shards_train_together_for_the_same_steps():
 
 def test_no_record_decides_how_many_are_launched():
     """Else one more record in the largest shard could change the last bits of every teacher, and votes of all."""
-    assert set(inspect.signature(training.compute_launch_size).parameters) == {
-        *("recipe", "num_parameters", "spec", "num_teachers", "device")
-    }
+    public = {"recipe", "num_parameters", "spec", "num_teachers", "device"}
+    assert set(inspect.signature(training.compute_launch_size).parameters) == public
     assert set(inspect.signature(ensemble.compute_gpu_points).parameters) == {"spec"}
 
 
