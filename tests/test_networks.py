@@ -25,11 +25,6 @@ def test_maps_images_to_logits_and_is_rebuilt_from_plain_data(name, shape):
     torch.testing.assert_close(again.eval()(x), module.eval()(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mlp"])
-def test_takes_feature_rows(name):
-    assert networks.build(name, (9,), 3)(torch.randn(4, 9)).shape == (4, 3)
-
-
 def test_options_survive_the_description():
     described = networks.describe("lean_cnn", IMAGES, 5, channels=(6, 9), hidden=11)
     assert described["options"] == {"channels": [6, 9], "hidden": 11}

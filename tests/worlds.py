@@ -1,5 +1,6 @@
 """Toy data that more than one test module uses."""
 
+import io
 from collections import Counter
 
 import torch
@@ -50,6 +51,13 @@ def benchmark_clouds(**changes):
     public = {"pool_x": x[300:400], "pool_y": y[300:400], "test_x": x[400:], "test_y": y[400:]}
     facts = {"name": "clouds", "class_names": 2, "nominal_size": 300, "benchmark": True}
     return Tensors(**(facts | public | {"x": x[:300], "y": y[:300]} | changes))
+
+
+class Terminal(io.StringIO):
+    """A stream that somebody looks at."""
+
+    def isatty(self):
+        return True
 
 
 class Counted(TorchDispatchMode):

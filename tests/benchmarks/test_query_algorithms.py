@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from scipy.stats import norm
 
 from benchmarks.replications import query_algorithms
 from benchmarks.replications.query_algorithms import (
-    fit_answers,
     plan_relabeled,
     run_df18_vote,
     run_high_confidence,
@@ -28,7 +26,6 @@ from pate_torch.hypotheses.classes import Thresholds, fit_erm
 from pate_torch.hypotheses.sample import Sample
 from pate_torch.mechanisms.exponential import compute_log_probabilities
 from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.records import NO_ANSWER
 from tests.hypotheses.exact_laws import (
     Spy,
     all_laws,
@@ -221,10 +218,3 @@ def test_df18s_vote_draws_from_a_law_that_is_private_over_every_pair():
     assert spy.charged == (PureDPEvent(epsilon=epsilon, count=len(x_Q)),) and charges_first(spy)
     drawn, expected = label_Q.reshape(2, draws).mean(1), law(records)[:2]
     assert (abs(drawn - expected) <= 5 * np.sqrt(expected * (1 - expected) / draws)).all()
-
-
-def test_fit_answers_ignores_queries_without_an_answer():
-    problem, x_Q = SimpleNamespace(hypotheses=Thresholds()), np.array([[0.0], [1.0], [2.0]])
-    assert fit_answers(problem, x_Q, [NO_ANSWER, 1, 1]) == -math.inf
-    with pytest.raises(ValueError, match="none of the 3 queries"):
-        fit_answers(problem, x_Q, [NO_ANSWER] * 3)

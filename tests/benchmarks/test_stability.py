@@ -50,22 +50,6 @@ def test_the_same_coins_go_to_both_of_a_pair():
     assert len(set(seen)) == 7 and len(seen) == 14
 
 
-def test_pairs_differ_in_one_record_from_outside():
-    def check(x_B, y_B, points, coins):
-        kept, replaced = x_B[: len(x_B) // 2], x_B[len(x_B) // 2 :]
-        assert ((kept != replaced).sum(1) == 1).all()
-        for row in (*kept, *replaced):
-            assert len(set(row)) == len(row)
-        return np.zeros((len(x_B), len(points)))
-
-    x = np.arange(9)
-    on_average_stability(check, x, x, x[:1], n=8, pairs=20, seed=2)
-    with pytest.raises(ValueError, match="replacement"):
-        on_average_stability(check, x, x, x[:1], n=9, pairs=20, seed=2)
-    with pytest.raises(ValueError, match="scores in"):
-        on_average_stability(lambda *_: np.zeros((1, 1)), x, x, x[:1], n=3, pairs=4, seed=0)
-
-
 def test_a_memoriser_is_as_unstable_as_its_closed_form():
     """The nearest record's label, labels being coins: it changes if the nearest of n + 1 is the old record or the new
     one, and half of the time then: alpha^2 = 1/(n + 1), a square root where the mean has 1/n."""

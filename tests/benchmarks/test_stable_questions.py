@@ -5,12 +5,11 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from benchmarks.stable_questions import QUESTIONS, asked, lost, tally
+from benchmarks.stable_questions import QUESTIONS, lost, tally
 from pate_torch.mechanisms.sparse_vector import SparseVector
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, MechanismContext
 from pate_torch.privacy.sensitive import Votes
-from pate_torch.queries.random import Random
 
 SPEC = DataSpec(name="s", num_classes=2, input_shape=(2,), class_names=("a", "b"), mean=(0.0, 0.0), std=(1.0, 1.0))
 
@@ -38,15 +37,3 @@ def test_the_chance_of_a_failure_is_the_mechanism_s():
         failed = [int(mechanism.release(one, DryRunNoise(), context).label_Q[0]) == NO_ANSWER for _ in range(1000)]
         assert abs(np.mean(failed) - chance) < 5 * 0.5 / 1000**0.5
     assert lost(votes, mechanism)[0] > 0.99 and lost(votes, mechanism)[-1] < 0.01
-
-
-@pytest.mark.parametrize("failures", [1, 3])
-def test_questions_end_with_the_last_failure(failures):
-    mechanism = SparseVector(epsilon=1.0, delta=1e-5, max_failures=failures)
-    pool = torch.randn(40, 2)
-    tied, sure = (Votes(torch.tensor([row] * 40), 4000) for row in ([2000, 2000], [4000, 0]))
-    for strategy in (Random(), Random(rounds=20)):
-        point, label = asked(strategy, pool, tied, mechanism, seed=0)
-        assert len(point) == failures and (label == NO_ANSWER).all()
-        point, label = asked(strategy, pool, sure, mechanism, seed=0)
-        assert sorted(point.tolist()) == list(range(40)) and (label == 0).all()

@@ -5,12 +5,8 @@ import io
 import pytest
 
 from pate_torch.core import progress
-from pate_torch.core.progress import Stages, format_duration
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+from pate_torch.core.progress import Stages
+from tests.worlds import Terminal
 
 
 def run(stream, name="Training teachers", total=50, **options):
@@ -65,10 +61,3 @@ def test_a_pipe_gets_plain_lines_whatever_colors_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     first, last, message = run(io.StringIO(), name="Work").splitlines()
     assert first == "Work ..." and last.startswith("Work: 50/50 done in") and message == "[bold]found[/bold]"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (59.6, "1:00"), (83, "1:23"), (4000, "1:06:40")]
-)
-def test_durations(seconds, text):
-    assert format_duration(seconds) == text

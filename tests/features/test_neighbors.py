@@ -72,17 +72,6 @@ def test_nearest_are_those_of_all_pairs(block, count, monkeypatch):
     assert (int(places[0, 0]), int(places[count, 0])) == (count, 0), "points that coincide are neighbors"
 
 
-@pytest.mark.parametrize("columns", [16 * 9, 16 * 10, 16 * 10 + 5, 1000])
-def test_the_least_of_groups_are_those_of_the_row(columns):
-    value = torch.randn(40, columns, generator=stream())
-    value[:20] = value[:20].round(decimals=1)  # equals
-    value[0, :10] = torch.inf
-    least, places = neighbors._select_smallest(value, 9)
-    assert torch.equal(least, value.sort(1).values[:, :9])
-    assert torch.equal(value.gather(1, places), least)
-    assert all(len(row.unique()) == 9 for row in places)
-
-
 def test_the_graph_is_that_of_all_pairs(monkeypatch):
     monkeypatch.setattr(neighbors, "_CPU_BLOCK_ENTRIES", 7 * 60)  # several blocks
     x, _ = moons(60)

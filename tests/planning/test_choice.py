@@ -24,7 +24,7 @@ from pate_torch.privacy.ledger import Ledger
 from pate_torch.students.linear import Logistic
 from pate_torch.students.selection import Selection
 from tests.mechanisms.mechanism_forms import NAMES, build
-from tests.planning.plans import FACTS, PrivateRecordsRead, Untouchable, evaluate, make_plan
+from tests.planning.plans import FACTS, evaluate, make_plan
 
 TERMS = {"delta": 1e-5, "adjacency": "add_remove", "unit": "record"}
 STABLE = {"epsilon": 1.0, "delta": 1e-5, "max_failures": 20}
@@ -38,6 +38,7 @@ def test_prices_and_counts_are_those_of_the_accounting_core():
     counts = choice.max_queries, choice.max_queries + 1
     fits, one_more = (calibration.compute_epsilon(mechanism.privacy_events(count), 1e-5) for count in counts)
     assert fits <= 2 < one_more and choice.shard_size == 240
+    assert evaluate(facts=SourceFacts(name="unknown", num_classes=2)).shard_size is None
     assert choice.lead == feasibility.compute_break_even_lead(mechanism, 10)
 
 
@@ -182,11 +183,3 @@ def test_with_a_pilot_the_best_is_the_cheapest_among_those_with_most_right_label
 )
 def test_few_answers_are_told_from_none_wrong(answer_rate, accuracy, verdict):
     assert evaluate(pilot=Oracle(answer_rate, accuracy)).verdict == verdict
-
-
-def test_private_records_are_never_loaded():
-    with pytest.raises(PrivateRecordsRead):
-        Untouchable().load()
-    assert evaluate().problem is None
-    unknown = SourceFacts(name="unknown", num_classes=2)
-    assert evaluate(facts=unknown).shard_size is None

@@ -33,6 +33,7 @@ from pate_torch.release.renderer import (
 )
 from tests.release.json_schema import faults, privacy_schema
 from tests.release.reporting_demo import baseline, confusion, demo, examples
+from tests.worlds import Terminal
 
 GOLDEN = Path(__file__).parent / "golden"
 OWNER = PrivateMetrics(ensemble_accuracy=0.981, nonprivate_accuracy=0.993).format_rows()
@@ -283,11 +284,6 @@ def test_dots_place_shares_on_their_scale():
 
 
 # ---- the terminal ----------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

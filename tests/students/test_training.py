@@ -53,15 +53,6 @@ def test_the_corrected_loss_is_the_likelihood_of_flipped_labels():
     torch.testing.assert_close(compute_label_loss(logits, label, 0.0), F.cross_entropy(logits, label, reduction="none"))
 
 
-def test_a_firmly_contradicted_label_loses_its_pull():
-    logits = torch.tensor([[12.0, 0.0, 0.0]], requires_grad=True)
-    pulls = []
-    for flip in (0.0, 0.05):
-        (gradient,) = torch.autograd.grad(compute_label_loss(logits, torch.tensor([1]), flip).sum(), logits)
-        pulls.append(float(gradient.abs().max()))
-    assert pulls[0] > 0.99 and pulls[1] < 1e-3
-
-
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_certain_posteriors_are_labels(noise):
     logits, chosen = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 0, 1])
