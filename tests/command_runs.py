@@ -8,6 +8,8 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pate_torch.cli import train as command
 
 TINY = [
@@ -47,6 +49,27 @@ def train(home: Path, *overrides: str, monkeypatch, base: list[str] = TINY) -> O
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = command.train()
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def write_doses(path: Path, count: int, names: tuple[str, ...], labeled: bool = True) -> None:
+    """Points in the unit square, whose class the first coordinate decides."""
+    draw = np.random.default_rng(len(names) + count)
+    lines = ["age,dose" + ",ill" * labeled]
+    for x, z in draw.random((count, 2)).round(3):
+        lines.append(f"{x},{z}" + (f",{names[min(int(x * len(names)), len(names) - 1)]}" if labeled else ""))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def learn_settings(folder: Path, names: tuple[str, ...] = ("no", "yes"), private: int = 3000) -> list[str]:
+    """Arguments of a table of so many private records, with public and test points in files of their own."""
+    write_doses(folder / "people.csv", private, names)
+    write_doses(folder / "public.csv", 60, names, labeled=False)
+    write_doses(folder / "test.csv", 200, names)
+    return [
+        str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people", "privacy.delta=1e-4", "quiet=true",
+        f"dataset.public_path={folder / 'public.csv'}", f"dataset.test_path={folder / 'test.csv'}",
+        f"dataset.classes=[{','.join(names)}]",
+    ]  # fmt: skip
 
 
 def written(home: Path) -> list[str]:

@@ -31,7 +31,7 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.privacy.chain import HashChain, LedgerError
 from pate_torch.privacy.ledger import Ledger
 from tests import killed_runs
-from tests.command_runs import QUIET_LOG
+from tests.command_runs import QUIET_LOG, learn_settings
 from tests.features.encoder_worlds import WORDS, mails, sayings, table
 
 MODES = ("kill", "fail once", "fail from there on")
@@ -160,17 +160,8 @@ def _train_texts(home: Path, allow_refit: bool) -> None:
 
 
 def _learn(home: Path, allow_refit: bool) -> None:
-    folder, draw = home.parent, np.random.default_rng(0)
-    for name, count, labeled in (("people", 400, True), ("public", 40, False), ("test", 40, True)):
-        if not (folder / f"{name}.csv").exists():
-            rows = [[str(x), str(z), "yes" if x > 0.5 else "no"] for x, z in draw.random((count, 2)).round(3)]
-            lines = [",".join(row[: 2 + labeled]) + "\n" for row in [["age", "dose", "ill"], *rows]]
-            (folder / f"{name}.csv").write_text("".join(lines))
-    given = ["sspp", str(folder / "people.csv"), "dataset.label=ill", "dataset.name=people",
-             f"dataset.public_path={folder / 'public.csv'}", f"dataset.test_path={folder / 'test.csv'}",
-             "dataset.classes=[no,yes]", "privacy.delta=1e-4", "quiet=true", "--epsilon", "1",
-             "--below-guarantee"]  # fmt: skip
-    _command(home, lambda: learn_command.main(given))
+    settings = learn_settings(home.parent, private=400)
+    _command(home, lambda: learn_command.main(["sspp", *settings, "--epsilon", "1", "--below-guarantee"]))
 
 
 KINDS: dict[str, Callable[[Path, bool], None]] = {

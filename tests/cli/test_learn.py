@@ -1,6 +1,7 @@
 """``pate learn``: what is charged, what is released, what is refused, and the table of sizes."""
 
 import csv
+import functools
 import io
 import json
 import sys
@@ -15,15 +16,9 @@ from pate_torch.cli.learn import main
 from pate_torch.hypotheses.algorithms import ALGORITHMS
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.students.store import load_student
+from tests.command_runs import learn_settings
 
-
-def table(path, count, names, labeled=True):
-    """Points in the unit square, whose class the first coordinate decides."""
-    generator = np.random.default_rng(len(names) + count)
-    lines = ["age,dose" + ",ill" * labeled]
-    for x, z in generator.random((count, 2)).round(3):
-        lines.append(f"{x},{z}" + (f",{names[min(int(x * len(names)), len(names) - 1)]}" if labeled else ""))
-    path.write_text("\n".join(lines) + "\n")
+settings = functools.partial(learn_settings, Path())
 
 
 @pytest.fixture
@@ -31,17 +26,6 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("PATE_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "home"
-
-
-def settings(names=("no", "yes"), private=3000):
-    """Arguments of a table of so many private records, with public and test points in files of their own."""
-    table(Path("people.csv"), private, names)
-    table(Path("public.csv"), 60, names, labeled=False)
-    table(Path("test.csv"), 200, names)
-    return [
-        "people.csv", "dataset.label=ill", "dataset.name=people", "dataset.public_path=public.csv",
-        "dataset.test_path=test.csv", f"dataset.classes=[{','.join(names)}]", "privacy.delta=1e-4", "quiet=true",
-    ]  # fmt: skip
 
 
 def charges(home):

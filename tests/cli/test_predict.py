@@ -14,10 +14,10 @@ from PIL import Image
 from pate_torch import load_student, networks
 from pate_torch.cli import predict
 from pate_torch.data.benchmark import Digits
-from pate_torch.data.image_folder import ImageFolder
 from pate_torch.data.tabular import Csv
 from pate_torch.students import store
 from pate_torch.students.base import Student
+from tests.data.owner_files import ImageFolder, write_gallery
 
 SECRET = "Xanadu"
 """A town of private records alone."""
@@ -116,27 +116,22 @@ def test_what_does_not_fit_is_one_line_that_names_it(tables, tmp_path, capsys):
 
 
 def test_images_are_decoded_as_the_folder_was(tmp_path, capsys):
-    draw = np.random.default_rng(0)
-    for place in range(60):
-        file = tmp_path / "all" / "ab"[place % 2] / f"{place}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (17, 23, 3), dtype=np.uint8)).save(file)
-    data = ImageFolder(name="scans", path=str(tmp_path / "all"), size=8, publish_split=True, publish_test=True).load()
+    data = ImageFolder(name="scans", path=write_gallery(tmp_path / "all", classes=("a", "b"))).load()
     assert data.spec.resize == "bilinear"
     store.save(student_of(data), tmp_path / "student.safetensors")
     new = tmp_path / "new"
     shutil.copytree(tmp_path / "all", new)
     code, out, _ = run(capsys, tmp_path / "student.safetensors", new)
     found = {row["id"]: row["label"] for row in rows(out)}
-    assert code == 0 and len(found) == 60 and set(found) == {f"{'ab'[i % 2]}/{i}.png" for i in range(60)}
+    assert code == 0 and set(found) == {f"{kind}/p{i % 10}_{i}.png" for kind in "ab" for i in range(30)}
     everything = torch.cat([data.private.x, data.pool.x, data.evaluation.x])
     student = load_student(tmp_path / "student.safetensors")
     assert sorted(found.values()) == sorted(student.predict_names(everything))
-    code, out, _ = run(capsys, tmp_path / "student.safetensors", new / "a" / "0.png")
-    assert code == 0 and [row["id"] for row in rows(out)] == ["0.png"] and rows(out)[0]["label"] == found["a/0.png"]
-    (new / "a" / "0.png").write_bytes(b"no image")
+    code, out, _ = run(capsys, tmp_path / "student.safetensors", new / "a" / "p0_0.png")
+    assert code == 0 and [(row["id"], row["label"]) for row in rows(out)] == [("p0_0.png", found["a/p0_0.png"])]
+    (new / "a" / "p0_0.png").write_bytes(b"no image")
     code, out, err = run(capsys, tmp_path / "student.safetensors", new)
-    assert code == 2 and "records=" in err and "0.png" in err and err.count("\n") == 1
+    assert code == 2 and "records=" in err and "p0_0.png" in err and err.count("\n") == 1
     assert run(capsys, tmp_path / "student.safetensors", tmp_path / "all" / "c")[0] == 2
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from pate_torch.data.tensors import Tensors
 from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.soft_sparse_vector import SoftSparseVector
 from pate_torch.methods.teacher_votes import TeacherVotes
 from pate_torch.planning import pilot as pilots
 from pate_torch.planning.pilot import Pilot, PilotConfig, simulate_release
-from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
+from pate_torch.privacy.records import Dataset
 from pate_torch.privacy.sensitive import Votes
 
 
@@ -70,10 +71,8 @@ def clouds(records: int) -> Dataset:
     y = torch.randint(4, (records + 500,), generator=generator)
     x = torch.randn(records + 500, 8, generator=generator)
     x[:, :4] += 2 * torch.nn.functional.one_hot(y, 4)
-    facts = {"class_names": tuple("abcd"), "mean": (0.0,) * 8, "std": (1.0,) * 8}
-    private = PrivateRecords.from_rows(x[500:], y[500:], np.asarray([str(n) for n in range(records)]))
-    spec = DataSpec(name="clouds", num_classes=4, input_shape=(8,), **facts)
-    return Dataset(spec, private, PublicPool(x[:500]), Evaluation(x[:0], y[:0], y[:500]))
+    public = {"pool_x": x[:500], "pool_y": y[:500], "test_x": x[:1], "test_y": y[:1]}
+    return Tensors(name="clouds", class_names=4, x=x[500:], y=y[500:], **public).load()
 
 
 def test_a_pilot_is_trained_once_for_each_shard_size(monkeypatch):
