@@ -5,7 +5,7 @@ import io
 import pytest
 
 from pate_torch.core import progress
-from pate_torch.core.progress import Stages
+from pate_torch.core.progress import Stages, format_duration
 from tests.worlds import Terminal
 
 
@@ -61,3 +61,8 @@ def test_a_pipe_gets_plain_lines_whatever_colors_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     first, last, message = run(io.StringIO(), name="Work").splitlines()
     assert first == "Work ..." and last.startswith("Work: 50/50 done in") and message == "[bold]found[/bold]"
+
+
+def test_durations_are_shown_in_seconds_minutes_or_hours():
+    shown = [format_duration(seconds) for seconds in (0.2, 59.4, 59.6, 83, 4000)]
+    assert shown == ["0 s", "59 s", "1:00", "1:23", "1:06:40"]

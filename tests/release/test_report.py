@@ -22,6 +22,8 @@ RECORDS = PrivateRecords.from_rows(torch.zeros(2, 3), torch.zeros(2, dtype=torch
 def test_nothing_but_plain_values_enters(value):
     with pytest.raises(TypeError, match=rf"parameters.sigma: {type(value).__name__} may not enter"):
         demo(parameters={"sigma": value})
+    with pytest.raises(TypeError):
+        demo().record.parameters["sigma"] = value  # nor later
     for wrapped in (value, (value,), ((value,),)):
         for name in ("baselines", "confusion", "epsilon_curve", "examples", "teachers_id"):
             with pytest.raises((TypeError, ValueError)):

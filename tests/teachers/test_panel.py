@@ -91,7 +91,7 @@ def test_they_learn_and_vote(teacher):
     points, truth = clouds(200, seed=1)
     one = fit(teacher)
     votes = one.count_votes(points)
-    assert votes.num_teachers == K and votes.num_classes == C
+    assert votes.num_teachers == K and votes.num_classes == C and "withheld" in repr(one)
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
     assert torch.equal(one.predict(points), fit(teacher).predict(points))
 

@@ -50,6 +50,7 @@ def test_load_returns_what_was_saved_also_after_the_store_was_moved(store, name,
         assert loaded.ensemble.spec == spec() and loaded.ensemble.network == ensemble.network
         assert loaded.ensemble.trained_K.tolist() == [True, True, False]
         assert loaded.identity == identify(store) and loaded.ledger_head == "def"
+        assert "withheld" in repr(loaded.ensemble) and "withheld" in repr(loaded.identity)
 
 
 def test_folders_are_closed_and_say_private(store, name):
