@@ -32,12 +32,6 @@ def configured(home: Path, *overrides: str):
     return hydra_config.build_run_config(cfg, folder), study
 
 
-def run(home: Path, *overrides: str):
-    plan, study = configured(home, *overrides)
-    pipeline.run(plan) if study is None else study.run(plan)
-    return json.loads((plan.folder / "release" / "summary.json").read_text())
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_composes(name, tmp_path):
     plan, study = configured(tmp_path, f"experiment={name}", f"hydra.searchpath=[file://{REPLICATIONS}]")
@@ -87,7 +81,9 @@ def test_digits_vote_together_and_other_data_only_where_they_are_told_to(tmp_pat
 @pytest.mark.slow(reason="at toy size every experiment runs in tests/end_to_end/test_pins.py")
 def test_dpsgd_runs_on_digits_at_the_price_of_the_run_it_is_held_against(tmp_path):
     overrides = ("mechanism.sigma=10", "num_queries=20")
-    found = run(tmp_path, "experiment=dpsgd_baseline", *overrides, "method.steps=60")
+    held, _ = configured(tmp_path, "experiment=dpsgd_baseline", *overrides, "method.steps=60")
+    pipeline.run(held)
+    found = json.loads((held.folder / "release" / "summary.json").read_text())
     plan, _ = configured(tmp_path, *overrides)
     assert found["epsilon"] == pytest.approx(
         accounting.compute_guarantee(plan.method.mechanism.privacy_events(20), plan.privacy.delta).epsilon, rel=1e-6

@@ -69,14 +69,10 @@ def looked_at(counts, model, **changes):
     return compute_vote_metrics(data, release, votes=votes, model=model, **(given | changes))
 
 
-def thousand(teachers, questions=5):
-    draw = np.random.default_rng(0)
-    return np.array([draw.multinomial(teachers, draw.dirichlet(np.full(1000, 0.03))) for _ in range(questions)])
-
-
 @pytest.mark.parametrize("model", [GNMaxOutcomes(sigma=40.0), LNMaxOutcomes(scale=40.0)], ids=str)
 def test_a_thousand_classes_are_looked_at_in_megabytes(model):
-    counts = thousand(100)
+    draw = np.random.default_rng(0)
+    counts = np.array([draw.multinomial(100, draw.dirichlet(np.full(1000, 0.03))) for _ in range(5)])
     tracemalloc.start()
     try:
         summary = looked_at(counts, model)

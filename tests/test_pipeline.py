@@ -152,17 +152,14 @@ def test_confident_reports_its_cap_and_ex_post_apart(plan):
 def test_swapping_evaluation_labels_changes_nothing_that_is_released(plan, tmp_path):
     """No test label, and no truth about the public pool, reaches the student."""
     digests = []
-    for name, source in (("a", plan.dataset), ("b", _shuffled_evaluation(plan.dataset))):
+    y = {"pool_y": plan.dataset.pool_y.roll(1), "test_y": plan.dataset.test_y.roll(1)}
+    for name, source in (("a", plan.dataset), ("b", dataclasses.replace(plan.dataset, **y))):
         one = changed(
             plan, dataset=source, root=tmp_path / name, folder=tmp_path / name / "runs/b/g/1", insecure_noise_seed=5
         )
         pipeline.run(one)
         digests.append((one.folder / "release" / "student.safetensors").read_bytes())
     assert digests[0] == digests[1]
-
-
-def _shuffled_evaluation(source):
-    return dataclasses.replace(source, pool_y=source.pool_y.roll(1), test_y=source.test_y.roll(1))
 
 
 def two_candidates(**changes):

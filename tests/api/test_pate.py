@@ -1,6 +1,5 @@
 """The Python API, end to end at a tiny size: same ledger, same refusals, teachers of every kind."""
 
-import functools
 import json
 import math
 from typing import ClassVar
@@ -35,15 +34,11 @@ POOL, POOL_Y = clouds(80, 1)
 TEST, TEST_Y = clouds(100, 2)
 
 
-def make_pate(place, name="clouds", **changes):
-    settings = {"classes": ["a", "b", "c"], "num_teachers": 16, "mechanism": GNMax(sigma=2.5), "delta": DELTA}
-    settings |= {"home": place, "budget_epsilon": 40.0, "teacher": RECIPE}
-    return PATE(name, **(settings | changes))
-
-
 @pytest.fixture
 def make(tmp_path):
-    return functools.partial(make_pate, tmp_path)
+    settings = {"classes": ["a", "b", "c"], "num_teachers": 16, "mechanism": GNMax(sigma=2.5), "delta": DELTA}
+    settings |= {"home": tmp_path, "budget_epsilon": 40.0, "teacher": RECIPE}
+    return lambda name="clouds", **changes: PATE(name, **(settings | changes))
 
 
 @pytest.fixture

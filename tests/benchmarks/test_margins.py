@@ -6,23 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.theory.margins import (
-    disagreement_margin,
-    expected_margin,
-    high_margin_curve,
-    share_of_ones,
-)
+from benchmarks.theory.margins import disagreement_margin, expected_margin, high_margin_curve, share_of_ones
 from pate_torch.privacy.sensitive import Votes
 
 
-def binary(ones, K):
-    ones = torch.as_tensor(ones)
-    return Votes(torch.stack([K - ones, ones], 1), K)
-
-
 def test_margins_of_known_votes():
-    votes, reference = binary([10, 5, 0, 7], 10), np.array([True, True, True, False])
-    share = share_of_ones(votes)
+    reference = np.array([True, True, True, False])
+    share = share_of_ones(Votes(torch.tensor([[0, 10], [5, 5], [10, 0], [3, 7]]), 10))
     np.testing.assert_allclose(expected_margin(share), [0.5, 0.0, 0.5, 0.2])
     np.testing.assert_allclose(disagreement_margin(share, reference), [-0.5, 0.0, 0.5, 0.2])
     # In absolute value the two are the same thing, whatever the reference: hence the sign.

@@ -34,13 +34,9 @@ OWNERS = "ensemble_accuracy teacher_accuracy_mean epsilon_pate2018 gap_quantiles
 MANIFEST = "fingerprint partition configuration seed"
 
 
-def composed(*overrides: str):
-    with hydra_config.open_configuration():
-        return compose("config", overrides=list(overrides))
-
-
 def test_every_key_is_there():
-    found = composed("dataset=svhn", "mechanism=confident")
+    with hydra_config.open_configuration():
+        found = compose("config", overrides=["dataset=svhn", "mechanism=confident"])
     for key in KEYS.split():
         parent, _, name = key.rpartition(".")
         assert name in (OmegaConf.select(found, parent) if parent else found), key

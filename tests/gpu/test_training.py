@@ -222,15 +222,13 @@ def test_a_planted_sync_is_found(simulated_gpu, monkeypatch):
     assert after[0] - before[0] == {("students/training.py", "_optimize"): 1}
 
 
-def draw_on_host(parameter):
-    return torch.rand(2, generator=make_torch_generator(0, "x"), device=parameter.device)
-
-
-def add_a_number_of_the_host(parameter):
-    return parameter + torch.ones(2).sum(0, True)
-
-
-@pytest.mark.parametrize("fault,message", [(add_a_number_of_the_host, "same device"), (draw_on_host, "generator")])
+@pytest.mark.parametrize(
+    "fault,message",
+    [
+        (lambda parameter: parameter + torch.ones(2).sum(0, True), "same device"),
+        (lambda p: torch.rand(2, generator=make_torch_generator(0, "x"), device=p.device), "generator"),
+    ],
+)
 def test_a_planted_mismatch_or_generator_of_the_host_is_found(fault, message, simulated_gpu, monkeypatch):
     plant_in_update(monkeypatch, fault)
     with pytest.raises(PlacementError, match=rf"{message}.*students/training.py"):

@@ -205,10 +205,6 @@ def owners(plan) -> dict:
     return json.loads((plan.folder / "private" / "summary.json").read_text())
 
 
-def released_text(plan) -> str:
-    return "".join(f.read_bytes().decode("latin1") for f in (plan.folder / "release").rglob("*") if f.is_file())
-
-
 def memorable(n: int = 300) -> Tensors:
     """Labels drawn by lot: whatever is right about them was remembered."""
     draw = torch.Generator().manual_seed(0)
@@ -231,7 +227,8 @@ def test_a_run_clears_its_student_and_catches_the_model_without_privacy(plan, ca
     assert alone["advantage_interval"][0] > 0.6 and alone["auc_interval"][0] > 0.7
     printed = " ".join(capsys.readouterr().out.replace("|", " ").split())
     assert "Attack on the student" in printed and "private, for the owner" in printed.split("without privacy")[1]
-    text = released_text(one)
+    files = (file for file in (one.folder / "release").rglob("*") if file.is_file())
+    text = "".join(file.read_bytes().decode("latin1") for file in files)
     assert "membership" not in text and "Attack on the student" not in text
     for end in student["auc_interval"] + alone["auc_interval"]:
         assert len(repr(end)) > 12 and repr(end) not in text
