@@ -20,10 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+import torch
 from hydra import compose
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
 from pate_torch.accounting.accountant import compute_guarantee
 from pate_torch.accounting.formatting import format_epsilon
@@ -32,7 +35,6 @@ from pate_torch.cli import hydra_config
 from pate_torch.mechanisms.gaussian import GNMax
 from tests.end_to_end import documents
 from tests.end_to_end.documents import LINKED, PAGES, ROOT, blocks, links, table
-from tests.features import encoder_worlds
 from tests.mechanisms.vote_laws import CERTAIN
 
 RUN = ("recommended.steps=20", "recommended.student_steps=20", "recommended.queries=10", "baseline=false", "quiet=true")
@@ -119,17 +121,36 @@ def demo_votes(file: Path) -> None:
     np.save(file, np.where(wrong_KP, generator.integers(0, 10, (250, 300)), truth_P))
 
 
+WORDS = {
+    "bill": ["invoice", "refund", "paid", "price", "charge"],
+    "help": ["broken", "login", "error", "crash", "slow"],
+}
+COMMON = ["my", "the", "is", "it", "please", "wrong", "today", "again"]
+
+
 def demo_mails(file: Path) -> None:
-    """mails.csv, and beside it public.csv and new.csv (without labels)."""
-    draw = np.random.default_rng(0)
+    """mails.csv, and beside it public.csv and new.csv (without labels): on bills, or asking for help."""
+    generator = np.random.default_rng(0)
     for name, count in ((file.name, 1200), ("public.csv", 400), ("new.csv", 5)):
-        encoder_worlds.mails(file.with_name(name), count, draw, labeled=name != "new.csv")
+        lines = ["text,label" if name != "new.csv" else "text"]
+        for _ in range(count):
+            label = str(generator.choice(list(WORDS)))
+            said = [*generator.choice(WORDS[label], 2), *generator.choice(COMMON, 5)]
+            lines.append(" ".join(generator.permutation(said)) + (f",{label}" if name != "new.csv" else ""))
+        file.with_name(name).write_text("\n".join(lines) + "\n")
 
 
 def demo_table_of_tokens(file: Path) -> None:
-    """A table of token vectors, and beside it its tokenizer.json."""
-    encoder_worlds.table(file)
-    shutil.copy(ROOT / "tests" / "privacy" / "characters.json", file.with_name("tokenizer.json"))
+    """A table of token vectors, and beside it its tokenizer.json: words of one kind lie near each other."""
+    vocabulary = {word: place for place, word in enumerate(["?", *WORDS["bill"], *WORDS["help"], *COMMON])}
+    generator = torch.Generator().manual_seed(0)
+    table = 0.3 * torch.randn(len(vocabulary), 8, generator=generator)
+    table[1:6, 0] += 1
+    table[6:11, 1] += 1
+    save_file({"embedding.weight": table}, file)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(file.with_name("tokenizer.json")))
 
 
 def demo_vectors(file: Path) -> None:
