@@ -21,9 +21,6 @@ def gnmax(sigma: float, queries: int) -> list[PrivacyEvent]:
     return [GaussianEvent(mu=math.sqrt(2) / sigma, count=queries)]
 
 
-# ---- curves ---------------------------------------------------------------------------------------------------------
-
-
 def mp_laplace(ratio: float, order: float) -> mp.mpf:
     r, a = mp.mpf(ratio), mp.mpf(order)
     return mp.log(a / (2 * a - 1) * mp.exp((a - 1) * r) + (a - 1) / (2 * a - 1) * mp.exp(-a * r)) / (a - 1)
@@ -142,9 +139,6 @@ def test_curve_sums_events_and_counts():
     )
 
 
-# ---- conversions ----------------------------------------------------------------------------------------------------
-
-
 def test_default_orders_lose_less_than_two_per_mille_and_never_gain():
     for mu in (0.005, 0.05, 0.3, 1, 4, 15):
         for target in (1e-4, 1e-6, 1e-10):
@@ -209,9 +203,6 @@ def test_renyi_oracles():
     # These two were found on a dense grid of orders: the best real order may lie just below, never above.
     for events, value in ((gnmax(40, 286), 2.6424014216), (gnmax(100, 1000), 1.9142388331)):
         assert value * (1 - 1e-7) <= rdp.compute_epsilon(events, 1e-5) <= value
-
-
-# ---- the sampled Gaussian -------------------------------------------------------------------------------------------
 
 
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]

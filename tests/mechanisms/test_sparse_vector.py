@@ -28,9 +28,6 @@ def stability(**values) -> SparseVector:
     return SparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
 
 
-# ---- the distance ----------------------------------------------------------------------------------------------------
-
-
 def neighbors(teachers: int, classes: int):
     """Every (votes, votes with one vote moved)."""
     for counts in itertools.product(range(teachers + 1), repeat=classes):
@@ -86,9 +83,6 @@ def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
             moves += 1
         # The lowest index wins ties, so some winners stand one move longer than the distance counts: never fewer.
         assert halved(counts) <= moves <= halved(counts) + 1
-
-
-# ---- calibration -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
@@ -184,9 +178,6 @@ def test_number_of_teachers_is_exact_and_named():
     single = DistanceToInstability(epsilon=0.1, delta=1e-9)
     with pytest.raises(ValueError, match=str(compute_min_teachers(math.log(1e9) / 0.1))):
         single.check(num_queries=3, num_teachers=250, num_classes=10)
-
-
-# ---- what is executed ------------------------------------------------------------------------------------------------
 
 
 def loop(votes: Votes, tests, thresholds, plan, max_failures: int) -> tuple[list[int], int]:

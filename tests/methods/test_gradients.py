@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import networks, pipeline
@@ -17,7 +16,6 @@ from pate_torch.accounting.events import GaussianEvent
 from pate_torch.core import rng
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.networks import ConcatFeatures
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
@@ -26,9 +24,7 @@ from pate_torch.privacy.records import Dataset, Evaluation, MechanismContext, Pr
 from pate_torch.privacy.sensitive import (
     GRID_STEPS,
     UNIT_NORM,
-    CellHistogram,
     GradientSums,
-    Votes,
     _quantize_weights,
     make_vector_sum_sensitivity,
     quantize,
@@ -36,7 +32,7 @@ from pate_torch.privacy.sensitive import (
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.store import export, load
 from pate_torch.students.training import GradientStudent
-from tests.mechanisms.vote_laws import TINY, Recorder
+from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
 from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
@@ -155,14 +151,6 @@ def test_many_records_of_many_classes_take_no_table_of_both():
         )
         records.compute_gradient_sum(torch.zeros(3, 300))
     assert made.entries < 20_000 * 300 / 4
-
-
-def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
-    many, few = gradient_sums(40), gradient_sums(30)
-    assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.z_PD, few.z_PD)
-    replaced = gradient_sums(40, "replace_one")
-    assert replaced.sensitivity.l2 == 2
-    assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
 
 
 def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anothers():
@@ -303,9 +291,10 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
     score = records.z_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
+    nothing = mechanism.release(records.select(asked[:0]), untouched := Recorder("torch"), CONTEXT)
+    assert nothing.events == (GaussianEvent(mu=1 / 2, count=0),) and untouched.drawn == []
     x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * UNIT_NORM)
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
+    assert has_this_scale_alone(lambda factor: fit(x, "gaussian", 2 * factor, False))
 
 
 def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
@@ -319,26 +308,7 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
         answers = mechanism.release(records, source, MechanismContext(num_queries=9, rounds=3, round_index=turn))
         assert answers.events == (event,)
         x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / UNIT_NORM
-        for factor, fits in ((1, True), (2 / 3, False), (3 / 2, False)):
-            assert (stats.kstest(x, stats.norm(scale=factor * scale).cdf).pvalue > TINY) == fits
-
-
-def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
-    mechanism, source = GradientDescent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    histogram = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
-    for value, message in (
-        (Votes(torch.tensor([[3, 1]]), 4), "method=gradients"),
-        (histogram, "method=gradients"),
-        (gradient_sums(adjacency="replace_one"), "adjacency"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            mechanism.release(value, source, CONTEXT)
-    with pytest.raises(ValueError, match="noise"):
-        mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="method=reverse_knn"):
-        Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
-    nothing = mechanism.release(gradient_sums().select(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
-    assert nothing.events == (GaussianEvent(mu=1 / 3, count=0),) and source.drawn == []
+        assert has_this_scale_alone(lambda factor, x=x, scale=scale: fit(x, "gaussian", factor * scale, False))
 
 
 @pytest.mark.parametrize("adjacency,apart", [("add_remove", 0.98), ("replace_one", math.sqrt(2))])

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
@@ -16,7 +15,6 @@ from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
-from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import (
     LABEL_UNIT,
@@ -27,10 +25,10 @@ from pate_torch.privacy.records import (
     PrivateRecords,
     PublicPool,
 )
-from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.release.statement import format_plain_words
 from pate_torch.students.labels import compute_class_proportions
-from tests.mechanisms.vote_laws import TINY, Recorder, law
+from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
 from tests.methods.voter_worlds import ask_records, configured, encoder
 from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
@@ -42,9 +40,6 @@ CONTEXT = MechanismContext(num_queries=9)
 def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> CellHistogram:
     counts_QC = torch.arange(queries * classes).view(queries, classes)
     return CellHistogram(counts_QC, COUNT_SENSITIVITY[adjacency], torch.zeros(5, dtype=torch.int64))
-
-
-# -- the mechanism --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0, "many", True])
@@ -82,26 +77,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
     )
     assert torch.equal(answers.label_Q, answers.noisy_counts.counts_QC.argmax(1))
     x = drawn.double().flatten().numpy()
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        if noise == "torch":
-            p = stats.kstest(x, stats.norm(scale=3 * factor).cdf).pvalue
-        else:
-            exactly = law("gaussian", 3.0 * factor, True)
-            seen = np.array([(x == z).sum() for z in range(-9, 10)])
-            share = np.array([exactly.pmf(z) for z in range(-9, 10)])
-            p = stats.chisquare(np.append(seen, len(x) - seen.sum()), np.append(share, 1 - share.sum()) * len(x)).pvalue
-        assert (p > TINY) == fits
-
-
-def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is_drawn():
-    mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    with pytest.raises(ValueError, match="method=reverse_knn"):
-        mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
-    with pytest.raises(ValueError, match="adjacency"):
-        mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
-    with pytest.raises(ValueError, match="noise"):
-        mechanism.release(table(), DryRunNoise("discrete"), CONTEXT)
-    assert not source.drawn
+    assert has_this_scale_alone(lambda factor: fit(x, "gaussian", 3 * factor, noise == "discrete"))
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
@@ -124,9 +100,6 @@ def test_pairs_of_histograms_must_be_neighbors(adjacency, change, fits):
     left = torch.full((2, 2), 5)
     with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="neighbors"):
         make_count_pair("one", left, left + torch.tensor(change), adjacency)
-
-
-# -- cells ----------------------------------------------------------------------------------------------------------
 
 
 def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
@@ -259,15 +232,10 @@ def test_records_are_not_compared_with_questions_one_feature_at_a_time():
     assert made.entries == asked.numel()
 
 
-# -- what the answers say -------------------------------------------------------------------------------------------
-
-
 def test_shares_are_the_proportions_and_noise_alone_says_nothing():
     clear = compute_class_proportions(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
-
-# -- whole runs -----------------------------------------------------------------------------------------------------
 
 REVERSE_KNN = ["method=reverse_knn", "mechanism.sigma=3", "query=medoids"]
 

@@ -154,9 +154,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"neighbors": 0}, {"alpha": -0.1}, {"alpha": 1.0}, {"alpha": float("nan")}, {"balance": "yes"}],
-    ids=str,
+    "wrong", [{"neighbors": 0}, {"alpha": -0.1}, {"alpha": 1.0}, {"alpha": float("nan")}, {"balance": "yes"}], ids=str
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"method.{next(iter(wrong))}"):

@@ -120,8 +120,6 @@ def shown(folder, out: str) -> dict[str, str]:
     return {name: re.sub(r"\s+", " ", text) for name, text in texts.items()}
 
 
-# ---- every mechanism, by every route --------------------------------------------------------------------------------
-
 VOTED = [form for form in ALL_FORMS if form[0] not in RECORDS]
 every_form = pytest.mark.parametrize("name,noise", VOTED, ids=["-".join(form) for form in VOTED])
 
@@ -196,6 +194,15 @@ RUNS = {
 }
 
 
+STAGES = {
+    "gaussian": {"labels", "student"},
+    "confident": {"labels", "student"},
+    "reverse k-NN": {"student"},
+    "gradients": {"student"},
+}
+"""The stages of public sizes, which alone are timed in public."""
+
+
 @pytest.mark.parametrize("route", RUNS)
 def test_whole_runs(tmp_path, route):
     one = plan(tmp_path, "one", **RUNS[route])
@@ -209,6 +216,11 @@ def test_whole_runs(tmp_path, route):
         assert found["epsilon"] == pytest.approx(labels, rel=REL)
     else:
         assert labels < found["epsilon"]
+    if route in STAGES:
+        owner = json.loads((one.folder / "private" / "summary.json").read_text())["seconds"]
+        assert found["seconds"].keys() == STAGES[route] and found["seconds"].items() <= owner.items()
+        assert {"data", "labels", "student", "owner"} <= owner.keys()
+        assert ({"teachers", "partition", "votes"} <= owner.keys()) is (one.method.ensemble_size is not None)
 
 
 def test_confident_claims_what_it_reserved(tmp_path):
@@ -273,6 +285,7 @@ def test_labels_used_again(tmp_path, capsys, chosen):
     for where in ("page", "card", "table"):
         assert (FREE in texts[where]) is not chosen, where
     assert read(second.folder, "privacy.json")["composition"]["labels_reused"] is True
+    assert not chosen or not found["seconds"]  # the students are judged by private records
     assert "by itself; paid for by an earlier run." not in texts["card"].lower() or chosen
     pipeline.run(third := plan(tmp_path, "third", labels=before["release_id"]))  # a choice of another folder
     assert check(tmp_path, third.folder, alone=not chosen)["epsilon"] == before["epsilon"]
@@ -328,9 +341,6 @@ def test_a_published_hypothesis(tmp_path):
         each = [composed(labeler.ledger, "line", [identity]) for identity in charges]
         assert max(each) <= after == pytest.approx(composed(labeler.ledger, "line", charges), rel=REL)
         assert before == pytest.approx(each[0], rel=REL) and before < after
-
-
-# ---- what a folder says of itself -----------------------------------------------------------------------------------
 
 
 def test_a_published_price_is_part_of_what_is_claimed(tmp_path, capsys):
@@ -395,32 +405,6 @@ def test_an_interrupted_release_is_listed_at_its_worst(tmp_path, monkeypatch):
     found = read(one.folder)
     assert other["what"] == f"{PURPOSE_LABELS}, interrupted: charged at its worst case"
     assert other["epsilon"] == pytest.approx(found["epsilon"], rel=REL) and found["epsilon_charged"] > found["epsilon"]
-
-
-# ---- time ------------------------------------------------------------------------------------------------------------
-
-STAGES = {
-    "gaussian": {"labels", "student"},
-    "confident": {"labels", "student"},
-    "reverse k-NN": {"student"},
-    "gradients": {"student"},
-}
-
-
-@pytest.mark.parametrize("route", STAGES)
-def test_only_stages_of_public_sizes_are_timed_in_public(tmp_path, route):
-    pipeline.run(one := plan(tmp_path, "one", **RUNS[route]))
-    owner = json.loads((one.folder / "private" / "summary.json").read_text())["seconds"]
-    found = read(one.folder)["seconds"]
-    assert set(found) == STAGES[route] and found.items() <= owner.items()
-    assert {"data", "labels", "student", "owner"} <= set(owner)
-    assert ({"teachers", "partition", "votes"} <= set(owner)) is (one.method.ensemble_size is not None)
-
-
-def test_labels_used_again_tell_no_time_of_reading_records(tmp_path):
-    pipeline.run(first := plan(tmp_path, "first"))
-    pipeline.run(one := plan(tmp_path, "one", labels=read(first.folder)["release_id"], selection=selection()))
-    assert not read(one.folder)["seconds"]  # the students are judged by private records
 
 
 def test_the_time_of_labels_does_not_grow_with_the_records(tmp_path, monkeypatch):

@@ -706,17 +706,6 @@ def test_a_damaged_ledger_is_refused(home, damage):
         refused(home, words, compare=False, **changes)
 
 
-@pytest.mark.slow(reason="starts the command for each kind of damage")
-def test_the_command_refuses_damage_with_exit_code_2(tmp_path, monkeypatch):
-    assert train(tmp_path, monkeypatch=monkeypatch).code == 0
-    (record,) = tmp_path.rglob("release.json")
-    edit_json(record, delta=0.5)
-    line = train(tmp_path, f"labels={json.loads(record.read_text())['release_id']}", monkeypatch=monkeypatch).error
-    assert "its delta is not what the ledger was charged for" in line
-    (tmp_path / "ledger.sqlite").write_bytes(b"x" * 4096)
-    assert "is not a database" in train(tmp_path, "seed=1", monkeypatch=monkeypatch).error
-
-
 def test_leftovers_of_other_versions_do_not_block(home):
     """Files that are not ours, half-written ones, and folders that look like runs."""
     (home / "teachers" / ".0123456789abcdef").mkdir()

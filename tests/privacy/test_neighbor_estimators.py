@@ -70,9 +70,6 @@ def test_python_refuses_a_method_that_labels_nothing():
     assert "releases a model" in next(iter(tally.reasons))
 
 
-# ---- every break is found when it is planted again -----------------------------------------------------------------
-
-
 def faults(*words: str, draws: int = 1, **changes: str) -> bool:
     """Whether a neighbor of the case, which must be accepted, shows a difference in these words.
 

@@ -141,9 +141,6 @@ def test_a_record_in_two_shards_is_found(asked, without):
     assert proven(without, outcomes(*asked[2], RUNS)) > CLAIMED
 
 
-# ---- end to end ------------------------------------------------------------------------------------------------------
-
-
 def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
     """The released labels of whole runs: each trains its teachers and keeps its own ledger."""
     student = Supervised(network="logistic", steps=1, augment=None)

@@ -39,9 +39,6 @@ def distance(one, two) -> int:
     return sum(abs(a - b) for a, b in zip(one, two, strict=True)) // 2
 
 
-# ---- published values ------------------------------------------------------------------------------------------------
-
-
 def test_published_values_at_sigma_40():
     local = sensitivity(GNMaxOutcomes(sigma=40), [ROW], 20)
     assert local[0] == pytest.approx(1.6246537120e-5, rel=1e-6)
@@ -63,8 +60,6 @@ def test_published_values_from_the_data_independent_side():
     assert local[298:301] == pytest.approx([2.77693450548e-7, 2.10853979548e-6, 2.73113623988e-6], rel=1e-6)
     assert local[301:] == pytest.approx(2.73113623988e-6, rel=1e-6)
 
-
-# ---- enumeration -----------------------------------------------------------------------------------------------------
 
 CASES = [
     (GNMaxOutcomes(sigma=0.5), 1.5),
@@ -138,9 +133,6 @@ def of_q_log(model, row) -> float:
     gnmax = isinstance(model, GNMaxOutcomes)
     log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
     return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
-
-
-# ---- the slow twin: the definition, in mpmath ------------------------------------------------------------------------
 
 
 @functools.cache
@@ -235,9 +227,6 @@ def test_moved_q_bounds_every_single_move(model):
                 moved[a] -= 1
                 moved[b] += 1
                 assert low - 1e-9 <= of_q_log(model, moved) <= high + 1e-9
-
-
-# ---- threshold, sums, refusals ---------------------------------------------------------------------------------------
 
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():

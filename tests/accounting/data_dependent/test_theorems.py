@@ -92,8 +92,6 @@ def mp_lnmax_q(row: np.ndarray, scale: float) -> mpmath.mpf:
     return min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(counts))
 
 
-# ---- published values ------------------------------------------------------------------------------------------------
-
 ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
 
 
@@ -138,9 +136,6 @@ def test_epsilon_of_many_equal_queries():
     orders = np.arange(2, 200)
     curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [[240, 5, 5] + 7 * [0]] * 286, orders)
     assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
-
-
-# ---- against mpmath and a loop ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", [0.7, 5, 40])
@@ -215,9 +210,6 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     assert formula < true
     price = theorems.compute_pate2017_curve(np.log([q]), epsilon, np.array([epsilon]), np.array([order]))[0, 0]
     assert price == epsilon > true
-
-
-# ---- grouping and refusals -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
