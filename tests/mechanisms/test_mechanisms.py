@@ -273,26 +273,6 @@ def test_answers_follow_the_exact_law_and_no_other(name, noise):
     assert has_this_scale_alone(lambda factor: chi_square(observed, answer_law(name, noise, factor)))
 
 
-@every_name
-def test_repeatable_under_an_insecure_seed_only(name):
-    mechanism = build(name)
-    teachers = num_teachers(mechanism, 200, 1)
-    counts_QC = random_votes(200, teachers, num_classes(name)).counts_QC
-    if is_about_stability(name):  # distances about the threshold, where the answers are random
-        level = mechanism.compute_scales(200).threshold if hasattr(mechanism, "compute_scales") else mechanism.threshold
-        top = teachers // 2 + round(level) + 1
-        counts_QC = torch.zeros_like(counts_QC)
-        counts_QC[:, 0], counts_QC[:, 1] = top, teachers - top
-    votes = Votes(counts_QC, teachers)
-
-    def labels(source: DryRunNoise) -> list[int]:
-        return mechanism.release(votes, source, MechanismContext(num_queries=200)).label_Q.tolist()
-
-    assert labels(DryRunNoise(insecure_seed=3)) == labels(DryRunNoise(insecure_seed=3))
-    assert labels(DryRunNoise(insecure_seed=3)) != labels(DryRunNoise(insecure_seed=4))
-    assert labels(DryRunNoise()) != labels(DryRunNoise())
-
-
 @every_form
 def test_answers_live_where_the_votes_do(name, noise):
     """On an accelerator where there is one; the type of the counts does not matter."""

@@ -130,9 +130,10 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
 
 def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
+    optimizer = optimizer_of(module, noise_multiplier=3.0, clip=0.5)
     for p in module.parameters():
         p.summed_grad = torch.zeros_like(p)
-    optimizer_of(module, noise_multiplier=3.0, clip=0.5).add_noise()
+    optimizer.add_noise()
     drawn = torch.cat([p.grad.flatten() for p in module.parameters()]).numpy()
     assert stats.kstest(drawn, "norm", args=(0, 1.5)).pvalue > 1e-3
     for wrong in (1.0, 2.25):

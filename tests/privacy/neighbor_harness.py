@@ -307,10 +307,6 @@ class Outcome:
     refused: str = ""
     silent: bool = False
 
-    @property
-    def ran(self) -> bool:
-        return not self.refused
-
 
 class Refused(Exception):
     """A later run of several was refused before it was charged."""

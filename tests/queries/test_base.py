@@ -25,15 +25,9 @@ def test_asks_distinct_open_points_within_the_allowance_and_repeats_itself(name,
     feature_PD = torch.nn.functional.normalize(x @ torch.randn(5, 4), dim=1) if features else None
     asked, student_PC = NONE, None
     for turn in range(strategy.rounds):
-        now = state(
-            x,
-            20 - len(asked),
-            strategy.rounds - turn,
-            query_Q=asked,
-            label_Q=torch.where(torch.arange(len(asked)) % 3 == 2, -1, y[asked]),  # every third is not answered
-            student_PC=student_PC,
-            feature_PD=feature_PD,
-        )
+        answers = {"query_Q": asked, "label_Q": torch.where(torch.arange(len(asked)) % 3 == 2, -1, y[asked])}
+        left = (20 - len(asked), strategy.rounds - turn)
+        now = state(x, *left, **answers, student_PC=student_PC, feature_PD=feature_PD)  # every third is not answered
         query_Q = strategy.select(now)
         assert torch.equal(query_Q, strategy.select(now)), "the same state must give the same questions"
         assert query_Q.dtype == torch.int64 and len(query_Q) <= now.num_remaining
