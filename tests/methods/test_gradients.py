@@ -34,6 +34,7 @@ from pate_torch.students.store import export, load
 from pate_torch.students.training import GradientStudent
 from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
 from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
+from tests.spies import spy
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
 
@@ -329,9 +330,7 @@ TWO_ROUNDS = [*GRADIENTS, "student@guide_student=same", "query.rounds=2", "num_q
 
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
-    drawn, gaussian = [], NoiseSource.draw_gaussian
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, sigma, *a, **k: (
-        drawn.append(sigma / UNIT_NORM) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
+    drawn = spy(monkeypatch, NoiseSource, "draw_gaussian", lambda self, shape, sigma, device: sigma / UNIT_NORM)
     report = pipeline.run(
         configured(tmp_path, *TWO_ROUNDS, "mechanism.early_noise_multiplier=2", "recommended.student_steps=2")
     )
@@ -345,12 +344,8 @@ BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 
 @pytest.mark.slow(reason="a whole run with four encoders")
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
-    asked, fitted = [], []
-    records, fit = GradientMethod.build_sensitive, GradientStudent.fit
-    monkeypatch.setattr(
-        GradientMethod, "build_sensitive", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1]
-    )
-    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
+    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
     several = ["features=contrastive", "features.encoders=2", *BRIEF]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
     pipeline.run(plan)
@@ -373,15 +368,9 @@ MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 @pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (2, 2, 5), (1, 2, 0), (2, 1, 0)])
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
-    kept, fitted, records = [], [], GradientMethod.build_sensitive
-
-    def keep(self, *a, **given):
-        kept.append((records(self, *a, **given), given))
-        return kept[-1][0]
-
-    monkeypatch.setattr(GradientMethod, "build_sensitive", keep)
-    fit = GradientStudent.fit
-    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    encoders = spy(monkeypatch, GradientMethod, "build_sensitive", lambda *_, encoder, **__: encoder)
+    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
+    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
     settings = [f"features.encoders={members}", f"student.members={members}", f"query.rounds={rounds}",
                 f"method.neighbors={neighbors}"]  # fmt: skip
     plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings)
@@ -389,11 +378,10 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
-    sums, given = kept[-1]
-    encoder = append_mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
+    encoder = append_mean_shift(encoders[-1], data.pool.x, data.spec, neighbors)
     whitening = Whitening.from_features(encode(encoder, data.pool.x, data.spec), plan.method.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
-    weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
+    weight_DC = torch.linalg.lstsq(asked[-1].z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = whitening(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = whitening.radius * student.compute_logits(x).double()  # the student's temperature is the radius

@@ -31,7 +31,6 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -41,6 +40,7 @@ from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID_PATTERN
 from tests.command_runs import ledger_entries
 from tests.killed_runs import blobs, plan
+from tests.methods.voter_worlds import ask_records
 from tests.run_configs import changed
 from tests.tiny_runs import pate, selection
 from tests.worlds import benchmark_clouds
@@ -128,15 +128,16 @@ def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, noth
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
 
 HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
-ANSWERS = [(partial(ReverseKnn), HISTOGRAM), (partial(GradientMethod, size=100), DESCENT)]
-every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["reverse_knn", "gradients"])
+REVERSE_KNN = {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}
+GRADIENTS = {"method": partial(GradientMethod, size=100), "mechanism": DESCENT}
+every_answer = pytest.mark.parametrize("given", [REVERSE_KNN, GRADIENTS], ids=["reverse_knn", "gradients"])
 
 
 @every_answer
-def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
+def test_python_refuses_a_capacity(tmp_path, given):
     x, y = points(60, 0)
-    given = {"teacher": voting(mechanism=mechanism), "partition": AddRemove(capacity=50)}
-    one = PATE("line", classes=3, home=tmp_path, delta=1e-4, **given).fit_teachers(x, y)
+    parts = {"teacher": given["method"](mechanism=given["mechanism"]), "partition": AddRemove(capacity=50)}
+    one = PATE("line", classes=3, home=tmp_path, delta=1e-4, **parts).fit_teachers(x, y)
     with pytest.raises(ValueError, match=r"partition\.capacity=50"):
         one.label(points(30, 1)[0], num_queries=5)
     assert "reserve" not in ledger_entries(tmp_path)
@@ -144,25 +145,22 @@ def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
 
 @every_answer
 @pytest.mark.parametrize("capacity,moved", [(None, 1.0), (1000, math.inf), (3, math.inf)])
-def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism, capacity, moved):
+def test_a_value_under_a_capacity_says_that_nothing_bounds_it(given, capacity, moved):
     """Whether or not it drops a record of these: that is theirs to change."""
-    data, partition = blobs().load(), AddRemove(capacity=capacity)
-    shards, facts = partition.make_shards(data.private, 1, 0), DatasetFacts.from_dataset(data, partition)
-    answers = voting(mechanism=mechanism).build_sensitive(data.private, shards, facts, encoder=None)
-    assert answers.sensitivity.l2 == moved and shards.has_capacity is (capacity is not None)
-    value = answers.select(torch.arange(5))
-    if capacity is None:
-        assert mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5)).events
-    else:
-        with pytest.raises(ValueError, match="sensitivity="):
-            mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5))
+    data, partition, mechanism = blobs().load(), AddRemove(capacity=capacity), given["mechanism"]
+    answers = ask_records(given["method"](mechanism=mechanism), data, partition, None)
+    assert answers.sensitivity.l2 == moved
+    refuses = contextlib.nullcontext() if capacity is None else pytest.raises(ValueError, match="sensitivity=")
+    with refuses:
+        asked = (DryRunNoise("torch"), MechanismContext(num_queries=5))
+        assert mechanism.release(answers.select(torch.arange(5)), *asked).events
 
 
 @every_answer
-def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
+def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, given):
     monkeypatch.setattr(RecordMethod, "validate", lambda self, facts: None)
     nothing_runs()
-    one = plan(tmp_path, "one", method=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
+    one = plan(tmp_path, "one", **given, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
         pipeline.run(one)
     assert not (one.folder / "release").exists()
@@ -182,12 +180,9 @@ def lose(home, older=None) -> None:
 ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
-    "gradients": (
-        {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
-        {"method": partial(GradientMethod, size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
-    ),
-    "teachers, then reverse k-NN": ({}, {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}),
-    "reverse k-NN, then teachers": ({"method": partial(ReverseKnn), "mechanism": HISTOGRAM}, {}),
+    "gradients": (GRADIENTS, GRADIENTS | {"mechanism": dataclasses.replace(DESCENT, sigma=12.0)}),
+    "teachers, then reverse k-NN": ({}, REVERSE_KNN),
+    "reverse k-NN, then teachers": (REVERSE_KNN, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -252,12 +247,7 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 # ---- the same records under another name ----------------------------------------------------------------------------
 
 OTHER = dataclasses.replace(blobs(), name="twin")
-TWICE = {
-    "teachers": {},
-    "reverse k-NN": {"method": partial(ReverseKnn), "mechanism": HISTOGRAM},
-    "gradients": {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
-    "a choice": {"selection": selection()},
-}
+TWICE = {"teachers": {}, "reverse k-NN": REVERSE_KNN, "gradients": GRADIENTS, "a choice": {"selection": selection()}}
 
 
 @pytest.mark.parametrize("first,second", [("teachers", "teachers"), *itertools.pairwise([*TWICE, "teachers"])])
@@ -451,7 +441,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else REVERSE_KNN
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())

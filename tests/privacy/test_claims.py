@@ -36,6 +36,7 @@ from pate_torch.teachers.store import TeacherStore
 from tests.killed_runs import blobs, plan
 from tests.mechanisms.mechanism_forms import ALL_FORMS, RECORDS, made, num_classes, num_teachers
 from tests.release.json_schema import faults, privacy_schema
+from tests.spies import spy
 from tests.tiny_runs import pate, selection, student
 from tests.worlds import benchmark_clouds
 
@@ -223,17 +224,6 @@ def test_whole_runs(tmp_path, route):
         assert ({"teachers", "partition", "votes"} <= owner.keys()) is (one.method.ensemble_size is not None)
 
 
-def test_confident_claims_what_it_reserved(tmp_path):
-    """Of three questions one has half of the votes, and is not answered."""
-    mechanism = ConfidentGNMax(screen_sigma=0.5, threshold=15.0, sigma=3.0)
-    votes = votes_file(tmp_path / "votes.npy", mechanism, 30)
-    pipeline.run(one := plan(tmp_path, "one", votes=votes, mechanism=mechanism, num_queries=30,
-                             opening_budget=200.0))  # fmt: skip
-    found = check(tmp_path, one.folder)
-    assert found["queries_answered"] == 20
-    assert found["epsilon_ex_post"] == found["epsilon_charged_ex_post"] < found["epsilon"]
-
-
 def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
     """Of twenty failures two or three come, as the teachers vote: what is left of its price is no claim."""
     mechanism = made("sparse_vector", "torch")
@@ -245,10 +235,9 @@ def test_a_sparse_vector_claims_what_it_reserved(tmp_path):
 
 
 def test_a_report_asks_the_ledger_for_one_claim_however_many_releases_there_are(tmp_path, monkeypatch):
-    asked, claim = [], Ledger.make_claim
     for name in ("a", "b", "c"):
         pipeline.run(one := plan(tmp_path, name, seed=ord(name)))
-    monkeypatch.setattr(Ledger, "make_claim", lambda self, *given: asked.append(given) or claim(self, *given))
+    asked = spy(monkeypatch, Ledger, "make_claim")
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         found = compute_claim(ledger, "blobs", TERMS, reservation_ids=[read(one.folder)["release_id"]])
     assert len(asked) == 1 and len(found.other_releases) == 2

@@ -13,6 +13,7 @@ from scipy import stats
 from pate_torch.privacy import noise
 from pate_torch.privacy.noise import MIN_CONTINUOUS_NOISE_DELTA, DryRunNoise, check_delta
 from tests.mechanisms.vote_laws import TINY, fit, has_this_scale_alone
+from tests.spies import spy
 
 CPU = torch.device("cpu")
 N = 40_000
@@ -75,14 +76,7 @@ def test_extreme_entropy_gives_finite_noise(monkeypatch, byte):
 
 def test_every_draw_spends_its_own_entropy(monkeypatch):
     """A generator on the CPU that is only *seeded* by entropy keeps 32 bits of it."""
-    spent = []
-    genuine = os.urandom
-
-    def counted(size: int) -> bytes:
-        spent.append(size)
-        return genuine(size)
-
-    monkeypatch.setattr(os, "urandom", counted)
+    spent = spy(monkeypatch, os, "urandom", lambda size: size)
     torch.manual_seed(0)
     DryRunNoise().draw_uniform((100,), CPU)
     assert sum(spent) == 800
