@@ -29,7 +29,6 @@ def stability(**values) -> SparseVector:
 
 
 def neighbors(teachers: int, classes: int):
-    """Every (votes, votes with one vote moved)."""
     for counts in itertools.product(range(teachers + 1), repeat=classes):
         if sum(counts) == teachers:
             for a, b in itertools.permutations(range(classes), 2):
@@ -198,7 +197,6 @@ def loop(votes: Votes, tests, thresholds, plan, max_failures: int) -> tuple[list
 
 
 def votes_about(threshold: float, queries: int, seed: int) -> Votes:
-    """Three-class votes whose distances straddle the threshold."""
     rng = np.random.default_rng(seed)
     teachers = 4 * round(threshold) + 100
     rows = []

@@ -15,21 +15,16 @@ from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import (
     LABEL_UNIT,
-    Dataset,
-    Evaluation,
     MechanismContext,
     NoisyCounts,
-    PrivateRecords,
-    PublicPool,
 )
 from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.release.statement import format_plain_words
 from pate_torch.students.labels import compute_class_proportions
 from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
-from tests.methods.voter_worlds import ask_records, configured, encoder
+from tests.methods.voter_worlds import PARTITIONS, among_images, ask_records, configured, encoder
 from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
@@ -102,18 +97,9 @@ def test_pairs_of_histograms_must_be_neighbors(adjacency, change, fits):
         make_count_pair("one", left, left + torch.tensor(change), adjacency)
 
 
-def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
-    """Records that lie among 60 public images."""
-    ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
-    private = PrivateRecords.from_rows(x, y, ids, "record" if unit_id is None else "group:who")
-    pool, _ = images(60, seed=5)
-    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
-    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return ask_records(counted_by(adjacency), data, partition, encoder)
-
-
-def counted_by(adjacency: str) -> ReverseKnn:
-    return ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency=adjacency))
+def records(x, y, unit_id=None, unit="record", adjacency="add_remove", encoder=None) -> CellCounter:
+    method = ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency=adjacency))
+    return ask_records(method, among_images(x, y, unit_id, unit), PARTITIONS[adjacency], encoder)
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -157,11 +143,10 @@ def test_one_record_moves_one_cell_and_nothing_else_bit_for_bit():
 def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
     x, y = images(40, seed=1)
-    pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
+    draw = np.random.default_rng(0)
 
     def histogram(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return ask_records(counted_by("replace_one"), data, ReplaceOne(), None).select(asked)
+        return records(x, y, names, adjacency="replace_one").select(torch.arange(0, 60, 6))
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = histogram(x[:12], y[:12], names)
@@ -186,7 +171,7 @@ def test_a_group_votes_once_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
     y = torch.tensor([0, 0, 1, 1, 2, 0])
-    counts = records(x, y, unit_id=["a", "a", "a", "b", "b", "b"]).select(torch.tensor([3, 2, 1])).counts_QC
+    counts = records(x, y, list("aaabbb"), "group:who").select(torch.tensor([3, 2, 1])).counts_QC
     # a: twice (question 1, class 0). b: three places once each, of which the first by row and class.
     assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
 

@@ -137,15 +137,12 @@ def test_a_header_that_lies_is_refused_in_one_line(tmp_path, header):
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_file_and_two_tensors_are_refused(tmp_path):
+def test_there_is_one_table_of_the_declared_sizes(tmp_path, predictions, counts):
     with pytest.raises(ValueError, match="no such file"):
         read_votes(tmp_path / "v.npy", num_classes=C)
     save_file({"a": torch.zeros(2, 3).long(), "b": torch.zeros(2, 3).long()}, tmp_path / "v.safetensors")
     with pytest.raises(ValueError, match="one tensor, not 2"):
         read_votes(tmp_path / "v.safetensors", num_classes=C)
-
-
-def test_declared_sizes_must_hold(tmp_path, predictions, counts):
     for array, match in ((predictions, "12 x 7, where 13 x 7"), (counts, "num_teachers=13")):
         with pytest.raises(ValueError, match=match):
             read_votes(write(tmp_path / "v.npy", array), num_classes=C, num_points=P, num_teachers=13)

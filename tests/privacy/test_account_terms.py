@@ -52,7 +52,6 @@ def released(plan) -> str:
 
 
 def entries(home) -> list[str]:
-    """Every entry of the ledger, by its hash."""
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         return [entry.hash for entry in ledger.read_entries()]
 

@@ -54,7 +54,6 @@ def budget(ledger, **changes) -> Budget:
 
 
 def spent(ledger, name="svhn") -> float:
-    """Of the cap."""
     return ledger.get_account(name).ex_post_guarantee.epsilon
 
 
@@ -358,8 +357,6 @@ def label(door, folder, **changes):
 
 @dataclasses.dataclass(frozen=True)
 class Silent:
-    """A strategy that asks nothing."""
-
     name: str = "silent"
     rounds: int = 1
 
@@ -486,9 +483,6 @@ def test_what_was_committed_or_never_suspended_is_not_resumed(ledger, open_one):
         raise ZeroDivisionError
     refuses_to_go_on(ledger, spending.id, "")
     refuses_to_go_on(ledger, "0" * 16, words="is not in account")
-
-
-def test_a_state_must_say_something(ledger):
     with pytest.raises(ValueError, match="state"), budget(ledger).spend([EACH], mechanism="m") as spending:
         spending.suspend("")
 
@@ -571,8 +565,6 @@ def value(name: str, mechanism):
 
 
 class Untouched(NoiseSource):
-    """Noise that must not be drawn."""
-
     def stamp(self, answers):
         return answers
 

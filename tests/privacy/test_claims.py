@@ -47,23 +47,6 @@ QUERIES = 6
 FREE = "this run added nothing"
 
 
-def inlined(schema, defs=None):
-    """The schema without references."""
-    defs = schema.get("$defs", {}) if defs is None else defs
-    if isinstance(schema, list):
-        return [inlined(item, defs) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        schema = defs[schema["$ref"].removeprefix("#/$defs/")]
-    return {key: inlined(item, defs) for key, item in schema.items() if key != "$defs"}
-
-
-def breaks(said) -> list[str]:
-    """What of privacy.json is not as its schema has it."""
-    return faults(said, inlined(privacy_schema()))
-
-
 def read(folder, name="summary.json"):
     return json.loads((folder / "release" / name).read_text())
 
@@ -79,7 +62,7 @@ def check(root, folder, account="blobs", alone=True) -> dict:
     """Hold the claims of one folder against the ledger; what lies in the folder, against its parts. Its summary."""
     found, said = read(folder), read(folder, "privacy.json")
     assert (found["schema_version"], said["schema_version"]) == (1, 1)
-    assert breaks(said) == []
+    assert faults(said, privacy_schema()) == []
     parts = said["composition"]["parts"]
     with Ledger(root / "ledger.sqlite") as ledger:
         ledger.verify()
@@ -357,7 +340,7 @@ def test_a_private_run_after_a_seeded_one_claims_its_own_and_no_total(tmp_path, 
     assert found["private"] is True and found["epsilon_charged"] is found["epsilon_charged_ex_post"] is None
     events = one.method.mechanism.privacy_events(one.method.num_queries)
     assert found["epsilon"] == pytest.approx(accounting.compute_guarantee(events, DELTA).epsilon, rel=REL)
-    assert breaks(said) == []
+    assert faults(said, privacy_schema()) == []
     assert said["composition"]["account_total"] is None and said["composition"]["account_note"] == NO_TOTAL_NOTE
     (other,) = said["other_releases"]
     assert other["epsilon"] is None and NOT_PRIVATE in other["what"]
@@ -375,7 +358,9 @@ def test_a_seeded_choice_makes_the_folder_not_private(tmp_path, capsys):
     found, said = read(one.folder), read(one.folder, "privacy.json")
     assert found["private"] is said["private"] is False
     assert found["epsilon"] is found["epsilon_charged"] is said["guarantee"]["epsilon"] is None
-    assert breaks(said) == [] and all(part["epsilon"] is None for part in said["composition"]["parts"])
+    assert faults(said, privacy_schema()) == [] and all(
+        part["epsilon"] is None for part in said["composition"]["parts"]
+    )
     for where, text in shown(one.folder, capsys.readouterr().out).items():
         assert NOT_PRIVATE in text, where
     # What was released before it stays private, and says so.

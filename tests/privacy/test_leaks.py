@@ -205,7 +205,6 @@ def test_private_files_are_closed_to_others(told):
 
 
 def test_the_search_finds_what_is_planted(told, tmp_path):
-    """Every spelling of every marker, and every private value, would be found."""
     for marker in TEXTS + NUMBERS:
         for spelling in spellings(marker).values():
             assert leaks(b"before" + spelling + b"after", TEXTS + NUMBERS)

@@ -432,17 +432,6 @@ def test_a_closed_ledger_is_said_to_be_closed(ledger):
         assert "damaged" not in str(error.value) and "backup" not in str(error.value)
 
 
-def test_only_a_damaged_file_is_called_damaged(ledger):
-    def broken(error):
-        with ledger._chain._translated_errors():
-            raise error
-
-    for error in (sqlite3.ProgrammingError("wrong use"), sqlite3.OperationalError("something new")):
-        with pytest.raises(LedgerError) as said:
-            broken(error)
-        assert "is damaged" not in str(said.value) and "backup" not in str(said.value)
-
-
 def test_pages_that_hold_garbage_are_damage(path, ledger):
     for _ in range(30):
         ledger.reserve("svhn", [GaussianEvent(mu=1e-3)], **FACTS)

@@ -154,8 +154,6 @@ class Mislabeled(AddRemove):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Splitting(AddRemove):
-    """Deals records where it should deal units."""
-
     def make_shards(self, private, num_teachers, seed):
         return super().make_shards(
             dataclasses.replace(private, unit_id=make_position_ids(len(private))), num_teachers, seed

@@ -50,7 +50,6 @@ GOOD = [
 
 
 def describe(private, index):
-    """All that becomes of a row."""
     used = private.usable_N is None or bool(private.usable_N[index])
     return str(private.unit_id[index]), used, private.x[index].numpy().tobytes(), int(private.y[index])
 

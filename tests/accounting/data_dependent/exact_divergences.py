@@ -8,7 +8,24 @@ import mpmath
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes, ExponentialOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting.data_dependent.theorems import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+)
+
+ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
+"""Votes of which prices are published."""
+
+
+def compute_log_q(model, row) -> float:
+    """Log of the probability that another class than the plurality's wins, by the package."""
+    rows = theorems.group_votes([row]).rows_UC
+    gnmax = isinstance(model, GNMaxOutcomes)
+    log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
+    return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
 
 def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:

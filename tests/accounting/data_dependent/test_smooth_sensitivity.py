@@ -15,16 +15,13 @@ from pate_torch.accounting.data_dependent.theorems import (
     GNMaxOutcomes,
     LNMaxOutcomes,
 )
-from tests.accounting.data_dependent.exact_divergences import mp_theorem
+from tests.accounting.data_dependent.exact_divergences import ROW, compute_log_q, mp_theorem
 
 
 @pytest.fixture(autouse=True)
 def digits():
     with mpmath.workdps(60):
         yield
-
-
-ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
 
 
 def sensitivity(model, votes, order) -> np.ndarray:
@@ -114,7 +111,7 @@ def test_smooth_sensitivity_is_smooth_and_bounds_the_change(model, order, decay)
 def test_reachable_q_by_enumeration(model, teachers, classes):
     of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), teachers, classes)
     rows = histograms(teachers, classes)
-    log_q = {row: of_q_log(model, row) for row in rows}
+    log_q = {row: compute_log_q(model, row) for row in rows}
     for row in rows:
         if list(row) != sorted(row, reverse=True):
             continue
@@ -126,13 +123,6 @@ def test_reachable_q_by_enumeration(model, teachers, classes):
                 assert highest[0, d] == pytest.approx(max(within), rel=1e-12)
             else:
                 assert highest[0, d] == 0.0
-
-
-def of_q_log(model, row) -> float:
-    rows = theorems.group_votes([row]).rows_UC
-    gnmax = isinstance(model, GNMaxOutcomes)
-    log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
-    return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
 
 @functools.cache
@@ -219,14 +209,14 @@ def test_moved_q_bounds_every_single_move(model):
     of_q, _ = smooth_sensitivity.make_price_parts(model, np.array([2.0]), 250, 10)
     rng = np.random.default_rng(3)
     for row in rng.multinomial(250, rng.dirichlet(np.full(10, 0.2)), 20):
-        log_q = of_q_log(model, row)
+        log_q = compute_log_q(model, row)
         low, high = (of_q.shift_log_q(np.array([log_q]), votes)[0] for votes in (2, -2))
         for a, b in itertools.permutations(range(10), 2):
             if row[a]:
                 moved = row.copy()
                 moved[a] -= 1
                 moved[b] += 1
-                assert low - 1e-9 <= of_q_log(model, moved) <= high + 1e-9
+                assert low - 1e-9 <= compute_log_q(model, moved) <= high + 1e-9
 
 
 def test_threshold_sensitivity_by_enumeration_of_winning_counts():
