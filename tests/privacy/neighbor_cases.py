@@ -1,7 +1,5 @@
 """A case is a choice of everything a plan is made of; how its plan is made of a list of rows, and how it is run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@ releases one account makes: one, the same again, or one without a certain unit. 
 released must not tell neighbors apart; the harness measures the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import datetime
@@ -51,7 +49,7 @@ IDS_REFUSED = ("missing ids", "ids of one type")
 class Drawing(ClassifierMixin, BaseEstimator):
     """Draws from the global generator as often as it has records, and votes by what it draws then."""
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> Drawing:
+    def fit(self, x, y):
         self.classes_ = np.unique(y)
         np.random.random(len(y))
         self.coins_ = np.random.randint(2, size=64)

@@ -1,7 +1,5 @@
 """Runs held to their account's terms: unit, adjacency, noise, ledger and records; and what one unit may move."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses

@@ -1,7 +1,5 @@
 """The one door to noise: what is refused before a charge, what an error leaves spent, and what may be gone on with."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -1,7 +1,5 @@
 """What is claimed, of whatever was released by whichever route: parts <= release <= account, composed anew here."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 import json

@@ -174,19 +174,14 @@ def test_the_markers_are_in_the_private_files(told):
     assert len(private_bytes(home)) > 20
 
 
-def test_no_marker_is_in_any_public_file_or_message(told):
-    home, printed = told
-    for file in public_files(home):
-        assert leaks(file.read_bytes(), TEXTS + NUMBERS) == [], file
-    assert leaks(printed, TEXTS + NUMBERS) == []
-
-
-def test_nothing_that_the_store_keeps_is_in_any_public_file(told):
+def test_no_marker_and_nothing_that_the_store_keeps_is_in_any_public_file_or_message(told):
     home, printed = told
     secrets = private_bytes(home)
     for file in public_files(home):
         content = file.read_bytes()
+        assert leaks(content, TEXTS + NUMBERS) == [], file
         assert [name for name, value in secrets.items() if value in content] == [], file
+    assert leaks(printed, TEXTS + NUMBERS) == []
     figures = [name for name, value in secrets.items() if name.startswith("epsilon") and value in printed]
     assert figures == []  # a data-dependent epsilon is not a price, not even on the owner's own screen
 

@@ -1,7 +1,5 @@
 """The ledger: charges, refusals, caps, many processes, crashes, damage, and its command."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import math
