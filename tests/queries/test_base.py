@@ -1,4 +1,4 @@
-"""Every configured strategy asks distinct open points within the allowance, by what is public alone; and plain orders."""
+"""Every configured strategy asks distinct open points within the allowance, by what is public; and plain orders."""
 
 import dataclasses
 
