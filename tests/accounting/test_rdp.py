@@ -13,6 +13,7 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, ZCDPEvent
+from tests.accounting.data_dependent.exact_divergences import move_one_vote
 
 mp.mp.dps = 60
 
@@ -98,17 +99,11 @@ def test_bounded_range_dominates_the_exponential_mechanism():
     worst = np.zeros(len(orders))
     for first in range(13):
         for second in range(13 - first):
-            votes = np.array([first, second, 12 - first - second])
-            for source in range(3):
-                for target in range(3):
-                    if source == target or votes[source] == 0:
-                        continue
-                    moved = votes.copy()
-                    moved[source] -= 1
-                    moved[target] += 1
-                    p, q = (np.exp(rate * v) / np.exp(rate * v).sum() for v in (votes, moved))
-                    divergence = np.log((p[None] ** orders[:, None] * q[None] ** (1 - orders[:, None])).sum(1))
-                    worst = np.maximum(worst, divergence / (orders - 1))
+            votes = (first, second, 12 - first - second)
+            for moved in move_one_vote(votes):
+                p, q = (np.exp(rate * v) / np.exp(rate * v).sum() for v in map(np.array, (votes, moved)))
+                divergence = np.log((p[None] ** orders[:, None] * q[None] ** (1 - orders[:, None])).sum(1))
+                worst = np.maximum(worst, divergence / (orders - 1))
     bound = rdp.compute_bounded_range_curve(2 * rate, orders)
     assert (worst <= bound * (1 + 1e-12)).all()
     assert (worst >= 0.95 * bound).all()

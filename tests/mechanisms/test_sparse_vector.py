@@ -20,6 +20,7 @@ from pate_torch.mechanisms.sparse_vector import (
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
+from tests.accounting.data_dependent.exact_divergences import move_one_vote
 from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
 from tests.mechanisms.vote_laws import TINY, Discrete, Recorder, chi_square, law, sparse_law, tally
 
@@ -31,12 +32,7 @@ def stability(**values) -> SparseVector:
 def neighbors(teachers: int, classes: int):
     for counts in itertools.product(range(teachers + 1), repeat=classes):
         if sum(counts) == teachers:
-            for a, b in itertools.permutations(range(classes), 2):
-                if counts[a]:
-                    moved = list(counts)
-                    moved[a] -= 1
-                    moved[b] += 1
-                    yield counts, tuple(moved)
+            yield from ((counts, moved) for moved in move_one_vote(counts))
 
 
 PAIRS = list(neighbors(9, 3)) + list(neighbors(12, 2))
