@@ -533,7 +533,7 @@ def go_on(path: str, identity: str, barrier, done) -> None:
                 with done.get_lock():
                     done.value += 1
         except LedgerError as error:
-            assert "charged at its worst" in str(error) or "committed already" in str(error)
+            assert "charged at its worst" in str(error) or "already committed" in str(error)
 
 
 @pytest.mark.slow(reason="starts another process")
