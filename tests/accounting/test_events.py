@@ -1,7 +1,5 @@
 """Events: canonical JSON, merging, and that nothing unknown passes."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -19,24 +19,22 @@ from pate_torch.accounting.events import (
 from pate_torch.accounting.filters import FilterCost, PrivacyFilter
 
 
-def gnmax(queries):
-    return lambda sigma: [GaussianEvent(mu=math.sqrt(2) / sigma, count=queries)]
+def filter_of(*planned, epsilon=2, delta=1e-5):
+    return PrivacyFilter.from_planned_events(planned, epsilon=epsilon, delta=delta)
 
 
 def test_the_plan_chooses_the_filter():
-    gaussian = PrivacyFilter.from_planned_events([GaussianEvent(mu=0.1)], epsilon=2, delta=1e-5)
+    gaussian = filter_of(GaussianEvent(mu=0.1))
     assert (gaussian.kind, gaussian.order, gaussian.delta_reserve) == ("gdp", None, 0.0)
     assert gaussian.capacity == gdp.compute_mu(2, 1e-5) ** 2
-    with_failures = PrivacyFilter.from_planned_events(
-        [GaussianEvent(mu=0.1), DeltaEvent(delta=1e-7)], epsilon=2, delta=1e-5
-    )
+    with_failures = filter_of(GaussianEvent(mu=0.1), DeltaEvent(delta=1e-7))
     assert (with_failures.kind, with_failures.delta_reserve) == ("gdp", 5e-6)
     for event in (LaplaceEvent(ratio=0.1), PureDPEvent(epsilon=0.1), ZCDPEvent(rho=0.1), BoundedRangeEvent(eta=0.1)):
-        assert PrivacyFilter.from_planned_events([event], epsilon=2, delta=1e-5).kind == "rdp"
+        assert filter_of(event).kind == "rdp"
 
 
 def test_the_order_of_an_rdp_filter_is_the_best_for_a_gaussian_that_fills_the_cap():
-    chosen = PrivacyFilter.from_planned_events([ZCDPEvent(rho=0.01)], epsilon=2, delta=1e-5)
+    chosen = filter_of(ZCDPEvent(rho=0.01))
 
     def rho_at(order):
         return float((2 - rdp.compute_conversion_term(order, 1e-5))[0]) / order
@@ -48,42 +46,42 @@ def test_the_order_of_an_rdp_filter_is_the_best_for_a_gaussian_that_fills_the_ca
 
 def test_full_capacity_converts_to_the_cap():
     for planned in ([GaussianEvent(mu=1.0)], [ZCDPEvent(rho=1.0)], [PureDPEvent(epsilon=0.1), DeltaEvent(delta=1e-7)]):
-        account = PrivacyFilter.from_planned_events(planned, epsilon=1.7, delta=1e-6)
+        account = filter_of(*planned, epsilon=1.7, delta=1e-6)
         assert account.to_epsilon(FilterCost(account.capacity)) == pytest.approx(1.7, rel=1e-9)
         assert account.to_epsilon(FilterCost()) == 0
         assert account.admits(FilterCost(), FilterCost(account.capacity))
         assert not account.admits(FilterCost(account.capacity / 2), FilterCost(account.capacity / 2 * (1 + 1e-9)))
 
 
+PLANS = [
+    (lambda sigma: [GaussianEvent(mu=math.sqrt(2) / sigma, count=100)], None),
+    (lambda sigma: [ZCDPEvent(rho=1 / sigma**2, count=100)], "rdp"),
+]
+
+
 def test_a_plan_calibrated_to_the_cap_is_admitted_once():
-    for plan, route in ((gnmax(100), None), (lambda s: [ZCDPEvent(rho=1 / s**2, count=100)], "rdp")):
+    for plan, route in PLANS:
         sigma = calibrate_sigma(plan, epsilon=2, delta=1e-5, route=route)
         # The filter's order comes from a grid: 0.2 % more epsilon at most, so that much is left open.
-        account = PrivacyFilter.from_planned_events(
-            plan(sigma), epsilon=2 * (1 if route is None else 1.002), delta=1e-5
-        )
+        account = filter_of(*plan(sigma), epsilon=2 if route is None else 2.004)
         charge = account.compute_cost(plan(sigma))
         assert account.admits(FilterCost(), charge)
         assert not account.admits(charge, charge)
 
 
 def test_a_gdp_filter_bounds_pure_events_and_refuses_what_it_cannot():
-    account = PrivacyFilter.from_planned_events([GaussianEvent(mu=0.1)], epsilon=2, delta=1e-5)
+    account = filter_of(GaussianEvent(mu=0.1))
     assert account.compute_cost([GaussianEvent(mu=0.3, count=4)]).scalar == pytest.approx(0.36, rel=1e-12)
     dominating = 3 * gdp.compute_mu_of_pure_epsilon(0.1) ** 2
-    for event in (
-        LaplaceEvent(ratio=0.1, count=3),
-        PureDPEvent(epsilon=0.1, count=3),
-        BoundedRangeEvent(eta=0.1, count=3),
-    ):
-        assert account.compute_cost([event]).scalar == pytest.approx(dominating, rel=1e-12)
+    for event in (LaplaceEvent(ratio=0.1), PureDPEvent(epsilon=0.1), BoundedRangeEvent(eta=0.1)):
+        assert account.compute_cost([event] * 3).scalar == pytest.approx(dominating, rel=1e-12)
     for event in (ZCDPEvent(rho=0.1), RdpCurveEvent(orders=(2.0,), rdp=(0.1,), source="test")):
         with pytest.raises(ValueError, match="gdp filter"):
             account.compute_cost([event])
 
 
 def test_an_rdp_filter_adds_divergences_at_its_order():
-    account = PrivacyFilter.from_planned_events([ZCDPEvent(rho=0.1)], epsilon=2, delta=1e-5)
+    account = filter_of(ZCDPEvent(rho=0.1))
     events = [GaussianEvent(mu=0.1, count=7), LaplaceEvent(ratio=0.2), ZCDPEvent(rho=0.01, count=2)]
     assert account.compute_cost(events).scalar == pytest.approx(
         float(rdp.compute_curve(events, account.order)[0]), rel=1e-12
@@ -91,28 +89,25 @@ def test_an_rdp_filter_adds_divergences_at_its_order():
     with pytest.raises(ValueError, match="no finite"):
         account.compute_cost([RdpCurveEvent(orders=(2.0,), rdp=(0.1,), source="test")])
     table = RdpCurveEvent(orders=(5.0, 9.0), rdp=(0.1, 0.3), source="test")
-    assert PrivacyFilter.from_planned_events([table], epsilon=3, delta=1e-5).order in (5.0, 9.0)
+    assert filter_of(table, epsilon=3).order in (5.0, 9.0)
 
 
 def test_failures_draw_on_their_own_reserve():
     plan = [PureDPEvent(epsilon=0.1), DeltaEvent(delta=1e-6)]
-    account = PrivacyFilter.from_planned_events(plan, epsilon=2, delta=1e-5)
+    account = filter_of(*plan)
     small = account.compute_cost([DeltaEvent(delta=1e-6, count=2)])
     assert small == FilterCost(0.0, 2e-6)
     assert account.admits(small, account.compute_cost([DeltaEvent(delta=2e-6)]))
     assert not account.admits(small, account.compute_cost([DeltaEvent(delta=4e-6)]))
-    plain = PrivacyFilter.from_planned_events([GaussianEvent(mu=0.1)], epsilon=2, delta=1e-5)
+    plain = filter_of(GaussianEvent(mu=0.1))
     assert not plain.admits(FilterCost(), plain.compute_cost([DeltaEvent(delta=1e-12)]))
 
 
 def test_a_filter_is_never_below_the_fixed_price():
     """What an adaptive account is charged covers what a fixed list of the same events would cost."""
-    for events in (
-        [GaussianEvent(mu=0.3, count=2)],
-        [LaplaceEvent(ratio=0.1, count=50)],
-        [ZCDPEvent(rho=0.05, count=3)],
-    ):
-        account = PrivacyFilter.from_planned_events(events, epsilon=5, delta=1e-5)
+    for event in (GaussianEvent(mu=0.3, count=2), LaplaceEvent(ratio=0.1, count=50), ZCDPEvent(rho=0.05, count=3)):
+        events = [event]
+        account = filter_of(*events, epsilon=5)
         assert account.to_epsilon(account.compute_cost(events)) >= compute_guarantee(events, 1e-5).epsilon * (1 - 1e-9)
 
 
@@ -137,6 +132,6 @@ def test_impossible_filters_are_refused(bad):
 def test_a_cap_too_small_for_renyi_is_said():
     # At delta near 1e-300 even the largest order of the grid converts a zero divergence to 0.68.
     with pytest.raises(ValueError, match="too small"):
-        PrivacyFilter.from_planned_events([ZCDPEvent(rho=0.1)], epsilon=0.1, delta=1e-300)
+        filter_of(ZCDPEvent(rho=0.1), epsilon=0.1, delta=1e-300)
     with pytest.raises(ValueError):
         FilterCost(math.nan)

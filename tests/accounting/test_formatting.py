@@ -8,23 +8,13 @@ from hypothesis import strategies as st
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon, format_noise_scale
 
+EPSILONS = {2.4353597494239: "2.436", 2.2: "2.200", 0.0: "0.000", 0.1000001: "0.101", 0.012341: "0.0124"}
+EPSILONS |= {3e-7: "3.00E-7", math.inf: "infinite", 2.0**100: "1267650600228229400000000000000.000"}
 
-@pytest.mark.parametrize(
-    ("epsilon", "text"),
-    [
-        (2.4353597494239, "2.436"),
-        (2.0, "2.000"),
-        (2.2, "2.200"),
-        (0.0, "0.000"),
-        (0.1000001, "0.101"),
-        (0.012341, "0.0124"),
-        (3e-7, "3.00E-7"),
-        (math.inf, "infinite"),
-        (2.0**100, "1267650600228229400000000000000.000"),
-    ],
-)
-def test_epsilon_is_rounded_up(epsilon, text):
-    assert format_epsilon(epsilon) == text
+
+@pytest.mark.parametrize("epsilon", EPSILONS)
+def test_epsilon_is_rounded_up(epsilon):
+    assert format_epsilon(epsilon) == EPSILONS[epsilon]
 
 
 @given(st.floats(0, 1e9))

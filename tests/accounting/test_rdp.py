@@ -13,15 +13,13 @@ from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from pate_torch.accounting import rdp
 from pate_torch.accounting.events import DeltaEvent, GaussianEvent, PrivacyEvent, RdpCurveEvent, ZCDPEvent
+from tests.accounting.data_dependent.exact_divergences import move_one_vote
 
 mp.mp.dps = 60
 
 
 def gnmax(sigma: float, queries: int) -> list[PrivacyEvent]:
     return [GaussianEvent(mu=math.sqrt(2) / sigma, count=queries)]
-
-
-# ---- curves ---------------------------------------------------------------------------------------------------------
 
 
 def mp_laplace(ratio: float, order: float) -> mp.mpf:
@@ -101,17 +99,11 @@ def test_bounded_range_dominates_the_exponential_mechanism():
     worst = np.zeros(len(orders))
     for first in range(13):
         for second in range(13 - first):
-            votes = np.array([first, second, 12 - first - second])
-            for source in range(3):
-                for target in range(3):
-                    if source == target or votes[source] == 0:
-                        continue
-                    moved = votes.copy()
-                    moved[source] -= 1
-                    moved[target] += 1
-                    p, q = (np.exp(rate * v) / np.exp(rate * v).sum() for v in (votes, moved))
-                    divergence = np.log((p[None] ** orders[:, None] * q[None] ** (1 - orders[:, None])).sum(1))
-                    worst = np.maximum(worst, divergence / (orders - 1))
+            votes = (first, second, 12 - first - second)
+            for moved in move_one_vote(votes):
+                p, q = (np.exp(rate * v) / np.exp(rate * v).sum() for v in map(np.array, (votes, moved)))
+                divergence = np.log((p[None] ** orders[:, None] * q[None] ** (1 - orders[:, None])).sum(1))
+                worst = np.maximum(worst, divergence / (orders - 1))
     bound = rdp.compute_bounded_range_curve(2 * rate, orders)
     assert (worst <= bound * (1 + 1e-12)).all()
     assert (worst >= 0.95 * bound).all()
@@ -140,9 +132,6 @@ def test_curve_sums_events_and_counts():
     np.testing.assert_array_equal(
         rdp.compute_curve([RdpCurveEvent(orders=(2,), rdp=(1,), source="", count=0)], orders), [0, 0]
     )
-
-
-# ---- conversions ----------------------------------------------------------------------------------------------------
 
 
 def test_default_orders_lose_less_than_two_per_mille_and_never_gain():
@@ -185,22 +174,23 @@ def test_conversion_edges():
     assert rdp.to_epsilon(3, 0.1, 1e-5) == rdp.to_epsilon([3.0], [0.1], 1e-5)
 
 
-@pytest.mark.parametrize("orders", [[], [1], [0.5], [math.nan], [math.inf]])
-def test_orders_are_finite_and_above_one(orders):
-    with pytest.raises(ValueError, match="order"):
-        rdp.to_epsilon(orders, [0.1] * len(orders), 1e-5)
+@pytest.mark.parametrize(
+    ("words", "orders", "values", "delta"),
+    [
+        *(("order", orders, [0.1] * len(orders), 1e-5) for orders in ([], [1], [0.5], [math.nan], [math.inf])),
+        *(("rdp", [2], values, 1e-5) for values in ([math.nan], [-1e-9], [0.1, 0.2])),
+        *(("delta", [2], [0.1], delta) for delta in (0.0, 1.0, math.nan)),
+    ],
+)
+def test_what_is_no_curve_and_no_delta_is_refused(words, orders, values, delta):
+    with pytest.raises(ValueError, match=words):
+        rdp.to_epsilon(orders, values, delta)
 
 
-@pytest.mark.parametrize("values", [[math.nan], [-1e-9], [0.1, 0.2]])
-def test_divergences_are_one_number_per_order(values):
-    with pytest.raises(ValueError, match="rdp"):
-        rdp.to_epsilon([2], values, 1e-5)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, math.nan])
-def test_delta_lies_between_zero_and_one(delta):
-    with pytest.raises(ValueError, match="delta"):
-        rdp.to_epsilon([2], [0.1], delta)
+@pytest.mark.parametrize(("rate", "multiplier"), [(-0.1, 1.0), (1.1, 1.0), (0.1, 0.0)])
+def test_what_is_no_sampled_gaussian_is_refused(rate, multiplier):
+    with pytest.raises(ValueError, match=r"rate|noise_multiplier"):
+        rdp.make_sampled_gaussian_event(rate, multiplier, 1)
 
 
 def test_renyi_oracles():
@@ -209,9 +199,6 @@ def test_renyi_oracles():
     # These two were found on a dense grid of orders: the best real order may lie just below, never above.
     for events, value in ((gnmax(40, 286), 2.6424014216), (gnmax(100, 1000), 1.9142388331)):
         assert value * (1 - 1e-7) <= rdp.compute_epsilon(events, 1e-5) <= value
-
-
-# ---- the sampled Gaussian -------------------------------------------------------------------------------------------
 
 
 CASES = [(0.2, 2.0), (0.01, 0.8), (0.5, 6.0), (0.02, 0.5), (0.9, 0.7)]
@@ -289,14 +276,6 @@ def test_fractional_orders_keep_it_too(q, z, order):
     assert abs(_divergence(q, z, order) / by_excess(q, z, order) - 1) < 1e-12
 
 
-def test_together_and_alone_orders_cost_the_same():
-    orders = [1.01, 2.0, 37.5, 1001.0]
-    for q, z in CASES:
-        np.testing.assert_allclose(
-            rdp._compute_divergences(q, z, orders), [_divergence(q, z, a) for a in orders], rtol=1e-14
-        )
-
-
 @pytest.mark.parametrize("q,z", CASES)
 def test_opacus_agrees_at_all_orders_and_google_at_whole_ones(q, z):
     orders = rdp.ORDERS[20:110:7]
@@ -323,9 +302,3 @@ def test_it_composes_to_the_epsilon_of_a_library():
     ours = rdp.compute_epsilon([rdp.make_sampled_gaussian_event(0.2, 2.0, 50)], 1e-5)
     theirs = accountant.get_epsilon(1e-5)
     assert 0.99 * theirs < ours <= theirs * 1.002
-
-
-def test_arguments_are_checked():
-    for rate, multiplier in ((-0.1, 1.0), (1.1, 1.0), (0.1, 0.0)):
-        with pytest.raises(ValueError, match=r"rate|noise_multiplier"):
-            rdp.make_sampled_gaussian_event(rate, multiplier, 1)

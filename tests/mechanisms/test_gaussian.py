@@ -13,8 +13,8 @@ from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import Votes
-from tests.mechanisms.mechanism_forms import build
-from tests.mechanisms.vote_laws import CERTAIN, TINY, law
+from tests.mechanisms.mechanism_forms import both_kinds, build
+from tests.mechanisms.vote_laws import CERTAIN, has_this_scale_alone, law
 
 
 @pytest.mark.parametrize("name", ["gaussian", "laplace"])
@@ -29,47 +29,31 @@ def test_ties_of_integer_noise_go_to_the_lowest_class(name):
 SIGMA = 6.0
 
 
-KINDS = ("torch", "discrete")
-
-
-def release(kind, rows=40_000, sigma=SIGMA):
-    counts_QC = torch.tensor([[30, 15, 5]]).repeat(rows, 1)
-    mechanism = GNMax(sigma=sigma, counts=True, noise=kind)
-    return (
-        counts_QC,
-        mechanism,
-        mechanism.release(Votes(counts_QC, 50), DryRunNoise(kind), MechanismContext(num_queries=rows)),
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_counts_are_whole_votes_with_the_noise_that_is_priced(kind):
-    counts_QC, mechanism, answers = release(kind)
+@both_kinds
+def test_counts_are_whole_votes_with_the_noise_that_is_priced(noise):
+    counts_QC, mechanism = torch.tensor([[30, 15, 5]]).repeat(40_000, 1), GNMax(sigma=SIGMA, counts=True, noise=noise)
+    answers = mechanism.release(Votes(counts_QC, 50), DryRunNoise(noise), MechanismContext(num_queries=len(counts_QC)))
     noisy_QC = answers.noisy_counts.counts_QC
     assert noisy_QC.dtype == torch.int64 and answers.noisy_counts.sigma == SIGMA
     assert torch.equal(noisy_QC.argmax(1), answers.label_Q)
-    noise = (noisy_QC - counts_QC).numpy().astype(float) + np.random.default_rng(0).uniform(-0.5, 0.5, noisy_QC.shape)
+    drawn = (noisy_QC - counts_QC).numpy().astype(float) + np.random.default_rng(0).uniform(-0.5, 0.5, noisy_QC.shape)
 
     def p(factor):  # half-way between whole votes the law is exact, and the dither makes straight lines of the rest
         edges = np.arange(-100, 101) + 0.5
-        below = law("gaussian", factor * SIGMA, kind == "discrete").cdf(edges)
-        return stats.kstest(noise[:, 0], lambda x: np.interp(x, edges, below)).pvalue
+        below = law("gaussian", factor * SIGMA, noise == "discrete").cdf(edges)
+        return stats.kstest(drawn[:, 0], lambda x: np.interp(x, edges, below)).pvalue
 
-    assert p(1) > TINY > max(p(2 / 3), p(3 / 2))
-    correlation = np.corrcoef(noise.T)[np.triu_indices(3, 1)]
-    assert abs(correlation).max() < 7 / math.sqrt(len(noise))  # every class has noise of its own
-    assert answers.events == mechanism.privacy_events(len(counts_QC))
-    assert answers.events == dataclasses.replace(mechanism, counts=False).privacy_events(len(counts_QC))
-
-
-def test_no_data_dependent_price_is_claimed_for_them():
-    assert GNMax(sigma=SIGMA).make_outcome_model() is not None
-    assert GNMax(sigma=SIGMA, counts=True).make_outcome_model() is None
+    assert has_this_scale_alone(p)
+    correlation = np.corrcoef(drawn.T)[np.triu_indices(3, 1)]
+    assert abs(correlation).max() < 7 / math.sqrt(len(drawn))  # every class has noise of its own
+    label_alone = dataclasses.replace(mechanism, counts=False)
+    assert answers.events == mechanism.privacy_events(len(counts_QC)) == label_alone.privacy_events(len(counts_QC))
+    assert mechanism.make_outcome_model() is None  # no data-dependent price is claimed for counts
 
 
 @pytest.mark.slow(reason="statistical audit: 100,000 draws")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
+@both_kinds
+def test_the_audit_sees_the_counts_and_not_the_label_alone(noise):
     """Counts with a third of the noise behind a label with all of it."""
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,10 +63,10 @@ def test_the_audit_sees_the_counts_and_not_the_label_alone(kind):
             shown = GNMax(sigma=self.sigma / 3, counts=True, noise=self.noise).release(votes, noise, context)
             return dataclasses.replace(hidden, noisy_counts=NoisyCounts(shown.noisy_counts.counts_QC, self.sigma))
 
-    mechanism = GNMax(sigma=3.0, noise=kind)
+    mechanism = GNMax(sigma=3.0, noise=noise)
     pairs = mechanism.worst_case_neighbors(2)
     sure = {"delta": 1e-5, "confidence": CERTAIN}
     for honest in (mechanism, dataclasses.replace(mechanism, counts=True)):
         found = audit(honest, pairs, runs=100_000, **sure)
         assert found.is_sound and found.proven > found.claimed / 4
-    assert not audit(Leaky(sigma=3.0, noise=kind), pairs, runs=40_000, **sure).is_sound
+    assert not audit(Leaky(sigma=3.0, noise=noise), pairs, runs=40_000, **sure).is_sound

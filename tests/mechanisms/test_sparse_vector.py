@@ -20,6 +20,7 @@ from pate_torch.mechanisms.sparse_vector import (
 from pate_torch.privacy.noise import DryRunNoise
 from pate_torch.privacy.records import NO_ANSWER, MechanismContext
 from pate_torch.privacy.sensitive import Votes
+from tests.accounting.data_dependent.exact_divergences import move_one_vote
 from tests.mechanisms.mechanism_forms import both_kinds, build, halved, soft
 from tests.mechanisms.vote_laws import TINY, Discrete, Recorder, chi_square, law, sparse_law, tally
 
@@ -28,19 +29,10 @@ def stability(**values) -> SparseVector:
     return SparseVector(**({"epsilon": 1.0, "delta": 1e-5, "max_failures": 20} | values))
 
 
-# ---- the distance ----------------------------------------------------------------------------------------------------
-
-
 def neighbors(teachers: int, classes: int):
-    """Every (votes, votes with one vote moved)."""
     for counts in itertools.product(range(teachers + 1), repeat=classes):
         if sum(counts) == teachers:
-            for a, b in itertools.permutations(range(classes), 2):
-                if counts[a]:
-                    moved = list(counts)
-                    moved[a] -= 1
-                    moved[b] += 1
-                    yield counts, tuple(moved)
+            yield from ((counts, moved) for moved in move_one_vote(counts))
 
 
 PAIRS = list(neighbors(9, 3)) + list(neighbors(12, 2))
@@ -86,9 +78,6 @@ def test_distance_is_the_number_of_moves_that_cannot_change_the_winner():
             moves += 1
         # The lowest index wins ties, so some winners stand one move longer than the distance counts: never fewer.
         assert halved(counts) <= moves <= halved(counts) + 1
-
-
-# ---- calibration -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("epsilon,delta,blocks,tests", [(1.0, 1e-5, 20, 1000), (0.1, 1e-6, 3, 50), (5.0, 0.01, 1, 7)])
@@ -186,9 +175,6 @@ def test_number_of_teachers_is_exact_and_named():
         single.check(num_queries=3, num_teachers=250, num_classes=10)
 
 
-# ---- what is executed ------------------------------------------------------------------------------------------------
-
-
 def loop(votes: Votes, tests, thresholds, plan, max_failures: int) -> tuple[list[int], int]:
     """LZCW21 Algorithm 2 as printed, query by query (the slow twin). Answers, and blocks started."""
     thresholds = iter(thresholds)
@@ -207,7 +193,6 @@ def loop(votes: Votes, tests, thresholds, plan, max_failures: int) -> tuple[list
 
 
 def votes_about(threshold: float, queries: int, seed: int) -> Votes:
-    """Three-class votes whose distances straddle the threshold."""
     rng = np.random.default_rng(seed)
     teachers = 4 * round(threshold) + 100
     rows = []

@@ -68,6 +68,24 @@ def law(kind: str, scale: float, discrete: bool):
     return stats.norm(scale=scale) if kind == "gaussian" else stats.laplace(scale=scale)
 
 
+def fit(x: np.ndarray, kind: str, scale: float, discrete: bool) -> float:
+    """p-value of draws against a law: Kolmogorov-Smirnov, or chi-square on the integers."""
+    if not discrete:
+        cdf = stats.gumbel_r(scale=scale).cdf if kind == "gumbel" else law(kind, scale, False).cdf
+        return float(stats.kstest(x, cdf).pvalue)
+    exact = law(kind, scale, True)
+    # Bins at the quantiles of the law, so that every one has its share.
+    edges = np.unique(np.searchsorted(exact.below, np.linspace(0.02, 0.98, 40)) - exact.reach)
+    share = np.diff(np.concatenate([[0.0], exact.cdf(edges), [1.0]]))
+    seen = np.bincount(np.searchsorted(edges, x), minlength=len(share))
+    return float(stats.chisquare(*pooled(seen, share * len(x))).pvalue)
+
+
+def has_this_scale_alone(p_value) -> bool:
+    """Whether ``p_value``, of a factor on the scale, accepts 1 and rejects two thirds and one and a half."""
+    return p_value(1) > TINY > max(p_value(2 / 3), p_value(3 / 2))
+
+
 def argmax_law(counts, noise) -> np.ndarray:
     """P(argmax(counts + noise) = c), ties to the lowest class."""
     if isinstance(noise, Discrete):

@@ -1,7 +1,6 @@
 """The DP-SGD baseline: the price it charges, the noise it draws, one record's reach, and whose account pays."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
@@ -22,36 +21,19 @@ from pate_torch.queries.random import Random
 from pate_torch.students.store import load
 from pate_torch.teachers.training import TeacherRecipe
 from tests.run_configs import changed, run_config
+from tests.tiny_runs import summary
 from tests.worlds import benchmark_clouds
 
-METHOD = DPSGD(
-    network="logistic",
-    steps=20,
-    batch_size=60,
-    learning_rate=0.5,
-    mechanism=GNMax(sigma=4.0),
-    query=Random(),
-    num_queries=20,
-)
+COMPARED = {"mechanism": GNMax(sigma=4.0), "query": Random(), "num_queries": 20}
+METHOD = DPSGD(network="logistic", steps=20, batch_size=60, learning_rate=0.5, **COMPARED)
 
 
 @pytest.fixture
 def plan(tmp_path):
-    return run_config(
-        dataset=benchmark_clouds(),
-        partition=AddRemove(),
-        teacher=TeacherRecipe(network="logistic", steps=5, batch_size=8),
-        method=METHOD,
-        root=tmp_path,
-        folder=tmp_path / "runs" / "clouds" / "dpsgd" / "one",
-        seed=0,
-        delta=1e-4,
-        quiet=True,
-    )
-
-
-def summary(plan):
-    return json.loads((plan.folder / "release" / "summary.json").read_text())
+    recipe = TeacherRecipe(network="logistic", steps=5, batch_size=8)
+    parts = {"dataset": benchmark_clouds(), "partition": AddRemove(), "teacher": recipe, "method": METHOD}
+    folder = tmp_path / "runs" / "clouds" / "dpsgd" / "one"
+    return run_config(**parts, root=tmp_path, folder=folder, seed=0, delta=1e-4, quiet=True)
 
 
 def test_it_costs_what_the_pate_release_would(plan):
@@ -83,14 +65,9 @@ def test_a_second_baseline_adds_to_the_account_and_the_cap_holds(plan):
 
 
 def gaussian_account(plan):
-    Ledger(plan.root / "ledger.sqlite").open_account(
-        plan.dataset.name,
-        budget_epsilon=5.0,
-        delta=1e-4,
-        adjacency="add_remove",
-        unit="record",
-        planned_events=GNMax(sigma=4.0).privacy_events(20),
-    )
+    terms = {"budget_epsilon": 5.0, "delta": 1e-4, "adjacency": "add_remove", "unit": "record"}
+    events = GNMax(sigma=4.0).privacy_events(20)
+    Ledger(plan.root / "ledger.sqlite").open_account(plan.dataset.name, **terms, planned_events=events)
 
 
 @pytest.mark.slow(reason="a whole run")
@@ -110,31 +87,23 @@ def test_real_data_are_not_charged_to_two_ledgers(plan):
     assert not (plan.root / "dpsgd").exists()
 
 
-def prepared(data, noise_multiplier=1.0):
+def prepared(data):
     """The method on these records; no file is read."""
-    inputs = MethodInputs(
-        records=data.private,
-        facts=DatasetFacts.from_dataset(data, AddRemove()),
-        seed=0,
-        device=torch.device("cpu"),
-        store=None,
-        stages=None,
-        clock=None,
-    )
-    return dataclasses.replace(METHOD, noise_multiplier=noise_multiplier).prepare(inputs)
+    facts, none = DatasetFacts.from_dataset(data, AddRemove()), dict.fromkeys(("store", "stages", "clock"))
+    inputs = MethodInputs(records=data.private, facts=facts, seed=0, device=torch.device("cpu"), **none)
+    return dataclasses.replace(METHOD, noise_multiplier=1.0).prepare(inputs)
+
+
+def optimizer_of(module, noise_multiplier=1.0, clip=1.0):
+    given = {"noise_multiplier": noise_multiplier, "max_grad_norm": clip, "expected_batch_size": 1}
+    return NoiseSourceOptimizer(torch.optim.SGD(module.parameters(), lr=1.0), DryRunNoise("torch", 1), **given)
 
 
 def gradients(drop=None, clip=1.0):
     """The summed, clipped gradient of 40 records, with or without one of them; no noise."""
     data = benchmark_clouds().load()
     module = GradSampleModule(METHOD._build_module(data.spec, 0))
-    optimizer = NoiseSourceOptimizer(
-        torch.optim.SGD(module.parameters(), lr=1.0),
-        DryRunNoise("torch", 0),
-        noise_multiplier=1.0,
-        max_grad_norm=clip,
-        expected_batch_size=1,
-    )
+    optimizer = optimizer_of(module, clip=clip)
     chosen = torch.tensor([i for i in range(40) if i != drop], dtype=torch.int64)
     prepared(data)._compute_gradients(module, chosen)
     optimizer.clip_and_accumulate()
@@ -161,13 +130,7 @@ def test_a_record_whose_gradient_is_no_number_moves_nothing():
 
 def test_the_noise_is_the_one_accounted_for_and_not_a_scale_beside_it():
     module = GradSampleModule(torch.nn.Linear(100, 50))
-    optimizer = NoiseSourceOptimizer(
-        torch.optim.SGD(module.parameters(), lr=1.0),
-        DryRunNoise("torch", 1),
-        noise_multiplier=3.0,
-        max_grad_norm=0.5,
-        expected_batch_size=1,
-    )
+    optimizer = optimizer_of(module, noise_multiplier=3.0, clip=0.5)
     for p in module.parameters():
         p.summed_grad = torch.zeros_like(p)
     optimizer.add_noise()
@@ -213,10 +176,7 @@ def test_what_cannot_be_accounted_for_is_refused(plan):
 
 
 def test_a_norm_over_the_batch_is_refused():
-    images = benchmark_clouds(
-        x=torch.zeros(300, 1, 8, 8, dtype=torch.uint8),
-        pool_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
-        test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
-    )
+    sizes = {"x": 300, "pool_x": 100, "test_x": 100}
+    images = benchmark_clouds(**{part: torch.zeros(n, 1, 8, 8, dtype=torch.uint8) for part, n in sizes.items()})
     with pytest.raises(ValueError, match="over a batch"):
         DPSGD(network="small_cnn")._build_module(images.load().spec, 0)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
 from pate_torch import networks, pipeline
@@ -17,7 +16,6 @@ from pate_torch.accounting.events import GaussianEvent
 from pate_torch.core import rng
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.networks import ConcatFeatures
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
@@ -26,9 +24,7 @@ from pate_torch.privacy.records import Dataset, Evaluation, MechanismContext, Pr
 from pate_torch.privacy.sensitive import (
     GRID_STEPS,
     UNIT_NORM,
-    CellHistogram,
     GradientSums,
-    Votes,
     _quantize_weights,
     make_vector_sum_sensitivity,
     quantize,
@@ -36,8 +32,9 @@ from pate_torch.privacy.sensitive import (
 from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.store import export, load
 from pate_torch.students.training import GradientStudent
-from tests.mechanisms.vote_laws import TINY, Recorder
-from tests.methods.voter_worlds import ask_records, configured, encoder, gradient_sums
+from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
+from tests.methods.voter_worlds import among_images, ask_records, configured, encoder, gradient_sums
+from tests.spies import spy
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
 
@@ -157,23 +154,14 @@ def test_many_records_of_many_classes_take_no_table_of_both():
     assert made.entries < 20_000 * 300 / 4
 
 
-def test_a_record_is_the_same_in_any_company_and_a_replaced_one_moves_no_other():
-    many, few = gradient_sums(40), gradient_sums(30)
-    assert torch.equal(many.z_ND[:30], few.z_ND) and torch.equal(many.z_PD, few.z_PD)
-    replaced = gradient_sums(40, "replace_one")
-    assert replaced.sensitivity.l2 == 2
-    assert sorted(replaced.z_ND.tolist()) == sorted(many.z_ND.tolist())  # in the order of the shard
-
-
 def test_a_replaced_record_moves_the_sum_by_two_gradients_though_its_id_is_anothers():
     """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
     x, y = images(41, seed=1)
-    names, pool = np.array(["a", "b", "c"])[np.arange(40) % 3], images(60, seed=5)[0]
+    names = np.array(["a", "b", "c"])[np.arange(40) % 3]
 
     def sums(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
         method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency="replace_one"))
-        records = ask_records(method, data, ReplaceOne(), encoder())
+        records = ask_records(method, among_images(x, y, names), ReplaceOne(), encoder())
         return records.compute_gradient_sum(weights(size=60.0)), records.sensitivity.l2 * UNIT_NORM
 
     before, l2 = sums(x[:40], y[:40], names)
@@ -206,7 +194,7 @@ def test_no_gradient_is_longer_than_one_even_where_features_are_as_long_as_can_b
 
 
 def test_a_unit_of_several_records_answers_by_the_first():
-    several, alone = gradient_sums(40, unit_id=[f"{n // 2:02d}" for n in range(40)]), gradient_sums(40)
+    several, alone = gradient_sums(unit_id=[f"{n // 2:02d}" for n in range(40)]), gradient_sums()
     assert torch.equal(several.z_ND, alone.z_ND[::2]) and torch.equal(several.y_N, alone.y_N[::2])
 
 
@@ -258,24 +246,14 @@ def test_features_stand_side_by_side_each_of_length_one():
 # -- the mechanism --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"sigma": 0},
-        {"sigma": math.nan},
-        {"noise": "discrete"},
-        {"adjacency": "swap"},
-        {"early_noise_multiplier": 0},
-        {"clip_norm": 0},
-        {"clip_norm": 1.5},
-        {"steps": 0},
-        {"step_size": -1},
-        {"first_step_size": 0},
-    ],
-)
-def test_wrong_values_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        GradientDescent(**{"sigma": 1.0, "adjacency": "add_remove", **bad})
+WRONG = {"sigma": (0, math.nan), "clip_norm": (0, 1.5), "noise": ("discrete",), "adjacency": ("swap",)}
+WRONG |= {"early_noise_multiplier": (0,), "steps": (0,), "step_size": (-1,), "first_step_size": (0,)}
+
+
+@pytest.mark.parametrize("key,bad", [(key, bad) for key, values in WRONG.items() for bad in values])
+def test_wrong_values_are_refused(key, bad):
+    with pytest.raises(ValueError, match=key):
+        GradientDescent(**{"sigma": 1.0, "adjacency": "add_remove", key: bad})
 
 
 @pytest.mark.parametrize("adjacency,moved", [("add_remove", 1.0), ("replace_one", 2.0)])
@@ -303,9 +281,10 @@ def test_the_model_moves_by_the_noisy_sums_and_by_nothing_else(cut):
         weight = weight + (16.0 if step else 8.0) * records.scale * noisy
     score = records.z_PD @ weight.float()
     assert torch.equal(answers.score_PC, score) and torch.equal(answers.label_Q, score[asked].argmax(1))
+    nothing = mechanism.release(records.select(asked[:0]), untouched := Recorder("torch"), CONTEXT)
+    assert nothing.events == (GaussianEvent(mu=1 / 2, count=0),) and untouched.drawn == []
     x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / (cut * UNIT_NORM)
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        assert (stats.kstest(x, stats.norm(scale=2 * factor).cdf).pvalue > TINY) == fits
+    assert has_this_scale_alone(lambda factor: fit(x, "gaussian", 2 * factor, False))
 
 
 def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
@@ -319,26 +298,7 @@ def test_every_round_but_the_last_has_more_noise_and_the_price_of_it():
         answers = mechanism.release(records, source, MechanismContext(num_queries=9, rounds=3, round_index=turn))
         assert answers.events == (event,)
         x = torch.cat([drawn.flatten() for _, drawn in source.drawn]).numpy() / UNIT_NORM
-        for factor, fits in ((1, True), (2 / 3, False), (3 / 2, False)):
-            assert (stats.kstest(x, stats.norm(scale=factor * scale).cdf).pvalue > TINY) == fits
-
-
-def test_who_does_not_answer_by_gradients_is_refused_before_noise_is_drawn():
-    mechanism, source = GradientDescent(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    histogram = CellHistogram(torch.tensor([[3, 1]]), "add_remove", torch.zeros(5, dtype=torch.int64))
-    for value, message in (
-        (Votes(torch.tensor([[3, 1]]), 4), "method=gradients"),
-        (histogram, "method=gradients"),
-        (gradient_sums(adjacency="replace_one"), "adjacency"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            mechanism.release(value, source, CONTEXT)
-    with pytest.raises(ValueError, match="noise"):
-        mechanism.release(gradient_sums(), DryRunNoise("discrete"), CONTEXT)
-    with pytest.raises(ValueError, match="method=reverse_knn"):
-        Histogram(sigma=3.0, adjacency="add_remove").release(gradient_sums(), source, CONTEXT)
-    nothing = mechanism.release(gradient_sums().select(torch.zeros(0, dtype=torch.int64)), source, CONTEXT)
-    assert nothing.events == (GaussianEvent(mu=1 / 3, count=0),) and source.drawn == []
+        assert has_this_scale_alone(lambda factor, x=x, scale=scale: fit(x, "gaussian", factor * scale, False))
 
 
 @pytest.mark.parametrize("adjacency,apart", [("add_remove", 0.98), ("replace_one", math.sqrt(2))])
@@ -359,9 +319,7 @@ TWO_ROUNDS = [*GRADIENTS, "student@guide_student=same", "query.rounds=2", "num_q
 
 
 def test_a_run_draws_in_each_round_the_noise_that_it_pays_for(tmp_path, monkeypatch):
-    drawn, gaussian = [], NoiseSource.draw_gaussian
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", lambda self, shape, sigma, *a, **k: (
-        drawn.append(sigma / UNIT_NORM) or gaussian(self, shape, sigma, *a, **k)))  # fmt: skip
+    drawn = spy(monkeypatch, NoiseSource, "draw_gaussian", lambda self, shape, sigma, device: sigma / UNIT_NORM)
     report = pipeline.run(
         configured(tmp_path, *TWO_ROUNDS, "mechanism.early_noise_multiplier=2", "recommended.student_steps=2")
     )
@@ -375,12 +333,8 @@ BRIEF = ["recommended.features_steps=4", "recommended.student_steps=4"]
 
 @pytest.mark.slow(reason="a whole run with four encoders")
 def test_two_students_a_round_start_from_encoders_of_their_own_and_lend_their_features(tmp_path, monkeypatch):
-    asked, fitted = [], []
-    records, fit = GradientMethod.build_sensitive, GradientStudent.fit
-    monkeypatch.setattr(
-        GradientMethod, "build_sensitive", lambda self, *a, **k: asked.append(records(self, *a, **k)) or asked[-1]
-    )
-    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
+    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
     several = ["features=contrastive", "features.encoders=2", *BRIEF]
     plan = configured(tmp_path, *TWO_ROUNDS, *several, "student.members=2")
     pipeline.run(plan)
@@ -403,15 +357,9 @@ MODEL = ["features=contrastive", *BRIEF, "student.publish=released_model"]
 @pytest.mark.parametrize("rounds,members,neighbors", [(1, 1, 0), (2, 2, 5), (1, 2, 0), (2, 1, 0)])
 def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, members, neighbors, tmp_path, monkeypatch):
     """It says of any point what the mechanism's model would have said."""
-    kept, fitted, records = [], [], GradientMethod.build_sensitive
-
-    def keep(self, *a, **given):
-        kept.append((records(self, *a, **given), given))
-        return kept[-1][0]
-
-    monkeypatch.setattr(GradientMethod, "build_sensitive", keep)
-    fit = GradientStudent.fit
-    monkeypatch.setattr(GradientStudent, "fit", lambda self, *a, **k: fitted.append(k["seed"]) or fit(self, *a, **k))
+    encoders = spy(monkeypatch, GradientMethod, "build_sensitive", lambda *_, encoder, **__: encoder)
+    asked = spy(monkeypatch, GradientMethod, "build_sensitive")
+    fitted = spy(monkeypatch, GradientStudent, "fit", lambda *_, seed, **__: seed)
     settings = [f"features.encoders={members}", f"student.members={members}", f"query.rounds={rounds}",
                 f"method.neighbors={neighbors}"]  # fmt: skip
     plan = configured(tmp_path, *TWO_ROUNDS, *MODEL, *settings)
@@ -419,11 +367,10 @@ def test_the_model_that_gave_the_last_answers_is_published_itself(rounds, member
     assert len(fitted) == (0 if rounds == 1 else 2 * members), "two generations of the first round, none of the last"
     student = load(plan.folder / "release" / "student.safetensors")
     data = plan.dataset.load()
-    sums, given = kept[-1]
-    encoder = append_mean_shift(given["encoder"], data.pool.x, data.spec, neighbors)
+    encoder = append_mean_shift(encoders[-1], data.pool.x, data.spec, neighbors)
     whitening = Whitening.from_features(encode(encoder, data.pool.x, data.spec), plan.method.ridge)
     score_PC = load_file(plan.folder / "release" / "scores.safetensors")["score_RPC"][-1].double()
-    weight_DC = torch.linalg.lstsq(sums.z_PD.double(), score_PC, driver="gelsd").solution
+    weight_DC = torch.linalg.lstsq(asked[-1].z_PD.double(), score_PC, driver="gelsd").solution
     for x in (data.pool.x, data.evaluation.x):
         said = whitening(encode(encoder, x, data.spec)).double() @ weight_DC
         ours = whitening.radius * student.compute_logits(x).double()  # the student's temperature is the radius

@@ -34,15 +34,8 @@ class Chosen(QueryStrategy):
 
 def release(home, points, num_queries=4, **changes):
     """The release of a plan; an error leaves its whole reservation spent."""
-    prepared = PreparedLabeling(
-        mechanism=GNMax(sigma=4.0),
-        query=Chosen(points=points, rounds=len(points)),
-        num_queries=num_queries,
-        sensitive=VOTES,
-        spec=SPEC,
-        seed=0,
-        **changes,
-    )
+    given = {"query": Chosen(points=points, rounds=len(points)), "num_queries": num_queries, **changes}
+    prepared = PreparedLabeling(mechanism=GNMax(sigma=4.0), sensitive=VOTES, spec=SPEC, seed=0, **given)
     events = prepared.mechanism.privacy_events(num_queries)
     with Ledger(home / "ledger.sqlite") as ledger:
         terms = {"budget_epsilon": 9.0, "delta": 1e-5, "adjacency": "add_remove", "unit": "record"}

@@ -37,7 +37,7 @@ from pate_torch.release.report import ReleaseReport
 from pate_torch.release.statement import format_sentence
 from pate_torch.students.self_training import SelfTraining
 from pate_torch.students.training import Supervised
-from tests.mechanisms.vote_laws import TINY
+from tests.mechanisms.vote_laws import has_this_scale_alone
 from tests.methods.voter_worlds import configured
 from tests.worlds import IMAGES, clouds, images
 
@@ -84,9 +84,6 @@ def run(request, tmp_path_factory):
     return Run.make(request.param, tmp_path_factory.mktemp("run"), *SETTINGS[request.param], *TWO_ROUNDS)
 
 
-# ---- encoding -------------------------------------------------------------------------------------------------------
-
-
 class Positional(torch.nn.Module):
     """Features that give away where in a batch an image stood, and how many were in it."""
 
@@ -130,12 +127,7 @@ def test_places_in_batches_are_taken_evenly():
     assert torch.bincount(place_N, minlength=8).max() < 1.15 * len(x) / 8  # five standard errors
 
 
-# ---- whole runs -----------------------------------------------------------------------------------------------------
-
-PAGE = {
-    "gradients": "Every record gave its gradient 2 times in each of 2 rounds",
-    "reverse_knn": "Every record was counted once in each of 2 rounds",
-}
+PAGE = {"gradients": "gave its gradient 2 times in each of 2 rounds", "reverse_knn": "once in each of 2 rounds"}
 SUBJECT = {"gradients": "gradients", "reverse_knn": "reverse k-NN counts"}
 FILE = {"gradients": "scores.safetensors", "reverse_knn": "cells.csv"}
 
@@ -147,19 +139,18 @@ def test_two_rounds_cost_four_sums_or_two_tables_and_the_statement_says_how(run)
     assert (summary["num_teachers"], summary["queries_asked"], summary["adjacency"]) == (0, 80, "add_remove")
     assert not {"labels", "records"} & set(summary["seconds"])  # their length tells how many records
     assert "student" in summary["seconds"] and run.report.record.rounds == 2
-    assert format_sentence("title", run.report) == f"digits: a student of private {SUBJECT[run.name]}"
-    assert PAGE[run.name] in page
-    assert "0 teachers" not in page and "trained on the private records themselves" not in page
-    readme = (run.folder / "README.md").read_text()
-    assert (run.folder / FILE[run.name]).exists() and [FILE[name] in readme for name in BOTH] == [
-        name == run.name for name in BOTH
-    ]
-    if run.name == "gradients":
-        assert "nearest to" not in page and "attacks on the rounding are not excluded." in page  # by noise=discrete
-        size = run.plan.dataset.private  # it set how far a gradient moves
-        assert f"The declared number of records, {size}, is public, as the owner says." in page
-    else:
-        assert "lies nearest to" in page and "noisy counts of its cell" in page and "declared number" not in page
+    assert SUBJECT[run.name] in format_sentence("title", run.report)
+    assert PAGE[run.name] in page and "0 teachers" not in page
+    readme, is_gradients = (run.folder / "README.md").read_text(), run.name == "gradients"
+    assert (run.folder / FILE[run.name]).exists()
+    assert [FILE[name] in readme for name in BOTH] == [name == run.name for name in BOTH]
+    assert not is_gradients or "attacks on the rounding" in page
+    for words, is_said in (
+        (f"declared number of records, {run.plan.dataset.private},", is_gradients),  # it set how far a gradient moves
+        ("nearest to", not is_gradients),
+        ("noisy counts of its cell", not is_gradients),
+    ):
+        assert (words in page) is is_said, words
     with Ledger(run.home / "ledger.sqlite", create=False) as ledger:
         assert ledger.get_guarantee("digits").epsilon == pytest.approx(summary["epsilon"], rel=1e-9)
     assert not list((run.home / "teachers").glob("*/ensemble.safetensors"))
@@ -205,16 +196,16 @@ def test_what_left_is_the_private_table_with_the_noise_that_was_charged(run):
     exact_QC = load_file(run.plan.folder / "private" / "votes.safetensors")["counts_QC"]
     assert exact_QC.sum() == 2 * len(run.plan.dataset.load().private)  # every record once in each round
     squares = float((run.read().noisy_counts.counts_QC - exact_QC).double().square().sum())
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        p = stats.chi2.cdf(squares / ((3 * factor) ** 2 + 1 / 12), exact_QC.numel())  # 1/12: rounded to whole votes
-        assert (TINY < p < 1 - TINY) == fits
+
+    def p(factor):
+        law = stats.chi2(exact_QC.numel(), scale=(3 * factor) ** 2 + 1 / 12)  # 1/12: rounded to whole votes
+        return min(law.cdf(squares), law.sf(squares))
+
+    assert has_this_scale_alone(p)
     text = "\n".join(",".join(map(str, row)) for row in exact_QC.tolist())
     files = [file for file in run.folder.rglob("*") if file.is_file()]
     assert not any(text.encode() in file.read_bytes() for file in files)
     assert (run.plan.folder / "private").stat().st_mode & 0o077 == 0
-
-
-# ---- labels alone, of a method that was named without its mechanism ------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +243,6 @@ def test_a_method_named_alone_comes_with_its_mechanism(method, mechanism, label_
     assert plan.method.mechanism.adjacency == plan.partition.adjacency == "replace_one"
     record = label_runs[method.name].report.record
     assert (record.mechanism, record.num_teachers) == (mechanism.name, 0)
-
-
-# ---- settings -------------------------------------------------------------------------------------------------------
 
 
 def test_a_method_whose_model_cannot_be_published_refuses_a_student_that_publishes_it():
@@ -312,9 +300,6 @@ def test_the_experiment_asks_in_rounds_below_its_price(name, experiment, max_eps
     else:
         assert method.guide_student == plan.student
         assert plan.student.features == method.features == plan.student.first_student.features
-
-
-# ---- Python ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow(reason="whole runs")

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from pate_torch import pipeline
 from pate_torch.accounting import accountant as accounting
@@ -16,22 +15,16 @@ from pate_torch.accounting.events import GaussianEvent, ZCDPEvent
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.mechanisms.neighbors import make_count_pair
 from pate_torch.methods.reverse_knn import CellCounter, ReverseKnn, assign_cells, describe
-from pate_torch.privacy.noise import DryRunNoise
-from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import (
     LABEL_UNIT,
-    Dataset,
-    Evaluation,
     MechanismContext,
     NoisyCounts,
-    PrivateRecords,
-    PublicPool,
 )
-from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Votes
+from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram
 from pate_torch.release.statement import format_plain_words
 from pate_torch.students.labels import compute_class_proportions
-from tests.mechanisms.vote_laws import TINY, Recorder, law
-from tests.methods.voter_worlds import ask_records, configured, encoder
+from tests.mechanisms.vote_laws import Recorder, fit, has_this_scale_alone
+from tests.methods.voter_worlds import PARTITIONS, among_images, ask_records, configured, encoder
 from tests.release.reporting_demo import demo
 from tests.tensor_sizes import Largest
 from tests.worlds import IMAGES, images
@@ -42,9 +35,6 @@ CONTEXT = MechanismContext(num_queries=9)
 def table(queries: int = 3, classes: int = 4, adjacency: str = "add_remove") -> CellHistogram:
     counts_QC = torch.arange(queries * classes).view(queries, classes)
     return CellHistogram(counts_QC, COUNT_SENSITIVITY[adjacency], torch.zeros(5, dtype=torch.int64))
-
-
-# -- the mechanism --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0, "many", True])
@@ -82,26 +72,7 @@ def test_executed_noise_has_the_accounted_scale_and_no_other(noise):
     )
     assert torch.equal(answers.label_Q, answers.noisy_counts.counts_QC.argmax(1))
     x = drawn.double().flatten().numpy()
-    for factor, fits in ((1.0, True), (2 / 3, False), (3 / 2, False)):
-        if noise == "torch":
-            p = stats.kstest(x, stats.norm(scale=3 * factor).cdf).pvalue
-        else:
-            exactly = law("gaussian", 3.0 * factor, True)
-            seen = np.array([(x == z).sum() for z in range(-9, 10)])
-            share = np.array([exactly.pmf(z) for z in range(-9, 10)])
-            p = stats.chisquare(np.append(seen, len(x) - seen.sum()), np.append(share, 1 - share.sum()) * len(x)).pvalue
-        assert (p > TINY) == fits
-
-
-def test_what_is_no_histogram_or_of_another_adjacency_is_refused_before_noise_is_drawn():
-    mechanism, source = Histogram(sigma=3.0, adjacency="add_remove"), Recorder("torch")
-    with pytest.raises(ValueError, match="method=reverse_knn"):
-        mechanism.release(Votes(torch.tensor([[3, 1]]), 4), source, CONTEXT)
-    with pytest.raises(ValueError, match="adjacency"):
-        mechanism.release(table(adjacency="replace_one"), source, CONTEXT)
-    with pytest.raises(ValueError, match="noise"):
-        mechanism.release(table(), DryRunNoise("discrete"), CONTEXT)
-    assert not source.drawn
+    assert has_this_scale_alone(lambda factor: fit(x, "gaussian", 3 * factor, noise == "discrete"))
 
 
 @pytest.mark.parametrize("counts", [[[1, -1]], [[0.5, 1.0]], [[True, False]]])
@@ -126,21 +97,9 @@ def test_pairs_of_histograms_must_be_neighbors(adjacency, change, fits):
         make_count_pair("one", left, left + torch.tensor(change), adjacency)
 
 
-# -- cells ----------------------------------------------------------------------------------------------------------
-
-
-def records(x: torch.Tensor, y: torch.Tensor, unit_id=None, adjacency="add_remove", encoder=None) -> CellCounter:
-    """Records that lie among 60 public images."""
-    ids = np.arange(len(x)).astype(str) if unit_id is None else np.asarray(unit_id)
-    private = PrivateRecords.from_rows(x, y, ids, "record" if unit_id is None else "group:who")
-    pool, _ = images(60, seed=5)
-    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
-    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    return ask_records(counted_by(adjacency), data, partition, encoder)
-
-
-def counted_by(adjacency: str) -> ReverseKnn:
-    return ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency=adjacency))
+def records(x, y, unit_id=None, unit="record", adjacency="add_remove", encoder=None) -> CellCounter:
+    method = ReverseKnn(mechanism=Histogram(sigma=1.0, adjacency=adjacency))
+    return ask_records(method, among_images(x, y, unit_id, unit), PARTITIONS[adjacency], encoder)
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -184,11 +143,10 @@ def test_one_record_moves_one_cell_and_nothing_else_bit_for_bit():
 def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     """The unit is the position: records with an id in common are several units, whatever is put in place of one."""
     x, y = images(40, seed=1)
-    pool, asked, draw = images(60, seed=5)[0], torch.arange(0, 60, 6), np.random.default_rng(0)
+    draw = np.random.default_rng(0)
 
     def histogram(x, y, names):
-        data = Dataset(IMAGES, PrivateRecords.from_rows(x, y, names), PublicPool(pool), Evaluation(pool[:0], y[:0]))
-        return ask_records(counted_by("replace_one"), data, ReplaceOne(), None).select(asked)
+        return records(x, y, names, adjacency="replace_one").select(torch.arange(0, 60, 6))
 
     names = np.array(["a", "b", "c", "d", "e"])[draw.integers(5, size=12)]
     before = histogram(x[:12], y[:12], names)
@@ -203,28 +161,17 @@ def test_a_replaced_record_moves_one_vote_though_its_id_is_anothers():
     assert max(moved) == 2 == round(before.sensitivity.l2**2)
 
 
-def test_batches_have_one_shape_and_progress_is_in_per_cent():
-    """The last bits of a feature follow from how many others are in its batch, so that this must not hang on them."""
-    x, _ = images(41, seed=1)
-    seen, shown = [], []
-
-    class Watched(torch.nn.Flatten):
-        def forward(self, x):
-            seen.append(len(x))
-            return super().forward(x)
-
-    voters = records(x, torch.zeros(41, dtype=torch.int64), encoder=Watched())
-    seen.clear()
+def test_progress_is_in_per_cent_and_not_in_records():
+    shown, voters = [], records(images(41, seed=1)[0], torch.zeros(41, dtype=torch.int64), encoder=torch.nn.Flatten())
     dataclasses.replace(voters, progress=lambda *step: shown.append(step)).select(torch.tensor([1, 2]))
-    assert set(seen) == {8} and 41 / 8 <= len(seen) <= 41
-    assert {total for _, total in shown} == {100} and shown[-1][0] == 100  # not how many records there are
+    assert {total for _, total in shown} == {100} and shown[-1][0] == 100
 
 
 def test_a_group_votes_once_where_most_of_its_records_lie():
     pool, _ = images(60, seed=5)
     x = torch.stack([pool[1], pool[1], pool[2], pool[2], pool[3], pool[3]])
     y = torch.tensor([0, 0, 1, 1, 2, 0])
-    counts = records(x, y, unit_id=["a", "a", "a", "b", "b", "b"]).select(torch.tensor([3, 2, 1])).counts_QC
+    counts = records(x, y, list("aaabbb"), "group:who").select(torch.tensor([3, 2, 1])).counts_QC
     # a: twice (question 1, class 0). b: three places once each, of which the first by row and class.
     assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
 
@@ -259,15 +206,10 @@ def test_records_are_not_compared_with_questions_one_feature_at_a_time():
     assert made.entries == asked.numel()
 
 
-# -- what the answers say -------------------------------------------------------------------------------------------
-
-
 def test_shares_are_the_proportions_and_noise_alone_says_nothing():
     clear = compute_class_proportions(NoisyCounts(torch.tensor([[110, 60, 10], [5, -3, 2], [0, 0, 0]]), sigma=10.0))
     torch.testing.assert_close(clear, torch.tensor([[2 / 3, 1 / 3, 0.0], [1 / 3] * 3, [1 / 3] * 3]))
 
-
-# -- whole runs -----------------------------------------------------------------------------------------------------
 
 REVERSE_KNN = ["method=reverse_knn", "mechanism.sigma=3", "query=medoids"]
 

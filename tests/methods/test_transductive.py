@@ -36,10 +36,13 @@ def ensemble():
     return train(records(120), spec(), shards_of(SHARDS), recipe(), seed=0)
 
 
+def joint_votes(where, **changes):
+    method = TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes)
+    return method.build_joint_votes(where)
+
+
 def jointly(pool, **changes):
-    return TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes).build_joint_votes(
-        compute_coordinates(pool, spec())
-    )
+    return joint_votes(compute_coordinates(pool, spec()), **changes)
 
 
 def probabilities(ensemble, pool) -> np.ndarray:
@@ -139,12 +142,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
     mixed = place[torch.randperm(len(place), generator=torch.Generator().manual_seed(0))]
 
     def accuracy(where, **changes):
-        return right(
-            TransductiveTeacherVotes(mechanism=GNMax(sigma=1.0), num_teachers=1, **changes)
-            .build_joint_votes(where)
-            .predict(ensemble, data.pool.x),
-            data,
-        )
+        return right(joint_votes(where, **changes).predict(ensemble, data.pool.x), data)
 
     plain = right(ensemble.predict(data.pool.x), data)
     assert accuracy(place, alpha=0) > plain + 0.01
@@ -154,9 +152,7 @@ def test_teachers_of_ten_records_are_right_more_often(glyphs):
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"neighbors": 0}, {"alpha": -0.1}, {"alpha": 1.0}, {"alpha": float("nan")}, {"balance": "yes"}],
-    ids=str,
+    "wrong", [{"neighbors": 0}, {"alpha": -0.1}, {"alpha": 1.0}, {"alpha": float("nan")}, {"balance": "yes"}], ids=str
 )
 def test_bad_choices_name_the_key(wrong):
     with pytest.raises(ValueError, match=f"method.{next(iter(wrong))}"):

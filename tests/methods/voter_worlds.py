@@ -24,6 +24,17 @@ def encoder() -> torch.nn.Module:
     return remove_head(networks.initialize(network, torch.Generator().manual_seed(0)))
 
 
+PARTITIONS = {"add_remove": AddRemove(), "replace_one": ReplaceOne()}
+
+
+def among_images(x: torch.Tensor, y: torch.Tensor, ids=None, unit: str = "record") -> Dataset:
+    """These records among 60 public images; without ids, each is a unit."""
+    ids = [f"{n:02d}" for n in range(len(x))] if ids is None else ids
+    pool, _ = images(60, seed=5)
+    private = PrivateRecords.from_rows(x, y, np.asarray(ids), unit)
+    return Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
+
+
 def ask_records(
     method: RecordMethod, data: Dataset, partition: Partition, encoder: torch.nn.Module | None
 ) -> SensitiveRecords:
@@ -32,16 +43,10 @@ def ask_records(
     return method.build_sensitive(data.private, shards, DatasetFacts.from_dataset(data, partition), encoder=encoder)
 
 
-def gradient_sums(count: int = 40, adjacency: str = "add_remove", unit_id=None, size: int = 50) -> GradientSums:
-    """The first of forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
-    x, y = (part[:count] for part in images(40, seed=1))
-    ids = [f"{n:02d}" for n in range(count)] if unit_id is None else unit_id
-    private = PrivateRecords.from_rows(x, y, np.asarray(ids))
-    pool, _ = images(60, seed=5)
-    data = Dataset(IMAGES, private, PublicPool(pool), Evaluation(pool[:0], y[:0]))
-    partition = {"add_remove": AddRemove, "replace_one": ReplaceOne}[adjacency]()
-    method = GradientMethod(size=size, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
-    return ask_records(method, data, partition, encoder())
+def gradient_sums(adjacency: str = "add_remove", unit_id=None) -> GradientSums:
+    """Forty records that lie among 60 public images, in 16 learnt features and a 1, in three classes."""
+    method = GradientMethod(size=50, mechanism=GradientDescent(sigma=1.0, adjacency=adjacency))
+    return ask_records(method, among_images(*images(40, seed=1), unit_id), PARTITIONS[adjacency], encoder())
 
 
 def configured(home: Path, *overrides: str):

@@ -1,7 +1,5 @@
 """A case is a choice of everything a plan is made of; how its plan is made of a list of rows, and how it is run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -251,6 +249,22 @@ class Tally:
     reached: set[tuple[str, str]] = field(default_factory=set)
     faults: dict[str, list[str]] = field(default_factory=dict)
 
+    def refuse(self, why: str) -> bool:
+        self.refused += 1
+        self.reasons[" ".join(why.split())[:160]] += 1
+        return False
+
+    def accept(self, case: Case, first: harness.Outcome) -> None:
+        self.ran += 1
+        self.silent += first.silent
+        self.values += len(first.watch.seen)
+        self.reached |= set(case.items())
+
+    def note(self, case: Case, faults: list[str]) -> bool:
+        if faults:
+            self.faults[" ".join(f"{name}={value!r}" for name, value in sorted(case.items()))] = faults
+        return True
+
     def __str__(self) -> str:
         return (
             f"{self.composed} cases composed, {self.refused} refused, {self.ran} run ({self.silent} without an answer),"
@@ -275,22 +289,18 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
     """Run a case on D and on neighbors (``most`` of them; None: all). Whether it was accepted."""
     tally.composed += 1
     if not worlds.fits(case["form"], case["unit"]):
-        return _refused(tally, "such data have no such units")
+        return tally.refuse("such data have no such units")
     with tempfile.TemporaryDirectory(prefix="neighbors-") as made:
         home, go = Path(made), ROUTES[case["route"]]
         try:
             first = harness.run(plan(case, ROWS, home / "first"), harness.Watch(), go)
         except ValueError as error:
-            return _refused(tally, str(error))
+            return tally.refuse(str(error))
         except AssertionError as error:  # refused after it was charged: a fault like any other
-            tally.faults[_format_case(case)] = [str(error)]
-            return True
+            return tally.note(case, [str(error)])
         if first.refused:
-            return _refused(tally, first.refused)
-        tally.ran += 1
-        tally.silent += first.silent
-        tally.values += len(first.watch.seen)
-        tally.reached |= set(case.items())
+            return tally.refuse(first.refused)
+        tally.accept(case, first)
         faults = _prices(case, first, home) if case["route"] in ("train", "python", "votes") else []
         adjacency = "replace_one" if case["partition"].startswith("replace_one") else "add_remove"
         beside = worlds.neighbors(case["form"], case["unit"], adjacency, ROWS, home / "worlds", seed, classes(case))
@@ -299,19 +309,7 @@ def attempt(case: Case, tally: Tally, *, most: int | None = None, seed: int = 0)
             tally.neighbors += 1
             found = harness.compare(first, plan(case, beside[place].rows, home / f"n{place}"), go)
             faults += [f"{beside[place].how}: {fault}" for fault in found]
-        if faults:
-            tally.faults[_format_case(case)] = faults
-    return True
-
-
-def _format_case(case: Case) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in sorted(case.items()))
-
-
-def _refused(tally: Tally, why: str) -> bool:
-    tally.refused += 1
-    tally.reasons[" ".join(why.split())[:120]] += 1
-    return False
+    return tally.note(case, faults)
 
 
 def _prices(case: Case, first: harness.Outcome, home: Path) -> list[str]:

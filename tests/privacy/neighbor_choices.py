@@ -5,8 +5,6 @@ the type hints of the plan and of the methods, whose slots are choices like any 
 strategy, student or method is reached by being there. A method waits for what fills its slots: it is a partial.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -5,8 +5,6 @@ releases one account makes: one, the same again, or one without a certain unit. 
 released must not tell neighbors apart; the harness measures the rest.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import datetime
@@ -51,7 +49,7 @@ IDS_REFUSED = ("missing ids", "ids of one type")
 class Drawing(ClassifierMixin, BaseEstimator):
     """Draws from the global generator as often as it has records, and votes by what it draws then."""
 
-    def fit(self, x: np.ndarray, y: np.ndarray) -> Drawing:
+    def fit(self, x, y):
         self.classes_ = np.unique(y)
         np.random.random(len(y))
         self.coins_ = np.random.randint(2, size=64)
@@ -124,14 +122,7 @@ IDS: dict[str, tuple[Name | None, Callable[[list], Any]]] = {
     "missing": (lambda u: None if u == 3 else 1000 + u, pd.Series),
 }
 """Type of ids -> the id of a unit, and what holds a column of them. The last two are refused."""
-ODD_IDS = [
-    None,
-    float("nan"),
-    7.5,
-    2**63 + 5,
-    "a longer name than all the others",
-    datetime.datetime(2000, 1, 1, 3, 4, 5),
-]
+ODD_IDS = [None, float("nan"), 7.5, 2**63 + 5, "a name longer than others", datetime.datetime(2000, 1, 1, 3, 4, 5)]
 COLUMNS: dict[str, list[Any]] = {
     "integers": [1, 2, 3, 4, 7],
     "64-bit integers": [2**60 + i for i in range(5)],
@@ -249,19 +240,9 @@ class Calls:
             options = {"num_teachers": TEACHERS, "num_queries": QUERIES}
         if self.case["column"] == "texts":
             options["encoder"] = Encoder(module=Spelling(), tokenizer="tests:privacy/characters.json")
-        classifier = PATEClassifier(
-            3.0,
-            account="toy",
-            classes=CLASSES,
-            num_records_about=RECORDS,
-            method=method,
-            teacher=teacher,
-            adjacency=self.case["adjacency"],
-            spend_anyway=True,
-            home=self.root,
-            allow_refit=not first,
-            **options,
-        )
+        options |= {"classes": CLASSES, "num_records_about": RECORDS, "spend_anyway": True, "allow_refit": not first}
+        options |= {"method": method, "teacher": teacher, "adjacency": self.case["adjacency"], "home": self.root}
+        classifier = PATEClassifier(3.0, account="toy", **options)
         y, groups = [row.label for row in rows], ids(self.case, rows)
         classifier.fit(frame(self.case, rows), y, public=self._public(), groups=groups)
 
@@ -277,21 +258,10 @@ class Calls:
             "gradients": {"teacher": GradientMethod(size=RECORDS, mechanism=descent)},
             "dpsgd": {"teacher": DPSGD(network="logistic")},  # labels no points: refused
         }.get(self.case["method"], trained)
-        pate = PATE(
-            "toy",
-            classes=CLASSES,
-            delta=1e-4,
-            budget_epsilon=1e4,
-            recipe=TeacherRecipe(network="logistic", steps=2, batch_size=8),
-            partition=partition,
-            mean=[0.0] * 3,
-            std=[1.0] * 3,
-            unit="record" if unit_ids is None else "group:person",
-            home=self.root,
-            quiet=False,
-            allow_uninformative_labels=True,
-            **options,
-        )
+        options |= {"recipe": TeacherRecipe(network="logistic", steps=2, batch_size=8), "mean": [0.0] * 3}
+        options |= {"unit": "record" if unit_ids is None else "group:person", "partition": partition, "std": [1.0] * 3}
+        options |= {"budget_epsilon": 1e4, "quiet": False, "allow_uninformative_labels": True, "home": self.root}
+        pate = PATE("toy", classes=CLASSES, delta=1e-4, **options)
         y = np.array([CLASSES.index(row.label) if row.label in CLASSES else -1 for row in rows])
         public = np.nan_to_num(self._public())
         pate.fit_teachers(frame(self.case, rows), y, unit_id=unit_ids, public_x=public).label(public, QUERIES)
@@ -320,12 +290,8 @@ def attempt(
         home, rows = Path(folder), records(case)
         first = harness.run(Calls(case, rows, home / "first"), harness.Watch(), Calls.__call__)
         if first.refused:
-            tally.refused += 1
-            tally.reasons[first.refused[:160]] += 1
-            return False
-        tally.ran += 1
-        tally.values += len(first.watch.seen)
-        tally.reached |= set(case.items())
+            return tally.refuse(first.refused)
+        tally.accept(case, first)
         beside, faults = list(neighbors(case, rows)), []
         for place in np.random.default_rng(seed).permutation(len(beside))[:most]:
             how, other = beside[place]
@@ -337,6 +303,4 @@ def attempt(
             faults += [f"{how}: {difference}" for difference in differences]
             if faults and stops_at_fault:
                 break
-        if faults:
-            tally.faults[" ".join(f"{name}={value!r}" for name, value in case.items())] = faults
-    return True
+    return tally.note(case, faults)

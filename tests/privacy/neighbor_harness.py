@@ -6,8 +6,6 @@ that are D's, and must be D's byte for byte: whatever differs under ``release/``
 way. Only the hash of the ledger's newest entry may differ (it covers a keyed hash of the records), and times.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -101,7 +99,7 @@ class OneDay(datetime.date):
     """The day on which every run is made: reports are dated."""
 
     @classmethod
-    def today(cls) -> OneDay:
+    def today(cls):
         return cls(2000, 1, 1)
 
 
@@ -306,10 +304,6 @@ class Outcome:
     home: Path
     refused: str = ""
     silent: bool = False
-
-    @property
-    def ran(self) -> bool:
-        return not self.refused
 
 
 class Refused(Exception):

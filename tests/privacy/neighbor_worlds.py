@@ -5,8 +5,6 @@ are lists that differ by one unit, with ordinary content, extreme values, a clas
 already, or all rows of a group.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import zlib

@@ -1,7 +1,6 @@
 """Runs held to their account's terms: unit, adjacency, noise, ledger and records; and what one unit may move."""
 
-from __future__ import annotations
-
+import contextlib
 import csv
 import dataclasses
 import errno
@@ -30,8 +29,6 @@ from pate_torch.methods.dpsgd_optimizer import NoiseSourceOptimizer
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.records import RecordMethod
 from pate_torch.methods.reverse_knn import ReverseKnn
-from pate_torch.privacy.accounts import PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE
-from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.noise import DryRunNoise, NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
@@ -39,8 +36,9 @@ from pate_torch.privacy.records import MechanismContext
 from pate_torch.students.training import GradientStudent
 from pate_torch.teachers.recipe import TeacherRecipe
 from pate_torch.teachers.store import ID_PATTERN
-from tests.command_runs import ledger_entries, train
+from tests.command_runs import ledger_entries
 from tests.killed_runs import blobs, plan
+from tests.methods.voter_worlds import ask_records
 from tests.run_configs import changed
 from tests.tiny_runs import pate, selection
 from tests.worlds import benchmark_clouds
@@ -52,7 +50,6 @@ def released(plan) -> str:
 
 
 def entries(home) -> list[str]:
-    """Every entry of the ledger, by its hash."""
     with Ledger(home / "ledger.sqlite", create=False) as ledger:
         return [entry.hash for entry in ledger.read_entries()]
 
@@ -95,35 +92,24 @@ def table(path, group: str | None) -> Csv:
     return Csv(name="blobs", path=str(path / "private.csv"), **files, features=["a", "b"], group=group)
 
 
-@pytest.mark.parametrize("groups", [("patient", None), (None, "patient")], ids=["now of records", "now of groups"])
-def test_a_choice_for_another_unit_is_refused_before_training(tmp_path, nothing_runs, groups):
-    before, now = (table(tmp_path, group) for group in groups)
-    pipeline.run(first := plan(tmp_path, "first", dataset=before))
+ADD, REPLACE = {"partition": AddRemove()}, {"partition": ReplaceOne()}
+OTHER_TERMS = {
+    "now of records": ({"group": "patient"}, {"group": None}, r"unit='record'.*'group:patient'"),
+    "now of groups": ({"group": None}, {"group": "patient"}, "cannot protect group:patient"),
+    "now replace": (ADD, REPLACE, "adjacency='replace_one'.*'add_remove'"),
+    "now add": (REPLACE, ADD, "adjacency='add_remove'.*'replace_one'"),
+    "delta": ({}, {"delta": 1e-5}, "delta=1e-05"),
+    "cap": ({}, {"selection": selection(epsilon=60.0)}, "pass the cap"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_TERMS)
+def test_a_choice_on_terms_that_the_account_does_not_admit_is_refused_before_training(tmp_path, nothing_runs, case):
+    *terms, words = OTHER_TERMS[case]
+    before, now = ({"dataset": table(tmp_path, **one)} if "group" in one else one for one in terms)
+    pipeline.run(first := plan(tmp_path, "first", **before))
     nothing_runs()
-    words = r"unit='record'.*'group:patient'" if groups[0] else "cannot protect group:patient"
-    refused(plan(tmp_path, "b", dataset=now, labels=released(first), selection=selection()), words, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "partitions", [(AddRemove(), ReplaceOne()), (ReplaceOne(), AddRemove())], ids=["now replace", "now add"]
-)
-def test_a_choice_under_another_adjacency_is_refused_before_training(tmp_path, nothing_runs, partitions):
-    before, now = partitions
-    pipeline.run(first := plan(tmp_path, "first", partition=before))
-    nothing_runs()
-    one = plan(tmp_path, "b", partition=now, labels=released(first), selection=selection())
-    refused(one, rf"adjacency='{now.adjacency}'.*'{before.adjacency}'", tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes,words",
-    [({"delta": 1e-5}, "delta=1e-05"), ({"selection": selection(epsilon=60.0)}, "pass the cap")],
-    ids=["delta", "cap"],
-)
-def test_a_choice_that_the_account_does_not_admit_is_refused_before_training(tmp_path, nothing_runs, changes, words):
-    pipeline.run(first := plan(tmp_path, "first"))
-    nothing_runs()
-    refused(plan(tmp_path, "b", labels=released(first), **{"selection": selection(), **changes}), words, tmp_path)
+    refused(plan(tmp_path, "b", labels=released(first), **{"selection": selection(), **now}), words, tmp_path)
 
 
 def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, nothing_runs):
@@ -136,39 +122,19 @@ def test_a_choice_from_labels_of_another_kind_of_noise_is_refused(tmp_path, noth
     refused(plan(tmp_path, "c", seed=1), "noise='torch'.*'discrete'", tmp_path)
 
 
-def test_the_command_refuses_a_choice_in_whole_numbers(tmp_path, monkeypatch):
-    outcome = train(tmp_path, "noise=discrete", "selection=exponential", monkeypatch=monkeypatch)
-    assert "selection='exponential'" in outcome.error and ledger_entries(tmp_path) == []
-
-
-def test_a_choice_on_the_accounts_terms_is_charged_to_it(tmp_path):
-    pipeline.run(first := plan(tmp_path, "first"))
-    pipeline.run(plan(tmp_path, "b", labels=released(first), selection=selection()))
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        purposes = [charge.purpose for charge in ledger.get_charges("blobs").values()]
-    assert purposes == [PURPOSE_LABELS, PURPOSE_STUDENT_CHOICE]
-
-
 # ---- a capacity where every record answers for itself ---------------------------------------------------------------
 
 HISTOGRAM, DESCENT = Histogram(sigma=3.0, adjacency="add_remove"), GradientDescent(sigma=9.0, adjacency="add_remove")
-ANSWERS = [(partial(ReverseKnn), HISTOGRAM), (partial(GradientMethod, size=100), DESCENT)]
-every_answer = pytest.mark.parametrize("voting,mechanism", ANSWERS, ids=["reverse_knn", "gradients"])
+REVERSE_KNN = {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}
+GRADIENTS = {"method": partial(GradientMethod, size=100), "mechanism": DESCENT}
+every_answer = pytest.mark.parametrize("given", [REVERSE_KNN, GRADIENTS], ids=["reverse_knn", "gradients"])
 
 
 @every_answer
-def test_the_command_refuses_a_capacity(tmp_path, monkeypatch, voting, mechanism):
-    settings = (f"method={voting.func.name}", f"mechanism={mechanism.name}", "partition.capacity=50")
-    outcome = train(tmp_path, *settings, monkeypatch=monkeypatch)
-    assert "partition.capacity=50" in outcome.error and "Leave out partition.capacity" in outcome.error
-    assert ledger_entries(tmp_path) == []
-
-
-@every_answer
-def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
+def test_python_refuses_a_capacity(tmp_path, given):
     x, y = points(60, 0)
-    given = {"teacher": voting(mechanism=mechanism), "partition": AddRemove(capacity=50)}
-    one = PATE("line", classes=3, home=tmp_path, delta=1e-4, **given).fit_teachers(x, y)
+    parts = {"teacher": given["method"](mechanism=given["mechanism"]), "partition": AddRemove(capacity=50)}
+    one = PATE("line", classes=3, home=tmp_path, delta=1e-4, **parts).fit_teachers(x, y)
     with pytest.raises(ValueError, match=r"partition\.capacity=50"):
         one.label(points(30, 1)[0], num_queries=5)
     assert "reserve" not in ledger_entries(tmp_path)
@@ -176,25 +142,22 @@ def test_python_refuses_a_capacity(tmp_path, voting, mechanism):
 
 @every_answer
 @pytest.mark.parametrize("capacity,moved", [(None, 1.0), (1000, math.inf), (3, math.inf)])
-def test_a_value_under_a_capacity_says_that_nothing_bounds_it(voting, mechanism, capacity, moved):
+def test_a_value_under_a_capacity_says_that_nothing_bounds_it(given, capacity, moved):
     """Whether or not it drops a record of these: that is theirs to change."""
-    data, partition = blobs().load(), AddRemove(capacity=capacity)
-    shards, facts = partition.make_shards(data.private, 1, 0), DatasetFacts.from_dataset(data, partition)
-    answers = voting(mechanism=mechanism).build_sensitive(data.private, shards, facts, encoder=None)
-    assert answers.sensitivity.l2 == moved and shards.has_capacity is (capacity is not None)
-    value = answers.select(torch.arange(5))
-    if capacity is None:
-        assert mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5)).events
-    else:
-        with pytest.raises(ValueError, match="sensitivity="):
-            mechanism.release(value, DryRunNoise("torch"), MechanismContext(num_queries=5))
+    data, partition, mechanism = blobs().load(), AddRemove(capacity=capacity), given["mechanism"]
+    answers = ask_records(given["method"](mechanism=mechanism), data, partition, None)
+    assert answers.sensitivity.l2 == moved
+    refuses = contextlib.nullcontext() if capacity is None else pytest.raises(ValueError, match="sensitivity=")
+    with refuses:
+        asked = (DryRunNoise("torch"), MechanismContext(num_queries=5))
+        assert mechanism.release(answers.select(torch.arange(5)), *asked).events
 
 
 @every_answer
-def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, voting, mechanism):
+def test_past_the_plans_check_nothing_is_drawn(tmp_path, monkeypatch, nothing_runs, given):
     monkeypatch.setattr(RecordMethod, "validate", lambda self, facts: None)
     nothing_runs()
-    one = plan(tmp_path, "one", method=voting, mechanism=mechanism, partition=AddRemove(capacity=50))
+    one = plan(tmp_path, "one", **given, partition=AddRemove(capacity=50))
     with pytest.raises(ValueError, match=r"sensitivity=.*partition\.capacity"):
         pipeline.run(one)
     assert not (one.folder / "release").exists()
@@ -214,12 +177,9 @@ def lose(home, older=None) -> None:
 ROUTES = {
     "teachers": ({}, {"seed": 1}),
     "other teachers": ({}, {"num_teachers": 6}),
-    "gradients": (
-        {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
-        {"method": partial(GradientMethod, size=100), "mechanism": dataclasses.replace(DESCENT, sigma=12.0)},
-    ),
-    "teachers, then reverse k-NN": ({}, {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}),
-    "reverse k-NN, then teachers": ({"method": partial(ReverseKnn), "mechanism": HISTOGRAM}, {}),
+    "gradients": (GRADIENTS, GRADIENTS | {"mechanism": dataclasses.replace(DESCENT, sigma=12.0)}),
+    "teachers, then reverse k-NN": ({}, REVERSE_KNN),
+    "reverse k-NN, then teachers": (REVERSE_KNN, {}),
     "a choice": ({}, {"selection": selection()}),
 }
 
@@ -284,12 +244,7 @@ def test_another_data_set_under_the_same_root_is_not_stopped(tmp_path):
 # ---- the same records under another name ----------------------------------------------------------------------------
 
 OTHER = dataclasses.replace(blobs(), name="twin")
-TWICE = {
-    "teachers": {},
-    "reverse k-NN": {"method": partial(ReverseKnn), "mechanism": HISTOGRAM},
-    "gradients": {"method": partial(GradientMethod, size=100), "mechanism": DESCENT},
-    "a choice": {"selection": selection()},
-}
+TWICE = {"teachers": {}, "reverse k-NN": REVERSE_KNN, "gradients": GRADIENTS, "a choice": {"selection": selection()}}
 
 
 @pytest.mark.parametrize("first,second", [("teachers", "teachers"), *itertools.pairwise([*TWICE, "teachers"])])
@@ -399,7 +354,7 @@ def _label(home, monkeypatch):
     np.save(home / "votes.npy", np.array([[20, 0, 0]] * 5))
     monkeypatch.setenv("PATE_HOME", str(home))
     monkeypatch.setenv("PATE_RUN_ID", "one")
-    given = ["num_classes=3", "dataset.name=blobs", "mechanism.sigma=9", "privacy.delta=1e-4", "quiet=true"]
+    given = [*LABEL_OPTIONS[1:], "num_classes=3", "dataset.name=blobs", "privacy.delta=1e-4"]
     with hydra_config.open_configuration():
         pipeline.run(label.build_config(hydra_compose("label", overrides=[f"votes={home / 'votes.npy'}", *given])))
 
@@ -410,10 +365,13 @@ def _api(home, monkeypatch):
     one.fit_teachers(*points(40, 0)).label(points(30, 1)[0], num_queries=5)
 
 
-def _dpsgd(home, monkeypatch):
-    source = benchmark_clouds(name="blobs", nominal_size=300)
+def plan_dpsgd(home):
     method = partial(DPSGD, network="logistic", steps=2, batch_size=60)
-    pipeline.run(plan(home, "one", dataset=source, method=method))
+    return plan(home, "one", dataset=benchmark_clouds(name="blobs"), method=method)
+
+
+def _dpsgd(home, monkeypatch):
+    pipeline.run(plan_dpsgd(home))
 
 
 def _labeler(home, monkeypatch):
@@ -430,44 +388,31 @@ def reserved(home) -> int:
     return ledger_entries(home).count("reserve")
 
 
-@pytest.mark.parametrize("route", [name for name in COMMANDS if name != "labeler"])
-def test_every_route_claims_its_folder_before_it_charges(tmp_path, monkeypatch, nothing_runs, route):
-    pipeline.run(plan(tmp_path, "before"))
-    charged, mechanism = reserved(tmp_path), "histogram" if route == "api" else "gaussian"
-    if route == "dpsgd":  # the account of the run before could not bound it
-        shutil.rmtree(tmp_path)
-        charged = 0
-    nothing_runs()
-    held = run_folders.hold(tmp_path / "runs" / "blobs" / mechanism / "one")
-    with held, pytest.raises(ValueError, match=r"paths\.run=.*is being written by process"):
-        COMMANDS[route](tmp_path, monkeypatch)
-    assert reserved(tmp_path) == charged
-
-
+@pytest.mark.parametrize("lock", ["held", "missing"])
 @pytest.mark.parametrize("route", COMMANDS)
-def test_no_route_runs_where_files_cannot_be_locked(tmp_path, monkeypatch, nothing_runs, route):
-    pipeline.run(plan(tmp_path, "before"))
+def test_no_route_charges_without_a_lock_of_its_folder(tmp_path, monkeypatch, nothing_runs, route, lock):
+    """``held``: another run writes there. ``missing``: the disk knows no locks."""
+    if route != "dpsgd":  # the account of a run before could not bound it
+        pipeline.run(plan(tmp_path, "before"))
     charged = reserved(tmp_path)
-    if route == "dpsgd":
-        shutil.rmtree(tmp_path)
-        tmp_path.mkdir()
-        charged = 0
-
-    def flock(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
     nothing_runs()
-    monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(ValueError, match=r"files cannot be locked \(No locks available\).*local disk"):
+    place, words = contextlib.nullcontext(), r"files cannot be locked \(No locks available\).*local disk"
+    if lock == "missing":
+        no_locks = OSError(errno.ENOLCK, "No locks available")
+        monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(no_locks))
+    elif route == "labeler":
+        pytest.skip("writes a journal, and into no folder of a run")
+    else:
+        words = r"paths\.run=.*is being written by process"
+        place = run_folders.hold(tmp_path / "runs" / "blobs" / ("histogram" if route == "api" else "gaussian") / "one")
+    with place, pytest.raises(ValueError, match=words):
         COMMANDS[route](tmp_path, monkeypatch)
     assert reserved(tmp_path) == charged
 
 
 def test_a_model_that_was_paid_for_is_not_written_over(tmp_path):
     """DP-SGD, killed between the model and what it claims."""
-    method = partial(DPSGD, network="logistic", steps=2, batch_size=60)
-    run = plan(tmp_path, "one", dataset=benchmark_clouds(name="blobs"), method=method)
-    pipeline.run(run)
+    pipeline.run(run := plan_dpsgd(tmp_path))
     for file in (run.folder / "release").glob("*.*"):
         if file.name != "student.safetensors":
             file.unlink()
@@ -480,11 +425,12 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
     """Killed before its release.json, reverse k-NN left the cells of its answers where teachers answer next."""
     one = plan(tmp_path, "one")
     (one.folder / "release").mkdir(parents=True)
-    for name in ("labels.csv", "cells.csv", ".release.json.partial"):
+    left = ("cells.csv", "first_answers.json", ".release.json.partial")
+    for name in ("labels.csv", *left):
         (one.folder / "release" / name).write_text("charged, and in no claim")
     pipeline.run(one)
     names = {path.name for path in (one.folder / "release").iterdir()}
-    assert "labels.csv" in names and not names & {"cells.csv", ".release.json.partial"}
+    assert "labels.csv" in names and not names & {*left}
 
 
 # ---- what was released, and what the ledger knows of it ------------------------------------------------------------
@@ -492,7 +438,7 @@ def test_answers_of_a_killed_run_do_not_lie_under_another_claim(tmp_path):
 
 @pytest.mark.parametrize("edit", ["labels", "cells", "cells taken out"])
 def test_answers_edited_with_their_record_are_refused(tmp_path, edit):
-    changes = {} if edit == "labels" else {"method": partial(ReverseKnn), "mechanism": HISTOGRAM}
+    changes = {} if edit == "labels" else REVERSE_KNN
     pipeline.run(one := plan(tmp_path, "one", **changes))
     folder = one.folder / "release"
     record = json.loads((folder / "release.json").read_text())

@@ -3,6 +3,7 @@
 import base64
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -27,16 +28,17 @@ from pate_torch.mechanisms.confident import ConfidentGNMax
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.laplace import LNMax
 from pate_torch.methods import teacher_votes
-from pate_torch.privacy.accounts import BudgetExceeded
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.noise import DryRunNoise, NoiseSource
+from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import Shards
+from pate_torch.students.base import Student
 from pate_torch.students.training import Supervised
 from tests import ROOT, killed_runs
 from tests.command_runs import train
 from tests.killed_runs import plan, reservations
 from tests.run_configs import changed
+from tests.spies import spy
 
 TEXTS = ["unit-qzxvkw-7f3a9c", "group-wjxqzk-51", "label-vqjxkz", "category-kzqwvj"]
 NUMBERS = [7331.15625, -9173.828125]
@@ -172,32 +174,16 @@ def test_the_markers_are_in_the_private_files(told):
     assert len(private_bytes(home)) > 20
 
 
-def test_no_marker_is_in_any_public_file_or_message(told):
-    home, printed = told
-    for file in public_files(home):
-        assert leaks(file.read_bytes(), TEXTS + NUMBERS) == [], file
-    assert leaks(printed, TEXTS + NUMBERS) == []
-
-
-def test_nothing_that_the_store_keeps_is_in_any_public_file(told):
+def test_no_marker_and_nothing_that_the_store_keeps_is_in_any_public_file_or_message(told):
     home, printed = told
     secrets = private_bytes(home)
     for file in public_files(home):
         content = file.read_bytes()
+        assert leaks(content, TEXTS + NUMBERS) == [], file
         assert [name for name, value in secrets.items() if value in content] == [], file
+    assert leaks(printed, TEXTS + NUMBERS) == []
     figures = [name for name, value in secrets.items() if name.startswith("epsilon") and value in printed]
     assert figures == []  # a data-dependent epsilon is not a price, not even on the owner's own screen
-
-
-def test_no_released_tensor_equals_a_private_one(told):
-    home, _ = told
-    released = [t for file in (home / "runs").rglob("release/*.safetensors") for t in load_file(file).values()]
-    private = [t for file in home.glob("teachers/*/ensemble.safetensors") for t in load_file(file).values()]
-    private += [row for t in private for row in t]
-    assert released
-    assert not [
-        1 for mine in released for theirs in private if mine.shape == theirs.shape and torch.equal(mine, theirs)
-    ]
 
 
 def test_private_files_are_closed_to_others(told):
@@ -214,7 +200,6 @@ def test_private_files_are_closed_to_others(told):
 
 
 def test_the_search_finds_what_is_planted(told, tmp_path):
-    """Every spelling of every marker, and every private value, would be found."""
     for marker in TEXTS + NUMBERS:
         for spelling in spellings(marker).values():
             assert leaks(b"before" + spelling + b"after", TEXTS + NUMBERS)
@@ -225,98 +210,49 @@ def test_the_search_finds_what_is_planted(told, tmp_path):
 
 
 BAD_RECORDS = {
-    "a number that is none": ("dataset=csv", "height,width,label,person\n{text},1,x,u\n", "private"),
-    "a row too long": ("dataset=csv", "height,width,label,person\n1,2,x,{text},{text}\n", "private"),
-    "not LIBSVM": ("dataset=libsvm", "+1 1:{text}\n", "path"),
-    "a label of words": ("dataset=libsvm", "{text} 1:1\n", "path"),
+    "a number that is none": ("csv", "height,width,label,person\n{text},1,x,u\n"),
+    "a row too long": ("csv", "height,width,label,person\n1,2,x,{text},{text}\n"),
+    "not LIBSVM": ("libsvm", "+1 1:{text}\n"),
+    "a label of words": ("libsvm", "{text} 1:1\n"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_RECORDS)
 def test_a_message_about_a_bad_record_does_not_repeat_it(tmp_path, monkeypatch, name):
-    dataset, content, _ = BAD_RECORDS[name]
-    write_tables(tmp_path)
-    suffix = "csv" if "csv" in dataset else "svm"
-    (tmp_path / f"bad.{suffix}").write_text(content.replace("{text}", TEXTS[0]) * 9)
-    options = [dataset, f"dataset.path={tmp_path}/bad.{suffix}", "num_teachers=3", "query=random"]
-    if suffix == "csv":
-        for part in ("public", "test"):
-            (tmp_path / f"{part}.csv").write_text("height,width,label,person\n" + "1,2,x,p\n2,1,y,q\n" * 9)
-        options += [f"dataset.public_path={tmp_path}/public.csv", f"dataset.test_path={tmp_path}/test.csv"]
+    dataset, content = BAD_RECORDS[name]
+    (tmp_path / "bad").write_text(content.replace("{text}", TEXTS[0]) * 9)
+    options = [f"dataset={dataset}", f"dataset.path={tmp_path}/bad", "num_teachers=3", "query=random"]
+    if dataset == "csv":
+        (tmp_path / "good.csv").write_text("height,width,label,person\n" + "1,2,x,p\n2,1,y,q\n" * 9)
+        options += [f"dataset.{part}_path={tmp_path}/good.csv" for part in ("public", "test")]
     outcome = train(tmp_path / "home", *options, monkeypatch=monkeypatch, base=[])
     assert outcome.code == 2
     assert leaks((outcome.out + outcome.err).encode(), TEXTS) == []
 
 
-# ---- neighbors ------------------------------------------------------------------------------------------------------
-
-
-def swapped(source: Tensors, record: int = 7) -> Tensors:
-    """The neighbor in which one record is another."""
-    x, y = source.x.clone(), source.y.clone()
-    x[record], y[record] = torch.tensor([40.0, 40.0]), (y[record] + 1) % 3
-    return dataclasses.replace(source, x=x, y=y, unit_id=[str(i) for i in range(len(y))])
-
-
-def named(source: Tensors) -> Tensors:
-    return dataclasses.replace(source, unit_id=[str(i) for i in range(len(source.y))])
-
-
 def weights(home: Path) -> dict[str, torch.Tensor]:
-    (file,) = home.glob("teachers/[0-9a-f]*/ensemble.safetensors")
-    return load_file(file)
+    return load_file(next(home.glob("teachers/[0-9a-f]*/ensemble.safetensors")))
 
 
-@pytest.mark.parametrize("partition", [AddRemove(), AddRemove(capacity=20), ReplaceOne()], ids=str)
-@pytest.mark.parametrize("neighbor", ["swapped", "removed"])
+REMOVED = [(AddRemove(), "removed"), (AddRemove(capacity=20), "removed")]
+SWAPPED = [(partition, "swapped") for partition in (AddRemove(), AddRemove(capacity=20), ReplaceOne())]
+
+
+@pytest.mark.parametrize("partition,neighbor", REMOVED + SWAPPED, ids=str)
 def test_one_record_reaches_one_teacher_through_the_whole_pipeline(tmp_path, partition, neighbor):
     """Statistics of the private set, a shared batch order or a shard's size would move the others' weights."""
-    if neighbor == "removed" and isinstance(partition, ReplaceOne):
-        pytest.skip("the number of records is public under replace_one")
-    source = named(killed_runs.blobs())
-    keep = torch.arange(len(source.y)) != 7
-    other = swapped(source)
+    here = killed_runs.blobs()
+    here = dataclasses.replace(here, unit_id=[str(i) for i in range(len(here.y))])
+    x, y, keep = here.x.clone(), here.y.clone(), torch.arange(len(here.y)) != 7
+    x[7], y[7] = torch.tensor([40.0, 40.0]), (y[7] + 1) % 3
+    there = dataclasses.replace(here, x=x, y=y)
     if neighbor == "removed":
-        ids = [str(i) for i in keep.nonzero().squeeze(1).tolist()]
-        other = dataclasses.replace(source, x=source.x[keep], y=source.y[keep], unit_id=ids)
-    for name, data in (("a", source), ("b", other)):
+        there = dataclasses.replace(here, x=x[keep], y=y[keep], unit_id=[*here.unit_id[:7], *here.unit_id[8:]])
+    for name, data in (("a", here), ("b", there)):
         pipeline.run(plan(tmp_path / name, "only", dataset=data, partition=partition))
     left, right = weights(tmp_path / "a"), weights(tmp_path / "b")
     moved_K = torch.stack([(left[name] != right[name]).flatten(1).any(1) for name in left if name[0] != "_"]).any(0)
     assert int(moved_K.sum()) == 1
-
-
-def same_but(file: Path, *random_keys: str) -> object:
-    record = json.loads(file.read_text())
-    return {key: value for key, value in record.items() if key not in random_keys}
-
-
-def test_the_release_is_a_function_of_the_answers_alone(tmp_path):
-    """No fingerprint: neighbors with the same answers release the same bytes, but for random ids and clocks."""
-    source, quiet = named(killed_runs.blobs()), GNMax(sigma=0.01)
-    for name, data in (("a", source), ("b", swapped(source))):
-        changes = {"insecure_noise_seed": 3, "mechanism": quiet, "opening_budget": 1e6}
-        pipeline.run(plan(tmp_path / name, "only", dataset=data, **changes))
-    left, right = (tmp_path / name / "runs/blobs/gaussian/only/release" for name in ("a", "b"))
-    assert (left / "labels.csv").read_bytes() == (right / "labels.csv").read_bytes()
-    assert (left / "student.safetensors").read_bytes() == (right / "student.safetensors").read_bytes()
-    drawn = ("release_id", "teachers_id")
-    assert same_but(left / "release.json", *drawn) == same_but(right / "release.json", *drawn)
-    drawn = ("release_id", "teachers_id", "ledger_head", "seconds")
-    assert same_but(left / "summary.json", *drawn) == same_but(right / "summary.json", *drawn)
-    ids = re.compile(rb"[0-9a-f]{16,64}|[0-9.]+ ?(s|seconds|ms)\b")
-    for name in ("report.html", "README.md", "privacy.json"):
-        assert ids.sub(b"", (left / name).read_bytes()) == ids.sub(b"", (right / name).read_bytes()), name
-
-
-def test_ids_are_drawn_anew_each_time(tmp_path):
-    """An id that depended on the records would tell neighbors apart."""
-    seen = []
-    for name in ("a", "b"):
-        pipeline.run(plan(tmp_path / name, "only"))
-        record = json.loads((tmp_path / name / "runs/blobs/gaussian/only/release/release.json").read_text())
-        seen += [record["release_id"], record["teachers_id"]]
-    assert len(set(seen)) == 4
 
 
 # ---- how the others broke their own guarantee ------------------------------------------------------------------------
@@ -341,14 +277,7 @@ def test_overlapping_shards_stop_the_run(tmp_path):
 
 def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeypatch):
     """Redrawn shards would let one record reach many teachers over time: each run, each round, the same shards."""
-    seen = []
-    real = teacher_votes.train
-
-    def spy(private, spec, shards, *args, **options):
-        seen.append(shards)
-        return real(private, spec, shards, *args, **options)
-
-    monkeypatch.setattr(teacher_votes, "train", spy)
+    seen = spy(monkeypatch, teacher_votes, "train", lambda private, spec, shards, *_, **__: shards)
     pipeline.run(plan(tmp_path, "a"))
     pipeline.run(plan(tmp_path, "b", mechanism=GNMax(sigma=3.0)))  # the same teachers: not trained again
     pipeline.run(plan(tmp_path, "c", teacher=dataclasses.replace(plan(tmp_path, "c").method.teacher, steps=6)))
@@ -359,23 +288,15 @@ def test_shards_are_drawn_once_and_every_teacher_keeps_its_own(tmp_path, monkeyp
 
 
 def test_the_student_is_given_public_points_and_released_labels_only(tmp_path, monkeypatch):
-    tasks = []
-    real = Supervised.fit
-
-    def spy(self, task, **options):
-        tasks.append(task)
-        return real(self, task, **options)
-
-    monkeypatch.setattr(Supervised, "fit", spy)
+    tasks = spy(monkeypatch, Supervised, "fit", lambda self, task, **_: task)
     pipeline.run(plan(tmp_path, "only"))
     (task,) = tasks
     data = killed_runs.blobs().load()
     assert {field.name for field in dataclasses.fields(task)} == {
         *("spec", "pool_x", "query_Q", "label_Q", "posterior_QC", "soft", "round_Q", "guide", "model")
     }
-    assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q)
+    assert not task.round_Q.any() and len(task.round_Q) == len(task.query_Q) and not task.soft
     assert task.posterior_QC is None  # of noisy counts that were released, else of nothing
-    assert not task.soft
     assert torch.equal(task.pool_x, data.pool.x)
     rows = {tuple(row) for row in task.pool_x.tolist()}
     assert not rows & {tuple(row) for row in data.private.x.tolist()}
@@ -397,25 +318,14 @@ MECHANISMS = [
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     """Every draw comes after the charge, and what is released is what the charge covers."""
-    drawn = []
-
-    def watch(name):
-        real = getattr(DryRunNoise, name)
-
-        def watched(self, *args, **options):
-            drawn.append(reservations(tmp_path))
-            return real(self, *args, **options)
-
-        monkeypatch.setattr(NoiseSource, name, watched)
-
-    for name in ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_exponential", "draw_uniform"):
-        watch(name)
+    names = ("draw_gaussian", "draw_laplace", "draw_gumbel", "draw_exponential", "draw_uniform")
+    draws = [spy(monkeypatch, NoiseSource, name, lambda *_, **__: reservations(tmp_path)) for name in names]
     strategy = dataclasses.replace(plan(tmp_path, "x").method.query, rounds=rounds)
     try:
         pipeline.run(plan(tmp_path, "only", mechanism=mechanism, query=strategy))
     except ValueError as error:
         assert "none of the" in str(error)  # noise may pass every question over; it is charged all the same
-    assert drawn and min(drawn) == 1
+    assert any(draws) and min(itertools.chain(*draws)) == 1
     (record,) = (json.loads(file.read_text()) for file in tmp_path.rglob("release.json"))
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         charged = [entry for entry in ledger.read_entries("blobs") if entry.kind == "commit"]
@@ -428,20 +338,6 @@ def test_no_branch_answers_uncharged(tmp_path, monkeypatch, mechanism, rounds):
     assert answered <= paid and len(labels) - 1 <= 5
 
 
-def test_a_loop_over_runs_stops_below_the_cap(tmp_path):
-    """Others check the budget after the fact, and overshoot it by one release."""
-    spent, refused = [], 0
-    for seed in range(6):
-        try:
-            pipeline.run(plan(tmp_path, f"run{seed}", budget_epsilon=13.0, seed=seed))
-        except BudgetExceeded:
-            refused += 1
-        with Ledger(tmp_path / "ledger.sqlite") as ledger:
-            spent.append(ledger.get_guarantee("blobs").epsilon)
-    assert max(spent) <= 13.0
-    assert refused >= 2 and len(list(tmp_path.rglob("labels.csv"))) == 6 - refused
-
-
 @pytest.mark.parametrize("delta", [1e-3, 1e-4, 3e-6])
 def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
     pipeline.run(plan(tmp_path, "only", delta=delta))
@@ -452,21 +348,16 @@ def test_the_delta_of_the_user_is_the_delta_of_the_guarantee(tmp_path, delta):
         assert ledger.get_account("blobs").delta == delta
 
 
-def test_the_noise_knows_no_seed(tmp_path, monkeypatch):
-    """Not the run's, not the published one of the global generators, set anew before each run."""
-    drawn = []
-    real = DryRunNoise.draw_gaussian
-
-    def spy(self, *args, **options):
-        drawn.append(real(self, *args, **options))
-        return drawn[-1]
-
-    monkeypatch.setattr(NoiseSource, "draw_gaussian", spy)
+def test_noise_and_ids_know_no_seed_and_no_records(tmp_path, monkeypatch):
+    """Not the run's, not the published one of the global generators, set anew before each run on the same records."""
+    drawn, ids = spy(monkeypatch, NoiseSource, "draw_gaussian"), set()
     for name in ("a", "b"):
         torch.manual_seed(1337)
         np.random.seed(1337)
-        pipeline.run(plan(tmp_path / name, "only"))
-    assert drawn[0].shape == drawn[1].shape and not (drawn[0] == drawn[1]).any()
+        pipeline.run(one := plan(tmp_path / name, "only"))
+        record = json.loads((one.folder / "release" / "release.json").read_text())
+        ids |= {record["release_id"], record["teachers_id"]}
+    assert len(ids) == 4 and drawn[0].shape == drawn[1].shape and not (drawn[0] == drawn[1]).any()
     weights_a, weights_b = weights(tmp_path / "a"), weights(tmp_path / "b")
     assert all(torch.equal(weights_a[name], weights_b[name]) for name in weights_a)  # what is seeded is the same
 
@@ -507,31 +398,13 @@ def test_only_the_winning_label_is_released(tmp_path):
     assert set(load_file(folder / "student.safetensors")) == {"1.weight", "1.bias"}
 
 
-def test_a_rerun_counts_no_vote_twice(tmp_path):
-    """Best-effort append files double the votes of a rerun. Every rerun is a release of its own, and is charged."""
-    for name in ("a", "b", "c"):
-        pipeline.run(plan(tmp_path, name))
-    (votes,) = tmp_path.glob("teachers/[0-9a-f]*/votes/*.safetensors")
-    assert load_file(votes)["counts_QC"].sum(1).eq(8).all()
-    lengths = {len(file.read_text().splitlines()) for file in tmp_path.rglob("labels.csv")}
-    assert lengths == {6}
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        assert ledger.get_account("blobs").num_releases == 3
-
-
 def test_the_reported_accuracy_is_that_of_the_last_step_measured_once(tmp_path, monkeypatch):
     """Best-of-epochs test accuracy: here the test points are shown to the student once, after it is saved."""
-    from pate_torch.students.base import Student
 
-    asked = []
-    real = Student.compute_probabilities
+    def note(self, x, *_, **__):
+        return len(x), bool(list(tmp_path.rglob("student.safetensors")))
 
-    def spy(self, x, *args, **options):
-        saved = list(tmp_path.rglob("student.safetensors"))
-        asked.append((len(x), bool(saved)))
-        return real(self, x, *args, **options)
-
-    monkeypatch.setattr(Student, "compute_probabilities", spy)
+    asked = spy(monkeypatch, Student, "compute_probabilities", note)
     pipeline.run(plan(tmp_path, "only"))
     assert asked == [(30, True)]  # the pool has thirty points too, and nothing asked about it
     summary = json.loads(next(iter(tmp_path.rglob("release/summary.json"))).read_text())

@@ -70,17 +70,8 @@ def test_python_refuses_a_method_that_labels_nothing():
     assert "releases a model" in next(iter(tally.reasons))
 
 
-# ---- every break is found when it is planted again -----------------------------------------------------------------
-
-
 def faults(*words: str, draws: int = 1, **changes: str) -> bool:
-    """Whether a neighbor of the case, which must be accepted, shows a difference in these words.
-
-    Args:
-        words: What the difference says.
-        draws: Number of times that the neighbors are tried; six of them at a time if there are several.
-        changes: The case, where it differs from the plain one.
-    """
+    """Whether a neighbor of the changed case shows a difference in these words, of several draws."""
     for seed in range(draws):
         tally = Tally()
         most = None if draws == 1 else 6

@@ -77,8 +77,6 @@ def attempted(row, draw, tally) -> bool:
     return False
 
 
-# ---- it finds what is planted --------------------------------------------------------------------------------------
-
 RECORDS = cases.PLAIN | {"form": "tensors", "unit": "record", "noise": "torch",
                          "features": "none"}  # fmt: skip
 REVERSE_KNN = RECORDS | {"method": "reverse_knn", "mechanism": "histogram"}
@@ -161,9 +159,6 @@ def test_a_price_for_less_than_is_said_is_found(monkeypatch):
         gaussian, "make_answer_event", lambda sigma, count, discrete: GaussianEvent(mu=1 / sigma, count=count)
     )
     assert "is due" in faults(TEACHERS | {"partition": "add_remove"})
-
-
-# ---- the parts -----------------------------------------------------------------------------------------------------
 
 
 def test_an_array_covers_every_triple_that_is_accepted():

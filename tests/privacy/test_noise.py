@@ -12,7 +12,8 @@ from scipy import stats
 
 from pate_torch.privacy import noise
 from pate_torch.privacy.noise import MIN_CONTINUOUS_NOISE_DELTA, DryRunNoise, check_delta
-from tests.mechanisms.vote_laws import TINY, pooled
+from tests.mechanisms.vote_laws import TINY, fit, has_this_scale_alone
+from tests.spies import spy
 
 CPU = torch.device("cpu")
 N = 40_000
@@ -20,11 +21,8 @@ N = 40_000
 
 def samples(kind: str, scale: float, seed: int | None = None) -> np.ndarray:
     source = DryRunNoise(insecure_seed=seed)
-    match kind:
-        case "gaussian" | "laplace":
-            return getattr(source, f"draw_{kind}")((N,), scale, CPU).numpy()
-        case _:
-            return getattr(source, f"draw_{kind}")((N,), CPU).numpy()
+    given = (scale,) if kind in ("gaussian", "laplace") else ()
+    return getattr(source, f"draw_{kind}")((N,), *given, CPU).numpy()
 
 
 LAWS = {
@@ -41,9 +39,7 @@ LAWS = {
 def test_continuous_law_and_no_other_scale(kind, seed):
     scale = 7.5 if kind in ("gaussian", "laplace") else 1.0
     x = samples(kind, scale, seed)
-    assert stats.kstest(x, LAWS[kind](scale).cdf).pvalue > TINY
-    for wrong in (2 / 3, 3 / 2):
-        assert stats.kstest(x, LAWS[kind](scale * wrong).cdf).pvalue < TINY
+    assert has_this_scale_alone(lambda factor: stats.kstest(x, LAWS[kind](scale * factor).cdf).pvalue)
 
 
 def test_gaussian_draws_are_independent_in_pairs_and_of_any_size():
@@ -63,13 +59,10 @@ def test_continuous_noise_ends_where_its_bits_do_and_bears_no_smaller_delta(monk
     assert float(source.draw_exponential((1,), CPU)) == pytest.approx(36.74, abs=0.005)
     assert 2 * stats.norm.sf(8.57) < math.exp(-36.73) < MIN_CONTINUOUS_NOISE_DELTA
     check_delta("torch", MIN_CONTINUOUS_NOISE_DELTA)
+    check_delta("discrete", 1e-300)
     for kind in ("torch", "by opacus"):
         with pytest.raises(ValueError, match=r"privacy\.delta=9e-16: must be at least 1e-15.*noise=discrete"):
             check_delta(kind, 9e-16)
-
-
-def test_discrete_noise_bears_any_delta():
-    check_delta("discrete", 1e-300)
 
 
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
@@ -83,14 +76,7 @@ def test_extreme_entropy_gives_finite_noise(monkeypatch, byte):
 
 def test_every_draw_spends_its_own_entropy(monkeypatch):
     """A generator on the CPU that is only *seeded* by entropy keeps 32 bits of it."""
-    spent = []
-    genuine = os.urandom
-
-    def counted(size: int) -> bytes:
-        spent.append(size)
-        return genuine(size)
-
-    monkeypatch.setattr(os, "urandom", counted)
+    spent = spy(monkeypatch, os, "urandom", lambda size: size)
     torch.manual_seed(0)
     DryRunNoise().draw_uniform((100,), CPU)
     assert sum(spent) == 800
@@ -139,25 +125,6 @@ def test_refuses(build, field):
         build()
 
 
-# -- exact integer noise --------------------------------------------------------------------------------------------
-
-
-def pmf(kind: str, scale: float, reach: int) -> np.ndarray:
-    """P(Z = z) for |z| <= reach, by direct normalization (float64)."""
-    z = np.arange(-reach, reach + 1)
-    weight = np.exp(-(z**2) / (2 * scale**2)) if kind == "gaussian" else np.exp(-np.abs(z) / scale)
-    return weight / weight.sum()
-
-
-def goodness(z: np.ndarray, kind: str, scale: float) -> float:
-    """Chi-square p-value of integer samples, rare values pooled."""
-    reach = int(60 * scale + 10)
-    expected = pmf(kind, scale, reach) * len(z)
-    observed = np.bincount(z + reach, minlength=2 * reach + 1)
-    seen, hoped = pooled(observed, expected)
-    return float(stats.chisquare(seen, hoped * seen.sum() / hoped.sum()).pvalue)
-
-
 CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace", 0.5), ("laplace", 9.3)]
 
 
@@ -165,14 +132,12 @@ CASES = [("gaussian", 0.7), ("gaussian", 4.0), ("gaussian", 0.1 + 40), ("laplace
 def test_discrete_law_and_no_other_scale(kind, scale):
     z = getattr(DryRunNoise("discrete"), f"draw_{kind}")((N,), scale, CPU)
     assert z.dtype == torch.int64
-    assert goodness(z.numpy(), kind, scale) > TINY
-    for wrong in (2 / 3, 3 / 2):
-        assert goodness(z.numpy(), kind, scale * wrong) < TINY
+    assert has_this_scale_alone(lambda factor: fit(z.numpy(), kind, scale * factor, True))
 
 
 def test_discrete_gaussian_is_not_a_rounded_one():
     rounded = np.rint(samples("gaussian", 0.7, seed=3)).astype(np.int64)
-    assert goodness(rounded, "gaussian", 0.7) < TINY
+    assert fit(rounded, "gaussian", 0.7, True) < TINY
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -180,8 +145,7 @@ def test_discrete_gaussian_is_not_a_rounded_one():
 def test_law_is_exact_however_few_bits_are_drawn_first(kind, scale, bits):
     """With 4 bits nearly every draw needs the refinement that 63 bits never need in a lifetime."""
     z = noise.draw_discrete((4000,), kind, Fraction(scale), bits)
-    assert goodness(z.numpy(), kind, scale) > TINY
-    assert goodness(z.numpy(), kind, scale * 1.5) < TINY
+    assert has_this_scale_alone(lambda factor: fit(z.numpy(), kind, scale * factor, True))
 
 
 def exact_cdf(kind: str, scale: Fraction, entries: int) -> list[mpmath.mpf]:

@@ -107,12 +107,8 @@ def test_chunks_are_equal_and_a_function_of_the_numbers_alone(count, teachers):
         torch.rand(count, 4), torch.ones(count).long(), np.array([f"other{i}" for i in range(count)])
     )
     assert torch.equal(ReplaceOne().make_shards(replaced, teachers, 5).index_KS, shards.index_KS)
-
-
-def test_chunks_are_permuted_by_the_seed():
-    data = private([str(i) for i in range(100)])
-    first, other = (ReplaceOne().make_shards(data, 10, seed).index_KS for seed in (0, 1))
-    assert not torch.equal(first, other) and first.flatten().tolist() != list(range(100))
+    others = [ReplaceOne().make_shards(replaced, teachers, seed).index_KS.flatten().tolist() for seed in range(5)]
+    assert len(set(map(tuple, others))) > 1  # permuted by the seed
 
 
 @pytest.mark.parametrize(
@@ -158,8 +154,6 @@ class Mislabeled(AddRemove):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Splitting(AddRemove):
-    """Deals records where it should deal units."""
-
     def make_shards(self, private, num_teachers, seed):
         return super().make_shards(
             dataclasses.replace(private, unit_id=make_position_ids(len(private))), num_teachers, seed

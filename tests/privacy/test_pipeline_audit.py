@@ -1,6 +1,5 @@
 """The whole pipeline on two data sets that differ in one record: what its outcomes prove stays below what it claims."""
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -37,18 +36,9 @@ def source(canaries: int = 0) -> Tensors:
     y = torch.arange(TEACHERS) % 2
     y[: 2 * canaries] = 1
     points = torch.stack([torch.ones(QUERIES), torch.linspace(-0.01, 0.01, QUERIES)], 1)
-    return Tensors(
-        name="canary",
-        class_names=2,
-        x=torch.tensor([1.0, 0.0]).repeat(TEACHERS, 1),
-        y=y,
-        pool_x=points,
-        test_x=points,
-        test_y=torch.zeros(QUERIES, dtype=torch.int64),
-        unit_id=[str(i) for i in range(TEACHERS)],
-        mean=[0.0, 0.0],
-        std=[1.0, 1.0],
-    )
+    public = {"pool_x": points, "test_x": points, "test_y": torch.zeros(QUERIES, dtype=torch.int64)}
+    private = {"x": torch.tensor([1.0, 0.0]).repeat(TEACHERS, 1), "y": y, "unit_id": [str(i) for i in range(TEACHERS)]}
+    return Tensors(name="canary", class_names=2, **private, **public, mean=[0.0, 0.0], std=[1.0, 1.0])
 
 
 class Purse:
@@ -99,15 +89,11 @@ def proven(left: np.ndarray, right: np.ndarray) -> float:
 CLAIMED = accounting.compute_guarantee(MECHANISM.privacy_events(QUERIES), DELTA).epsilon
 
 
-@contextlib.contextmanager
-def noise_divided_by(factor: float):
+def divide_noise(monkeypatch, factor: float) -> None:
     """A planted fault: noise smaller than the one that is charged for."""
     real = NoiseSource.draw_gaussian
-    NoiseSource.draw_gaussian = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)
-    try:
-        yield
-    finally:
-        NoiseSource.draw_gaussian = real
+    smaller = lambda self, shape, sigma, device: real(self, shape, sigma / factor, device)  # noqa: E731
+    monkeypatch.setattr(NoiseSource, "draw_gaussian", smaller)
 
 
 def test_one_record_moves_exactly_one_vote_of_every_question(asked):
@@ -120,7 +106,6 @@ def test_one_record_moves_exactly_one_vote_of_every_question(asked):
 
 @pytest.fixture(scope="module")
 def without(asked):
-    """What comes out without a canary."""
     return outcomes(*asked[0], RUNS)
 
 
@@ -131,17 +116,13 @@ def test_neighbors_prove_no_more_than_is_claimed(asked, without):
 
 
 @pytest.mark.slow(reason="statistical audit of whole runs")
-def test_halved_noise_is_found(asked):
-    with noise_divided_by(2):
-        left, right = (outcomes(*asked[canaries], RUNS) for canaries in (0, 1))
-    assert proven(left, right) > CLAIMED
+def test_halved_noise_is_found(asked, monkeypatch):
+    divide_noise(monkeypatch, 2)
+    assert proven(*(outcomes(*asked[canaries], RUNS) for canaries in (0, 1))) > CLAIMED
 
 
 def test_a_record_in_two_shards_is_found(asked, without):
     assert proven(without, outcomes(*asked[2], RUNS)) > CLAIMED
-
-
-# ---- end to end ------------------------------------------------------------------------------------------------------
 
 
 def runs_end_to_end(folder, canaries: int, runs: int) -> np.ndarray:
@@ -174,5 +155,5 @@ def test_whole_runs_on_neighbors_prove_no_more_than_is_claimed(tmp_path, monkeyp
 
 @pytest.mark.slow(reason="statistical audit: 500 whole runs")
 def test_whole_runs_with_a_sixth_of_the_noise_are_found(tmp_path, monkeypatch):
-    with noise_divided_by(6):
-        assert few(tmp_path, monkeypatch, (0, 1), runs=250) > CLAIMED
+    divide_noise(monkeypatch, 6)
+    assert few(tmp_path, monkeypatch, (0, 1), runs=250) > CLAIMED

@@ -50,7 +50,6 @@ GOOD = [
 
 
 def describe(private, index):
-    """All that becomes of a row."""
     used = private.usable_N is None or bool(private.usable_N[index])
     return str(private.unit_id[index]), used, private.x[index].numpy().tobytes(), int(private.y[index])
 
@@ -203,9 +202,6 @@ def test_what_becomes_of_a_row_is_a_function_of_this_row(entry, tmp_path):
     check_row_by_row(entry, tmp_path)
 
 
-# ---- the property is found broken where it is broken ----------------------------------------------------------------
-
-
 def infer_types_from_all_cells(monkeypatch):
     convert = records.convert_points
     monkeypatch.setattr(records, "convert_points", lambda x: convert(np.asarray(x)))  # one text makes all cells texts
@@ -259,9 +255,6 @@ def test_a_gate_that_looks_at_other_rows_is_found(plant, entry, monkeypatch, tmp
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         check_row_by_row(entry, tmp_path, max_examples=200)
-
-
-# ---- the gate itself -------------------------------------------------------------------------------------------------
 
 
 def test_unusable_rows_are_marked_filled_and_counted():

@@ -14,17 +14,13 @@ def points():
 
 
 @pytest.mark.parametrize("directions", [0.5, 2.0, 5.0, 7.0])
-def test_the_ridge_leaves_so_many_directions(points, directions):
+def test_the_ridge_leaves_so_many_directions_which_is_the_mean_squared_length(points, directions):
     """By numpy: the trace of C (C + r v I)^-1, C the covariance and v its mean eigenvalue."""
     values = torch.linalg.eigvalsh(torch.cov(points.T.double(), correction=0))
     ridge = solve_ridge(values, directions)
     cov = np.cov(points.T.numpy().astype(float), bias=True)
     trace = np.trace(cov @ np.linalg.inv(cov + ridge * np.trace(cov) / 12 * np.eye(12)))
     assert trace == pytest.approx(directions, rel=1e-3)
-
-
-@pytest.mark.parametrize("directions", [0.5, 2.0, 5.0])
-def test_so_many_is_the_mean_squared_length_of_a_whitened_point(points, directions):
     z = Whitening.from_features(points, 0.1, directions)(points)[:, :-1]
     assert float(z.square().sum(1).mean()) == pytest.approx(directions, rel=1e-3)
 

@@ -17,13 +17,7 @@ def blobs(count: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
 def state(x: torch.Tensor, num_remaining: int, num_rounds_left: int = 1, classes: int = 3, **more) -> QueryState:
     """The state before the first question, changed by ``more``."""
     width = x.shape[1]
-    spec = DataSpec(
-        name="cloud",
-        num_classes=classes,
-        input_shape=(width,),
-        class_names=tuple("abc"[:classes]),
-        mean=(0.0,) * width,
-        std=(1.0,) * width,
-    )
+    names, mean, std = tuple("abc"[:classes]), (0.0,) * width, (1.0,) * width
+    spec = DataSpec(name="cloud", num_classes=classes, input_shape=(width,), class_names=names, mean=mean, std=std)
     facts = {"query_Q": NONE, "label_Q": NONE, "seed": 0, **more}
     return QueryState(spec=spec, pool_x=x, num_remaining=num_remaining, num_rounds_left=num_rounds_left, **facts)

@@ -8,7 +8,34 @@ import mpmath
 import numpy as np
 from scipy import integrate, special, stats
 
-from pate_torch.accounting.data_dependent.theorems import ConfidentOutcomes, ExponentialOutcomes, LNMaxOutcomes
+from pate_torch.accounting.data_dependent import theorems
+from pate_torch.accounting.data_dependent.theorems import (
+    ConfidentOutcomes,
+    ExponentialOutcomes,
+    GNMaxOutcomes,
+    LNMaxOutcomes,
+)
+
+ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
+"""Votes of which prices are published."""
+
+
+def move_one_vote(row):
+    """Every row in which one of the votes is another class's."""
+    for a, b in itertools.permutations(range(len(row)), 2):
+        if row[a] > 0:
+            moved = [int(votes) for votes in row]
+            moved[a] -= 1
+            moved[b] += 1
+            yield tuple(moved)
+
+
+def compute_log_q(model, row) -> float:
+    """Log of the probability that another class than the plurality's wins, by the package."""
+    rows = theorems.group_votes([row]).rows_UC
+    gnmax = isinstance(model, GNMaxOutcomes)
+    log_tail = theorems.make_gnmax_log_tail(model.sigma) if gnmax else theorems.make_lnmax_log_tail(model.scale)
+    return float(theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0])
 
 
 def mp_theorem(q: mpmath.mpf, sigma: float, order: float) -> mpmath.mpf:
@@ -69,13 +96,8 @@ def compute_divergences(model, row, orders) -> tuple[np.ndarray, np.ndarray]:
     """Largest forward and largest two-sided divergence over all neighbors with one vote moved, for each order."""
     forward, two_sided = np.zeros(len(orders)), np.zeros(len(orders))
     p = compute_law(model, tuple(row))
-    for a, b in itertools.permutations(range(len(row)), 2):
-        if row[a] == 0:
-            continue
-        neighbor = list(row)
-        neighbor[a] -= 1
-        neighbor[b] += 1
-        q = compute_law(model, tuple(neighbor))
+    for neighbor in move_one_vote(row):
+        q = compute_law(model, neighbor)
         there = np.array([compute_renyi(p, q, order) for order in orders])
         back = np.array([compute_renyi(q, p, order) for order in orders])
         forward, two_sided = np.maximum(forward, there), np.maximum(two_sided, np.maximum(there, back))

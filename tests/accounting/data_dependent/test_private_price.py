@@ -164,19 +164,17 @@ def test_choice_is_from_public_votes_and_near_the_best():
 
 
 def test_refusals(monkeypatch):
-    with pytest.raises(ValueError, match="adaptive"):
-        private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, 0.0, adaptive=True)
-    with pytest.raises(ValueError, match="z="):
-        private_price.publish_price(PLAN, GNMaxOutcomes(sigma=40), VOTES, math.nan, adaptive=False)
-    with pytest.raises(ValueError, match="decay"):
-        PublicationPlan(order=20, decay=0.03, sigma=10)
-    with pytest.raises(ValueError, match="order"):
-        PublicationPlan(order=1, decay=0.03, sigma=10)
-    with pytest.raises(ValueError, match="confidence"):
-        PublicationPlan(order=2, decay=0.03, sigma=10, confidence=1.0)
-    with pytest.raises(ValueError, match="orders"):
-        plan = PublicationPlan(order=60, decay=0.001, sigma=10)
-        private_price.publish_price(plan, GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], 0.0, adaptive=False)
+    model, unanimous, far = GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], PublicationPlan(order=60, decay=0.001, sigma=10)
+    for plan, votes, z, adaptive, words in (
+        (PLAN, VOTES, 0.0, True, "adaptive"),
+        (PLAN, VOTES, math.nan, False, "z="),
+        (far, unanimous, 0.0, False, "orders"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            private_price.publish_price(plan, model, votes, z, adaptive=adaptive)
+    for order, confidence, words in ((20, 0.95, "decay"), (1, 0.95, "order"), (2, 1.0, "confidence")):
+        with pytest.raises(ValueError, match=words):
+            PublicationPlan(order=order, decay=0.03, sigma=10, confidence=confidence)
     monkeypatch.setattr(private_price, "CANDIDATE_ORDERS", (60.0,))
     with pytest.raises(ValueError, match="usable"):
-        private_price.choose_plan(GNMaxOutcomes(sigma=40), [[250] + 9 * [0]], num_queries=1, delta=1e-5)
+        private_price.choose_plan(model, unanimous, num_queries=1, delta=1e-5)

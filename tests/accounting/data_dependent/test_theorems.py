@@ -16,7 +16,7 @@ from pate_torch.accounting.data_dependent.theorems import (
     GNMaxOutcomes,
     LNMaxOutcomes,
 )
-from tests.accounting.data_dependent.exact_divergences import compute_divergences, mp_theorem
+from tests.accounting.data_dependent.exact_divergences import ROW, compute_divergences, compute_log_q, mp_theorem
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +41,6 @@ def simulated(queries: int, classes: int = 10, teachers: int = 250, seed: int = 
 def theorem_rows(model, rows_UC, orders_A):
     """Forward Renyi price of one query with each of these vote rows, [U, A], by the parts that ``compute_rdp`` sums."""
     return sum(curve(log_q_U) for log_q_U, curve in theorems._make_price_terms(model, rows_UC, orders_A))
-
-
-def compute_log_q(row, log_tail) -> float:
-    rows = np.array(row)
-    return theorems.compute_log_q(rows[:, :1] - rows[:, 1:], log_tail)[0]
 
 
 @functools.cache
@@ -92,36 +87,24 @@ def mp_lnmax_q(row: np.ndarray, scale: float) -> mpmath.mpf:
     return min(sum((2 + x) / (4 * mpmath.exp(x)) for x in gaps), 1 - mpmath.mpf(1) / len(counts))
 
 
-# ---- published values ------------------------------------------------------------------------------------------------
-
-ROW = [240, 5, 3, 2, 0, 0, 0, 0, 0, 0]
+SIGMA_40, SOME = GNMaxOutcomes(sigma=40), [240, 5, 5] + 7 * [0]
+GNMAX_CURVE = {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3}
+LNMAX_CURVE = {2: 4.3006433690e-5, 10: 5.4651568595e-5, 20: 8.2629960760e-5, 50: 5.6966699904e-4}
 
 
 @pytest.mark.parametrize(
-    ("row", "sigma", "log_q", "curve"),
+    ("model", "row", "log_q", "curve"),
     [
-        (
-            ROW,
-            40,
-            -9.119733711451717,
-            {2: 3.5689319957e-5, 10: 5.3203246781e-5, 20: 1.1461160803e-4, 50: 3.4677719177e-3},
-        ),
-        ([240, 5, 5] + 7 * [0], 40, -9.1154664087313, {2: 3.58329057277e-5, 8: 4.75095163021e-5, 32: 4.01404692596e-4}),
-        ([200, 50] + 8 * [0], 40, -5.1791523112596, {8: 0.00165488418923, 32: 0.00617548466484}),
-        ([250] + 9 * [0], 20, -39.975783151575, {2: 7.67668387478e-18}),
+        (SIGMA_40, ROW, -9.119733711451717, GNMAX_CURVE),
+        (SIGMA_40, SOME, -9.1154664087313, {2: 3.58329057277e-5, 8: 4.75095163021e-5, 32: 4.01404692596e-4}),
+        (SIGMA_40, [200, 50] + 8 * [0], -5.1791523112596, {8: 0.00165488418923, 32: 0.00617548466484}),
+        (GNMaxOutcomes(sigma=20), [250] + 9 * [0], -39.975783151575, {2: 7.67668387478e-18}),
+        (LNMaxOutcomes(scale=20), ROW, -8.495128803091019, LNMAX_CURVE),
     ],
 )
-def test_gnmax_published_values(row, sigma, log_q, curve):
-    assert compute_log_q([row], theorems.make_gnmax_log_tail(sigma)) == pytest.approx(log_q, rel=1e-12)
-    assert theorems.compute_rdp(GNMaxOutcomes(sigma=sigma), [row], list(curve)) == pytest.approx(
-        list(curve.values()), rel=1e-9
-    )
-
-
-def test_lnmax_published_values():
-    assert compute_log_q([ROW], theorems.make_lnmax_log_tail(20)) == pytest.approx(-8.495128803091019, rel=1e-12)
-    curve = theorems.compute_rdp(LNMaxOutcomes(scale=20), [ROW], [2, 10, 20, 50])
-    assert curve == pytest.approx([4.3006433690e-5, 5.4651568595e-5, 8.2629960760e-5, 5.6966699904e-4], rel=1e-9)
+def test_published_values(model, row, log_q, curve):
+    assert compute_log_q(model, row) == pytest.approx(log_q, rel=1e-12)
+    assert theorems.compute_rdp(model, [row], list(curve)) == pytest.approx(list(curve.values()), rel=1e-9)
 
 
 def test_threshold_published_values():
@@ -136,11 +119,8 @@ def test_threshold_published_values():
 
 def test_epsilon_of_many_equal_queries():
     orders = np.arange(2, 200)
-    curve = theorems.compute_rdp(GNMaxOutcomes(sigma=40), [[240, 5, 5] + 7 * [0]] * 286, orders)
+    curve = theorems.compute_rdp(SIGMA_40, [SOME] * 286, orders)
     assert rdp.to_epsilon(orders, curve, 1e-5) == pytest.approx(0.3373690070, rel=1e-9)
-
-
-# ---- against mpmath and a loop ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sigma", [0.7, 5, 40])
@@ -217,9 +197,6 @@ def test_the_popular_region_of_theorem_3_is_wrong():
     assert price == epsilon > true
 
 
-# ---- grouping and refusals -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("teachers", "classes"), [(3, 3), (250, 10), (5000, 100), (40, 2)])
 def test_grouping_is_unique_over_sorted_rows(teachers, classes):
     votes = simulated(300, classes, teachers, seed=1)
@@ -240,19 +217,11 @@ def test_prices_do_not_depend_on_the_order_of_classes_or_on_the_dtype():
         assert one == pytest.approx(two, rel=1e-13)
 
 
+NO_COUNTS = [np.array(row) for row in ([[1.0, 2.0]], [[np.nan, 2.0]], [[True, False]])]
+
+
 @pytest.mark.parametrize(
-    "votes",
-    [
-        np.array([[1.0, 2.0]]),
-        np.array([[np.nan, 2.0]]),
-        np.array([[True, False]]),
-        [[3, -1]],
-        [[1, 2], [2, 2]],
-        [[0, 0]],
-        [[3]],
-        [3, 1],
-        np.zeros((0, 3), int),
-    ],
+    "votes", [*NO_COUNTS, [[3, -1]], [[1, 2], [2, 2]], [[0, 0]], [[3]], [3, 1], np.zeros((0, 3), int)]
 )
 def test_malformed_votes_are_refused(votes):
     with pytest.raises(ValueError, match="votes"):
