@@ -26,7 +26,7 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
-from pate_torch.methods.description import MethodDescription, get_unit_column
+from pate_torch.methods.base import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import get_unit_ids
