@@ -263,7 +263,7 @@ class MethodDescription:
     procedure: str
     assumptions: tuple[str, ...]
     query_sentence: str = "{answered} of {asked} answered"
-    examples: str = "Public points, each with the label released for it. Noise errs: some are wrong."
+    examples: str = "Public points, each with the label released for it. Some labels are wrong because of the noise."
     public_time: bool = False
     uses_size: bool = True
     discrete: bool = True

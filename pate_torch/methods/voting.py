@@ -154,22 +154,23 @@ def describe(
     """
     one_unit = "each record" if unit == "record" else format_one_unit(unit)
     retraining_sentence = (
-        f" 1 of {num_teachers} tried: one teacher, drawn at random, was trained again in a process that held only its "
-        "own share, and came out the same."
+        f" One of the {num_teachers} teachers, drawn at random, was trained a second time in a process that held only "
+        "its own share, and the result was the same."
     )
     extra_output = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
     action = "gave class probabilities for" if soft else "voted on"
-    noise_target = "how far they agree" if soft else "the votes"
+    noise_target = "a measure of their agreement" if soft else "the votes"
     return MethodDescription(
         subject="teachers",
         procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
         f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
-        f"{extra_output} left. A student sees nothing but public points and these answers.",
+        f"{extra_output} were released. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
-        examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
+        examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of the "
+        "noise and of errors of the teachers.",
         assumptions=(
             f"{one_unit[0].upper()}{one_unit[1:]} reached exactly one of the {num_teachers} teachers, and no teacher "
-            "learnt anything from outside its own share."
+            "learned anything from outside its own share."
             + (retraining_sentence if retrains_one and num_teachers > 1 else ""),
         ),
         public_time=True,

@@ -218,5 +218,5 @@ def test_a_norm_over_the_batch_is_refused():
         pool_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
         test_x=torch.zeros(100, 1, 8, 8, dtype=torch.uint8),
     )
-    with pytest.raises(ValueError, match="over a batch"):
+    with pytest.raises(ValueError, match="batch normalization"):
         DPSGD(network="small_cnn")._build_module(images.load().spec, 0)
