@@ -55,8 +55,8 @@ def check_informative(
     accuracy = compute_label_accuracy(num_teachers, mechanism, num_classes)
     if accuracy is not None and accuracy < MIN_SKILL + (1 - MIN_SKILL) / num_classes:
         problem = (
-            f"with {num_teachers} teachers labels would be no better than chance: {100 * accuracy:.1f} % would be right "
-            f"even if all teachers agreed on the truth, and {100 / num_classes:.1f} % of guesses are right"
+            f"with {num_teachers} teachers labels would be no better than chance: {100 * accuracy:.1f} % would be "
+            f"right even if all teachers agreed on the truth, and {100 / num_classes:.1f} % of guesses are right"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or set {override_hint}."
         sigma = dataclasses.asdict(mechanism).get("sigma")

@@ -151,9 +151,9 @@ def describe(unit: str, steps: int) -> MethodDescription:
     return MethodDescription(
         subject="gradients",
         procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to predict it "
-        "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only models "
-        "trained on the noisy sums, and their answers on public points, were released. A student sees nothing but public "
-        "points and these answers.",
+        "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only "
+        "models trained on the noisy sums, and their answers on public points, were released. A student sees nothing "
+        "but public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
         examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
         "because of the noise and of errors of the model.",

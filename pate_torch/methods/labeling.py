@@ -117,7 +117,7 @@ class LabelingMethod(PrivateMethod):
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
         stages.print_message(
-            f"num_queries is {pool_size} instead of the recommended {self.num_queries}: there are no more public points."
+            f"num_queries is {pool_size} instead of the recommended {self.num_queries}, the number of public points."
         )
         return replace(self, num_queries=pool_size)
 

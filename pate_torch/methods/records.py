@@ -39,9 +39,7 @@ class RecordMethod(LabelingMethod):
         super().validate(facts)
         capacity, adjacency = facts.partition.max_shard_size, facts.adjacency
         if capacity is not None:
-            problem = (
-                f"cannot be combined with method={self.name}: an added unit could displace records of another unit"
-            )
+            problem = f"cannot be combined with method={self.name}: an added unit could displace records of another"
             raise checks.error("partition.capacity", capacity, problem, "Leave out partition.capacity.")
         if self.mechanism.adjacency != adjacency:
             problem = f"must be the adjacency of the partition, {adjacency}"

@@ -120,8 +120,8 @@ def describe(unit: str) -> MethodDescription:
         "The mechanism {mechanism} added noise to every count, and only the noisy counts were released. A student sees "
         "nothing but public points and these counts.",
         query_sentence="{asked}{each_round}, every record counted at the one nearest to it",
-        examples="Public points, each with the class that the noisy counts of its cell gave it. Some classes are wrong, "
-        "because of the noise and because cells contain several classes.",
+        examples="Public points, each with the class that the noisy counts of its cell gave it. Some classes are "
+        "wrong, because of the noise and because cells contain several classes.",
         assumptions=(f"{count_clause}, in one number of one table, independently of all other records.",),
         uses_size=False,
     )

@@ -166,8 +166,8 @@ def describe(
         f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
         f"{extra_output} were released. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
-        examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of the "
-        "noise and of errors of the teachers.",
+        examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of "
+        "the noise and of errors of the teachers.",
         assumptions=(
             f"{one_unit[0].upper()}{one_unit[1:]} reached exactly one of the {num_teachers} teachers, and no teacher "
             "learned anything from outside its own share."
