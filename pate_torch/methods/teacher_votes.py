@@ -13,7 +13,7 @@ L2 sensitivity of the votes on a question is sqrt(2) under either adjacency. Und
 unit's id alone decides its shard, so adding or removing a unit moves no other unit. Under replace_one, a permutation of
 positions decides the shards without reading a record.
 
-A run does not train teachers that the store already holds (``teachers.reuse``).
+A run does not train teachers that the store already holds (``teachers.store``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.reuse import EnsembleFinder
-from pate_torch.teachers.store import Identity, StoredEnsemble
+from pate_torch.teachers.store import EnsembleFinder, Identity, StoredEnsemble
 from pate_torch.teachers.training import train
 
 Tally = Callable[[TeacherEnsemble], Tensor]
