@@ -56,16 +56,10 @@ class RecordMethod(LabelingMethod):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> SensitiveRecords:
-        """PRIVATE. Build the sensitive value of the records of all shards, under the adjacency of the shards.
+        """PRIVATE. Build the sensitive value of the records in all shards, under the adjacency of the shards.
 
-        Args:
-            records: PRIVATE. Records of the run.
-            shards: Shards that hold the records.
-            facts: Public facts, with the public points.
-            encoder: Module that maps normalized points to features. It was learned from public points, or belongs to a
-                released student. None to use the normalized points.
-            device: Device of the encoding.
-            progress: Function that receives (done, total) in percent.
+        ``encoder`` maps normalized points to features. It was learned from public points, or belongs to a released
+        student. None to use the normalized points.
         """
         encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         encoder = encoder.to(memory_format=torch.channels_last)  # faster for few images

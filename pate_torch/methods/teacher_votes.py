@@ -10,8 +10,8 @@ The algorithm (Papernot et al. 2017, 2018) has five steps. Comments in this file
 
 The records of one privacy unit are in one shard, so the unit influences one teacher and one vote on every question. The
 L2 sensitivity of the votes on a question is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the
-unit's id alone decides its shard, so adding or removing a unit moves no other unit. Under replace_one, a permutation of
-positions decides the shards without reading a record.
+unit's id alone decides its shard, so adding or removing a unit changes no other shard. Under replace_one, a permutation
+of positions decides the shards without reading a record.
 
 A run does not train teachers that the store already holds (``teachers.store``).
 """

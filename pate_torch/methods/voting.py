@@ -145,12 +145,8 @@ def describe(
 ) -> MethodDescription:
     """Describe teachers for reports.
 
-    Args:
-        num_teachers: Number of teachers.
-        unit: Privacy unit.
-        counts: Whether noisy vote counts are released beside the labels.
-        soft: Whether the teachers give class probabilities, and a score of each class is released.
-        retrains_one: Whether one of several teachers was trained a second time.
+    Say whether noisy vote ``counts`` are released beside the labels, or scores of classes of ``soft`` teachers, and
+    whether one of several teachers was trained a second time.
     """
     one_unit = "each record" if unit == "record" else format_one_unit(unit)
     retraining_sentence = (

@@ -85,16 +85,11 @@ class TeacherEnsemble:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
-        """PRIVATE. Compute logits, and call ``on_logits`` for a few teachers at a time, from several threads on a CPU.
+        """PRIVATE. Compute logits of raw points [Q, ...], and call ``on_logits`` for a few teachers at a time.
 
-        Logits that are not finite are replaced by zeros, so that a teacher that diverged votes for class 0. On a CPU
-        every thread computes with one thread, because the rounding of sums depends on the number of threads.
-
-        Args:
-            x: Raw points [Q, ...].
-            on_logits: Function that receives the logits, which are on the device.
-            device: Device of the evaluation.
-            progress: Function that receives (done, total) teachers.
+        On a CPU several threads call ``on_logits``; the operations of each use one thread, because the rounding of sums
+        depends on the number of threads. Logits that are not finite are replaced by zeros, so that a teacher that
+        diverged votes for class 0.
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
@@ -173,12 +168,9 @@ class TeacherEnsemble:
 
 
 def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int) -> Votes:
-    """PRIVATE. Return the votes of all teachers on every rank. Each rank evaluates its share of the teachers.
+    """PRIVATE. Return the votes of all teachers on every rank. Each rank calls ``tally`` for its share of the teachers.
 
-    Args:
-        ensemble: PRIVATE. All teachers.
-        tally: PRIVATE. Function that counts the votes of an ensemble, int32 [P, C].
-        num_points: Number P of points.
+    ``tally`` counts the votes of an ensemble on ``num_points`` points, int32 [P, C].
     """
     ranks = distributed.get_world()
     counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)

@@ -384,11 +384,10 @@ class TeacherStore:
     # ---- aliases ----------------------------------------------------------------------------------------------------
 
     def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
-        """Make a new random id for one release, which reveals nothing private.
+        """Make a new random id for one release, and store the PRIVATE fingerprint and the ensemble behind the id.
 
-        Args:
-            fingerprint: PRIVATE. Keyed hash of the records, or of the votes if there are no records.
-            ensemble: Id of the stored ensemble. None if no ensemble is stored.
+        The fingerprint is that of the records, or of the votes if there are no records. The ensemble is None if it is
+        not stored.
         """
         alias = secrets.token_hex(8)
         with self.lock():
@@ -505,10 +504,8 @@ class EnsembleFinder:
         """PRIVATE. Load the ensemble, or train and store it. Return it, and whether it is new.
 
         If another process trains the same teachers, this process waits, and trains them itself if the other one fails.
-
-        Args:
-            train: Function that trains the teachers, with the folder of checkpoints as its argument.
-            check_budget: Function that raises ValueError if the account does not admit the charges of the run.
+        ``train`` receives the folder of checkpoints. ``check_budget`` raises ValueError if the account does not admit
+        the charges of the run.
         """
         if (stored_teachers := self.find()) is not None:
             return stored_teachers, False

@@ -73,7 +73,7 @@ def train(
         spec: Facts of the records, with the constants of their normalization.
         shards: PRIVATE. Shards, one for each teacher.
         recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
+        seed: Seed of the initialization, batches and distortions of all teachers.
         device: Device of the training.
         trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
         checkpoint_dir: Private folder of finished groups, from which an interrupted run continues. None to write no

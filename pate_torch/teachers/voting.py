@@ -104,13 +104,8 @@ def read_votes(
     """PRIVATE. Read the votes on the public points, which must have the order of the pool.
 
     The name of a safetensors file's tensor, ``predictions`` or ``counts``, decides whether the file holds predictions
-    or counts, else its shape. If the shape fits both, a value of C or more shows that the file holds counts.
-
-    Args:
-        path: Path of the file.
-        num_classes: Number C of classes.
-        num_points: Number P of public points. None if it is not known.
-        num_teachers: Number K of teachers. None if it is not known.
+    or counts, else its shape. If the shape fits both, a value of C or more shows that the file holds counts. The
+    numbers of points and of teachers are None if they are not known.
 
     Raises:
         ValueError: The file has another format or shape, or some teacher has not exactly one vote on each point.

@@ -45,12 +45,8 @@ def train_in_processes(
 ) -> Iterator[tuple[range, dict[str, Tensor]]]:
     """PRIVATE. Train launches in worker processes, and yield each launch with its results when it is finished.
 
-    Args:
-        task: Training task of all teachers.
-        launches: Teachers of each launch.
-        num_workers: Number of processes.
-        rows_K: Tensors with the types and shapes of the results, [K, ...] each.
-        report_share: Function that receives the teachers of a launch and the finished share of its steps.
+    ``rows_K`` are tensors with the types and shapes of all results, [K, ...] each. ``report_share`` receives the
+    teachers of a launch and the finished share of its steps.
 
     Raises:
         ChildProcessError: A worker died.
