@@ -128,7 +128,7 @@ class DPSGD(PrivateMethod):
         return replace(self, noise_multiplier=multiplier)
 
     def compute_batch_size(self, facts: DatasetFacts) -> int:
-        """Compute the expected number of records of a step. It is public, because the declared size decides it."""
+        """Compute the expected number of records of a step, which is public, from the declared size."""
         size = facts.spec.nominal_size
         if size is None:
             fix = "Declare the approximate number of records."

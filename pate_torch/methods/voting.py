@@ -145,8 +145,8 @@ def describe(
 ) -> MethodDescription:
     """Describe teachers for reports.
 
-    Say whether noisy vote ``counts`` are released beside the labels, or scores of classes of ``soft`` teachers, and
-    whether one of several teachers was trained a second time.
+    With ``counts``, noisy vote counts are released beside the labels, and with ``soft``, scores of the classes. With
+    ``retrains_one``, one of several teachers was trained a second time.
     """
     one_unit = "each record" if unit == "record" else format_one_unit(unit)
     retraining_sentence = (

@@ -140,7 +140,7 @@ def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:
 
 
 def _infer_form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
-    """Infer from public sizes, and from the values only if the sizes are ambiguous, what the table holds."""
+    """Infer the form of the table from public sizes, and from its values only if the sizes fit both forms."""
     rows, columns = table.shape
     fits_predictions = num_teachers in (None, rows) and num_points in (None, columns)
     fits_counts = columns == num_classes and num_points in (None, rows)
