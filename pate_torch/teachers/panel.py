@@ -22,7 +22,8 @@ from pate_torch.core import checks, rng
 from pate_torch.core.device import deterministic_mode
 from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.privacy.records import DataSpec, PrivateRecords, Shards
-from pate_torch.teachers import independence
+from pate_torch.privacy.sensitive import Votes
+from pate_torch.teachers import independence, voting
 from pate_torch.teachers.engine import Chunk, iterate_batches, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 
@@ -89,6 +90,10 @@ class Panel:
 
     def _replace_invalid(self, label_Q: Tensor) -> Tensor:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
+
+    def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
+        """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
+        return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
         """PRIVATE. Raise ValueError unless one teacher predicts the same on these points after a second training."""

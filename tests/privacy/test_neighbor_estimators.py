@@ -18,7 +18,6 @@ from pate_torch.features.encoder import Encoder
 from pate_torch.privacy import unit_ids
 from pate_torch.teachers import panel
 from pate_torch.teachers.store import TeacherStore
-from pate_torch.teachers.voting import count_votes
 from tests.privacy import neighbor_choices as choices
 from tests.privacy import neighbor_estimators as calls
 from tests.privacy.neighbor_cases import Tally, judged, unreached
@@ -119,8 +118,7 @@ def test_a_release_found_again_because_the_votes_are_the_same_is_found(monkeypat
     label, seen = PATE.label, set()
 
     def free_where_known(self, public_x, *given, **options):
-        predictions = self._panel.predict(torch.as_tensor(public_x))
-        votes = count_votes(predictions, self._panel.spec.num_classes).counts_QC
+        votes = self._panel.count_votes(torch.as_tensor(public_x)).counts_QC
         known = (self.home, votes.numpy().tobytes())
         if known not in seen:
             seen.add(known)

@@ -22,7 +22,6 @@ from pate_torch.privacy.partition import AddRemove, ReplaceOne
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.teachers import panel
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.voting import count_votes
 
 N, K, C = 240, 8, 3
 SPEC = DataSpec(
@@ -96,7 +95,7 @@ def test_one_record_changes_one_teacher(teacher, adjacency):
 def test_they_learn_and_vote(teacher):
     points, truth = clouds(200, seed=1)
     one = fit(teacher, DATA, SHARDS)
-    votes = count_votes(one.predict(points), one.spec.num_classes)
+    votes = one.count_votes(points)
     assert votes.num_teachers == K and votes.num_classes == C
     assert float((votes.compute_plurality() == truth).float().mean()) > 0.9
     assert torch.equal(one.predict(points), fit(teacher, DATA, SHARDS).predict(points))
