@@ -96,7 +96,7 @@ class ReleaseSession(OpenRun):
                     )
                     digests = release_store.select_digests(record)
                 spending.record_files(digests)  # leaving the block commits
-        prepared.record_ledger_head(self.ledger.get_head())
+        prepared.on_ledger_head(self.ledger.get_head())
         self.reservation_ids.append(release.id)
         self.prepared = prepared
         return WrittenRelease(release=release, record=record, guide=prepared.guide)
@@ -114,7 +114,7 @@ class ReleaseSession(OpenRun):
             plan, method.mechanism, votes, self.budget, delta, self.release_dir
         )
         self.reservation_ids.append(reservation_id)
-        prepared.record_ledger_head(self.ledger.get_head())
+        prepared.on_ledger_head(self.ledger.get_head())
         return (
             f"  Private epsilon  epsilon = {format_epsilon(epsilon)} at delta = {format_delta(delta)}"
             f" with confidence {plan.confidence:g} (forward, {config.partition.adjacency},\n"

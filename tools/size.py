@@ -52,7 +52,7 @@ KERNEL = (
     *("accounting/", "privacy/", "mechanisms/"),  # prices, records, values, noise, ledger
     *("core/files.py", "core/rng.py", "core/texts.py"),  # what ledger and unit names rest on
     *("methods/", "features/batch_invariant.py", "teachers/voting.py", "teachers/independence.py"),  # contributions
-    *("teachers/store.py", "teachers/reuse.py"),  # which teachers and which account these records have
+    "teachers/store.py",  # which teachers and which account these records have
     "data/labels_only.py",  # which side of the data a record is on, beside privacy/unit_ids.py
     *("account.py", "opening.py", "session.py", "config.py", "students/selection.py"),  # what is charged
     *("api/labeler.py", "api/journal.py"),
@@ -61,7 +61,7 @@ KERNEL = (
 HYPOTHESES = ("hypotheses/", "cli/learn.py")  # private learning of hypothesis classes has guarantees of its own
 OUTSIDE = (
     *("__init__.py", "__main__.py", "components.py", "pipeline.py", "owner_metrics.py"),
-    *("methods/description.py", "methods/feasibility.py"),
+    "methods/feasibility.py",
     *("api/", "audit/", "cli/", "core/", "data/", "features/", "networks.py", "planning/", "queries/", "release/"),
     *("students/", "teachers/", "verify/"),
     "mechanisms/neighbors.py",  # audits test mechanisms with these values; no price, noise or claim depends on them

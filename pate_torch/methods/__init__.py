@@ -1,1 +1,1 @@
-"""Who answers questions: teachers together, records themselves, votes from a file. DP-SGD asks nobody: the baseline."""
+"""Private methods: PATE, votes from a file, reverse k-NN labeling, per-record gradients, and DP-SGD as a baseline."""

@@ -1,19 +1,21 @@
 """The contract of a private method.
 
-    validate(facts)           refuse settings that cannot work, by public facts alone
+    validate(facts)           refuse settings that cannot work, judged by public facts alone
     privacy_events(facts)     return the worst case, which is reserved before any noise is drawn
     first_answers(...)        optional: draw noisy answers that the same reservation pays for
     prepare(inputs)           PRIVATE: train teachers or encode records
-    release(pool, spending)   open the sensitive values, with noise that was paid for
+    release(pool, spending)   open the sensitive values with noise that was paid for
 
-A method is one file in this package and one line in components.py. ``session.ReleaseSession`` is its only caller.
+A method is one file in this package and one line in components.py. ``session.ReleaseSession`` calls these functions in
+this order. The method also describes the release in sentences (``MethodDescription``), which ``release.json`` keeps
+beside the answers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,11 +29,14 @@ from pate_torch.privacy.accounts import PURPOSE_LABELS
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.privacy.records import PrivateRecords, PublicPool, Release
+from pate_torch.privacy.records import LABEL_UNIT, PrivateRecords, PublicPool, Release
 from pate_torch.privacy.sensitive import CellHistogram, Votes
 from pate_torch.students.base import Student, StudentAlgorithm
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.store import TeacherStore
+
+_KEYS = {"subject": "who", "procedure": "how", "query_sentence": "questions"}
+"""Keys in ``release.json`` of those fields of ``MethodDescription`` that have another name there."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +44,8 @@ class FirstAnswers:
     """Releasable. Noisy answers of the first stage of a method.
 
     Attributes:
-        counts_C: Noisy count of each class, float64 [C].
-        sigma: Standard deviation of the noise of each count, in privacy units.
+        counts_C: Noisy number of privacy units in each class, float64 [C].
+        sigma: Standard deviation of the noise of each count.
     """
 
     counts_C: Tensor
@@ -66,15 +71,15 @@ class MethodInputs:
 
     Attributes:
         records: PRIVATE. Records, without the held-out ones.
-        facts: Public facts about the records, with the public points.
+        facts: Public facts about the records, including the public points.
         seed: Seed of splits, initialization and batches. It never seeds noise.
         device: Device on which networks are trained.
         store: PRIVATE. Store of teachers and of keyed hashes.
-        ledger: Ledger that holds the account. None on ranks above 0.
+        ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
         stages: Display of progress.
         clock: Timer of the stages.
-        check_budget: Function that raises if the account does not admit the charges of the run. It is called before
-            long computations.
+        check_budget: Function that raises ValueError if the account does not admit the charges of the run. A method
+            calls this function before long computations.
         log: PRIVATE. Function that receives messages about single teachers.
         log_losses: PRIVATE. Function that receives the losses of all teachers.
         first_answers: Noisy answers of the first stage. None if the method has no first stage.
@@ -98,13 +103,15 @@ class PreparedMethod(ABC):
     """PRIVATE. A method that is ready to release.
 
     Attributes:
-        id: Random id, which is new for each release unless the user named stored teachers by it.
+        id: Random id that the release shows. It is new for each release unless the user named stored teachers.
         votes: PRIVATE. Votes of the teachers on every public point. None if no teachers vote.
-        opened_votes: PRIVATE. Votes or counts behind the released answers. None if there are none.
-        ensemble: PRIVATE. Teachers behind the votes, for the owner's figures. None if they are not available.
+        opened_votes: PRIVATE. Votes or counts behind the released answers. None before the release, and if the
+            mechanism opens other values.
+        ensemble: PRIVATE. Teachers behind the votes, for the owner's figures. None if the teachers are not available.
         guide: Releasable. Guide student of all rounds but the last, from which the published student continues. None if
             the published student starts anew.
-        on_ledger_head: Function that stores the newest ledger hash with stored teachers. None if none are stored.
+        on_ledger_head: Function that stores the newest ledger hash with stored teachers. The teachers cannot be used
+            with a ledger that lacks this hash. It does nothing if the method stores no teachers.
     """
 
     id: str = ""
@@ -112,7 +119,7 @@ class PreparedMethod(ABC):
     opened_votes: Votes | CellHistogram | None = None
     ensemble: TeacherEnsemble | None = None
     guide: Student | None = None
-    on_ledger_head: Callable[[str], object] | None = None
+    on_ledger_head: Callable[[str], object] = staticmethod(do_nothing)
 
     def check(self, budget: Budget, pool: PublicPool) -> None:  # noqa: B027
         """Raise ValueError, before any charge, for errors that ``release`` would raise after the charge."""
@@ -121,23 +128,18 @@ class PreparedMethod(ABC):
     def release(self, pool: PublicPool, spending: Spending) -> Release | ModelRelease:
         """Open the sensitive values with noise that ``spending`` has paid for."""
 
-    def record_ledger_head(self, head: str) -> None:
-        """Store the newest ledger hash with stored teachers, which cannot be used with a ledger that lacks it."""
-        if self.on_ledger_head is not None:
-            self.on_ledger_head(head)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMethod(ABC):
-    """A way to turn private records into labels or a model that may be released: a frozen dataclass of settings.
+    """Settings of a method that turns private records into labels or a model that may be released.
 
     Attributes:
         name: Name of the method in ``release.json``.
-        purpose: Purpose of its reservation, for the ledger.
+        purpose: Purpose of the method's reservation, for the ledger.
         price_advice: Advice on how to lower the price of a release, for messages.
         has_first_stage: Whether the session calls ``first_answers``.
-        uses_public_points: Whether the release depends on public points beyond normalization constants.
-        releases_model: Whether the method releases a model, which is published, instead of labels.
+        uses_public_points: Whether the release depends on the public points, apart from normalization constants.
+        releases_model: Whether the method releases a model instead of labels.
     """
 
     name: str = ""
@@ -154,12 +156,12 @@ class PrivateMethod(ABC):
 
     @property
     def ensemble_size(self) -> int | None:
-        """Number K of teachers, which vote on every question. None if no teachers vote."""
+        """Number K of teachers that vote on every question. None if no teachers vote."""
         return None
 
     @property
     def student_name(self) -> str:
-        """Kind of the released model, for reports, if ``releases_model`` is set."""
+        """Name of the released model's kind, for reports. Empty unless ``releases_model`` is set."""
         return ""
 
     @property
@@ -170,14 +172,14 @@ class PrivateMethod(ABC):
     @property
     @abstractmethod
     def noise(self) -> str:
-        """Kind of noise that the price assumes: "torch" or "discrete"."""
+        """Kind of noise for which the price holds: "torch" or "discrete"."""
 
     def check_student(self, student: StudentAlgorithm) -> None:
-        """Raise ValueError for a student that cannot learn from a release of this method, for any data."""
+        """Raise ValueError if the student cannot learn from a release of this method, whatever the data are."""
         if student.returns_released_model:
             fix = "Use method=gradients mechanism=gradient_descent, or student.publish=student."
             raise checks.error(
-                "student.publish", "released_model", "is the model trained on gradients, and here is none", fix
+                "student.publish", "released_model", f"needs a released model, and method={self.name} has none", fix
             )
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> PrivateMethod:
@@ -185,10 +187,10 @@ class PrivateMethod(ABC):
         return self
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> PrivateMethod:
-        """Return this method with noise whose price is ``epsilon`` at ``delta``. None leaves the noise as it is.
+        """Return this method with noise whose price is ``epsilon`` at ``delta``, or unchanged if ``epsilon`` is None.
 
         Raises:
-            ValueError: There is no noise to calibrate, or no noise has such a small price.
+            ValueError: The method has no noise to calibrate, or every noise scale costs more than ``epsilon``.
         """
         if epsilon is None:
             return self
@@ -197,21 +199,21 @@ class PrivateMethod(ABC):
 
     @abstractmethod
     def validate(self, facts: DatasetFacts) -> None:
-        """Raise ValueError, by public facts alone, for settings that cannot work on these data.
+        """Raise ValueError, judged by public facts alone, for settings that cannot work on these data.
 
-        Settings that would fail only after the release is paid for are refused here, too.
+        Settings that would otherwise fail after the release has been paid for are refused here, too.
         """
 
     @abstractmethod
     def privacy_events(self, facts: DatasetFacts) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the worst case of the whole release, including the first stage. They are reserved."""
+        """Return the events of the worst case of the whole release, including the first stage, for the reservation."""
 
     @abstractmethod
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
         """Return the public settings of the method for ``release.json``."""
 
     def forecast_warning(self, facts: DatasetFacts) -> str | None:
-        """Return a warning, by public facts, if the answers will be mostly noise, else None."""
+        """Return a warning if public facts show that the answers will be mostly noise, else None."""
         return None
 
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
@@ -221,7 +223,7 @@ class PrivateMethod(ABC):
     # ---- private --------------------------------------------------------------------------------------------------
 
     def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
-        """PRIVATE. Compute the content fingerprint, by which the same content in two accounts is noticed."""
+        """PRIVATE. Compute the fingerprint of the content, which shows that two accounts hold the same content."""
         return store.compute_content_fingerprint(all_records)
 
     def check_stored(self, inputs: MethodInputs) -> None:  # noqa: B027
@@ -233,7 +235,64 @@ class PrivateMethod(ABC):
 
     @abstractmethod
     def prepare(self, inputs: MethodInputs) -> PreparedMethod:
-        """PRIVATE. Make the method ready to release: train teachers, encode records."""
+        """PRIVATE. Make the method ready to release: train teachers or encode records."""
 
     def assist(self, inputs: MethodInputs) -> None:  # noqa: B027
-        """PRIVATE. Do the part of a rank above 0 of ``torchrun`` while rank 0 calls ``prepare``."""
+        """PRIVATE. Do the work of a rank above 0 of ``torchrun`` while rank 0 calls ``prepare``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodDescription:
+    """Public sentences for the privacy statement, the report and the model card.
+
+    The sentences may contain ``{asked}`` and ``{answered}``, the numbers of questions; ``{mechanism}``, the mechanism
+    with its parameters; and ``{each_round}``, the text `` in each of 3 rounds``, which is empty if there was one round.
+
+    Attributes:
+        subject: Plural noun for those who answer the questions, such as "teachers".
+        procedure: Sentences on the computation, the value that receives noise, the release and the student's data.
+        assumptions: Sentences that must be true for the guarantee to hold.
+        query_sentence: Part of a sentence on the number of questions.
+        examples: Caption of public points with the labels that were released for them.
+        public_time: Whether the computing time of the answers may be published, because public sizes alone decide it.
+        uses_size: Whether the method uses the declared number of records.
+        discrete: Whether the method supports ``noise=discrete``.
+    """
+
+    subject: str
+    procedure: str
+    assumptions: tuple[str, ...]
+    query_sentence: str = "{answered} of {asked} answered"
+    examples: str = "Public points, each with the label released for it. Some labels are wrong because of the noise."
+    public_time: bool = False
+    uses_size: bool = True
+    discrete: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "assumptions", tuple(checks.collection("description.assumptions", self.assumptions)))
+        for sentence in (self.subject, self.procedure, self.query_sentence, self.examples, *self.assumptions):
+            checks.nonempty_string("description", sentence)
+        for name in ("public_time", "uses_size", "discrete"):
+            checks.boolean(f"description.{name}", getattr(self, name))
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> MethodDescription:
+        """Make a description from the output of ``to_dict``. Raises KeyError, TypeError or ValueError for others."""
+        return cls(**{field.name: facts[_KEYS.get(field.name, field.name)] for field in fields(cls)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content for ``release.json``."""
+        values = asdict(self) | {"assumptions": list(self.assumptions)}
+        return {_KEYS.get(name, name): value for name, value in values.items()}
+
+
+def get_unit_column(unit: str) -> str:
+    """Return the column of a group unit, such as "patient" for "group:patient". Empty for other units."""
+    return unit.removeprefix("group:") if unit.startswith("group:") else ""
+
+
+def format_one_unit(unit: str) -> str:
+    """Format a privacy unit in words, as in "one record" or "all records of one patient"."""
+    if unit == LABEL_UNIT:
+        return "the label of one record"
+    return "one record" if unit == "record" else f"all records of one {get_unit_column(unit)}"

@@ -1,9 +1,9 @@
-"""DP-SGD by Opacus on the private records, at the price of a PATE release or at a target epsilon.
+"""DP-SGD with Opacus on the private records, at the price of a PATE release or at a target epsilon.
 
-It uses neither teachers nor public points, apart from normalization constants. It is a release of private data: the
-ledger is charged for the Renyi curve of the subsampled Gaussian mechanism before the first step.
+The method uses neither teachers nor public points, apart from normalization constants. The ledger is charged for the
+Renyi curve of the subsampled Gaussian mechanism before the first step.
 
-Two parts differ from Opacus. The records of a step and the noise of its gradient come from ``NoiseSource``, because the
+Two parts differ from Opacus. ``NoiseSource`` draws the records of a step and the noise of its gradient, because the
 secure mode of Opacus needs torchcsprng, which is not maintained, and a torch generator keeps 32 bits of its seed. The
 sampling rate is batch_size over the *declared* number of records, because the exact number is private under add_remove.
 
@@ -48,22 +48,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(PrivateMethod):
-    """DP-SGD. Its epsilon is ``privacy.target_epsilon``, or the worst case of the PATE release that is described.
+    """DP-SGD at the price ``privacy.target_epsilon``, or else at the worst-case price of a PATE release.
 
     Attributes:
-        network: Name of the network in ``networks.NETWORKS``. Batch normalization is refused, because it mixes records.
+        network: Name of the network in ``networks.NETWORKS``. It must not use batch normalization, which mixes records.
         options: Options of the network.
         steps: Number of steps of SGD.
-        batch_size: Expected number of records of a step. None for half the declared number, at most 1024: a large batch
-            has a better ratio of signal to noise.
-        learning_rate: Learning rate of the first step. It falls to 0 along a cosine.
+        batch_size: Expected number of records of a step. None to use half the declared number of records, at most 1024,
+            because large batches have a better ratio of signal to noise.
+        learning_rate: Learning rate of the first step, which falls to 0 along a cosine.
         momentum: Momentum of SGD.
         clip: Clipping norm of the gradient of one record.
-        noise_multiplier: Standard deviation of the noise of a summed gradient, in clipping norms, for runs without a
-            target epsilon. None to calibrate it.
+        noise_multiplier: Standard deviation of the noise of a summed gradient, in units of ``clip``, for runs without a
+            target epsilon. None to calibrate the noise to the price.
         mechanism: Mechanism of the PATE release whose price is matched. None to use ``privacy.target_epsilon``.
-        query: Query strategy of this PATE release.
-        num_queries: Number of questions of this PATE release.
+        query: Query strategy of the PATE release. None to use ``privacy.target_epsilon``.
+        num_queries: Number of questions of the PATE release.
 
     Guarantee: the Renyi curve of ``steps`` Poisson-subsampled Gaussian mechanisms, whose rate is batch_size over the
     declared number of records, under add_remove, for units of one record.
@@ -111,7 +111,7 @@ class DPSGD(PrivateMethod):
         return "torch"
 
     def calibrate(self, epsilon: float | None, delta: float, facts: DatasetFacts) -> DPSGD:
-        """Return this method with the smallest noise at which all steps cost at most epsilon."""
+        """Return this method with the smallest noise at which all steps together cost at most ``epsilon``."""
         if epsilon is None and self.noise_multiplier is not None:
             return self
         if epsilon is None:
@@ -128,11 +128,11 @@ class DPSGD(PrivateMethod):
         return replace(self, noise_multiplier=multiplier)
 
     def compute_batch_size(self, facts: DatasetFacts) -> int:
-        """Compute the expected number of records of a step, which is public: it follows from the declared size."""
+        """Compute the expected number of records of a step, which is public, from the declared size."""
         size = facts.spec.nominal_size
         if size is None:
             fix = "Declare the approximate number of records."
-            raise checks.error("dataset.nominal_size", None, "sets the sampling rate of DP-SGD", fix)
+            raise checks.error("dataset.nominal_size", None, "must be given for the sampling rate of DP-SGD", fix)
         return max(1, min(1024, size // 2)) if self.batch_size is None else self.batch_size
 
     def compute_sampling_rate(self, facts: DatasetFacts) -> float:
@@ -141,7 +141,8 @@ class DPSGD(PrivateMethod):
             problem = f"protects single records, but the privacy unit is {facts.unit}"
             raise checks.error("method", self.name, problem)
         if facts.adjacency != "add_remove":
-            raise checks.error("partition", facts.adjacency, "records are sampled", "Use partition=add_remove.")
+            problem = f"cannot be combined with method={self.name}, whose price holds for add_remove"
+            raise checks.error("partition", facts.adjacency, problem, "Use partition=add_remove.")
         batch_size = self.compute_batch_size(facts)
         return batch_size / checks.integer("dataset.nominal_size", facts.spec.nominal_size, low=batch_size)
 
@@ -169,7 +170,7 @@ class DPSGD(PrivateMethod):
         }
 
     def find_ledger_folder(self, root: Path, facts: DatasetFacts, stages: Stages) -> Path:
-        """Return the folder of the data set's account, or another one if its filter cannot bound this mechanism."""
+        """Return the folder of the data set's account, or another folder if the account's filter excludes DP-SGD."""
         path, spec = root / "ledger.sqlite", facts.spec
         if not path.exists():
             return root
@@ -177,38 +178,39 @@ class DPSGD(PrivateMethod):
             kinds = {account.name: account.filter.kind for account in opened_ledger.list_accounts()}
         if kinds.get(spec.name) != "gdp":
             return root
-        reason = "its account adds up mu^2, which cannot bound a subsampled Gaussian"
+        reason = "its account adds up mu^2, and this sum cannot bound a subsampled Gaussian mechanism"
         if not spec.benchmark:
-            fix = "Open the account with another PATE_HOME, and add the two epsilons by hand."
+            fix = "Open another account with another PATE_HOME, and add the two epsilons by hand."
             raise checks.error("dataset.name", spec.name, reason, fix)
         folder = root / "dpsgd"
         stages.print_message(
-            f"{spec.name}: {reason}. This baseline keeps a ledger apart, under {folder}: its epsilon and "
-            "that of the PATE releases are two statements, and do not compose into one."
+            f"{spec.name}: {reason}. This baseline uses another ledger, under {folder}. Its epsilon and the "
+            "epsilon of the PATE releases are two separate guarantees, which do not add up to one."
         )
         return folder
 
     def prepare(self, inputs: MethodInputs) -> PreparedDPSGD:
-        """PRIVATE. Select one record of each unit, so that a unit changes a sum by one clipped gradient."""
+        """PRIVATE. Select one record of each unit, so that one unit changes a sum by one clipped gradient."""
         records = select_one_per_unit(inputs.records, inputs.facts.adjacency)
         return PreparedDPSGD(self, replace(inputs, records=records))
 
     def _build_module(self, spec: DataSpec, seed: int) -> nn.Module:
         module = networks.build(self.network, spec.input_shape, spec.num_classes, **dict(self.options))
         if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-            raise checks.error("method.network", self.network, "normalizes over a batch, so one record touches all")
+            problem = "uses batch normalization, by which one record influences the gradients of other records"
+            raise checks.error("method.network", self.network, problem)
         return networks.initialize(module, make_torch_generator(seed, "dpsgd", "initial"))
 
 
 @dataclass(eq=False, repr=False)
 class PreparedDPSGD(PreparedMethod):
-    """PRIVATE. DP-SGD, with its noise multiplier, on one record of each unit."""
+    """PRIVATE. Calibrated DP-SGD and its inputs, with one record of each unit."""
 
     method: DPSGD
     inputs: MethodInputs
 
     def release(self, pool: PublicPool, spending: Spending) -> ModelRelease:
-        """Train the model, each step with noise that was paid for."""
+        """Train the model with noise that was paid for."""
         method, inputs, spec = self.method, self.inputs, self.inputs.facts.spec
         with inputs.clock("training"):
             module = method._build_module(spec, inputs.seed)
@@ -254,7 +256,7 @@ class PreparedDPSGD(PreparedMethod):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")  # the input needs no gradient
             F.cross_entropy(model(x), records.y[sample_rows].to(device)).backward()
-        # A gradient whose length is not finite cannot be clipped, so such a record contributes nothing.
+        # A gradient with an infinite norm cannot be clipped, so its record contributes 0.
         parts = [p.grad_sample for p in model.parameters()]
         finite_B = torch.stack([part.flatten(1).norm(dim=1).isfinite() for part in parts]).all(0)
         for part in parts:

@@ -1,4 +1,4 @@
-"""Whether labels will be better than guesses, predicted from public values before anything is charged.
+"""Predictions from public values, before any charge, whether labels will be better than guesses.
 
 Teacher agreement is private. The lead in votes that useful labels need is public, because it depends only on the noise.
 """
@@ -27,14 +27,14 @@ from pate_torch.mechanisms.sparse_vector import DistanceToInstability, SparseVec
 
 NUM_QUANTILES = 4000
 MIN_SKILL = 0.05
-"""Smallest skill, on the way from guessing (0) to certainty (1), that a few hundred labels can tell from chance."""
+"""Smallest skill that a few hundred labels can distinguish from chance. Skill 0 is guessing, and 1 is certainty."""
 MAX_LEAD_SHARE = 0.5
-"""Largest lead, as a share of the votes, that many ensembles reach."""
+"""Largest lead in votes that many ensembles reach, as a share of the number of teachers."""
 NOISE_ADVICE = "Ask fewer questions, take more teachers, or spend a larger epsilon."
 
 
 class LowSignalWarning(UserWarning):
-    """Warning of ``format_low_signal_warning``, for calls in Python."""
+    """Warning that labels will be mostly noise (``format_low_signal_warning``), for calls in Python."""
 
 
 def check_informative(
@@ -47,20 +47,16 @@ def check_informative(
 ) -> None:
     """Raise ValueError if labels would be no better than chance even if all teachers agreed on the truth.
 
-    Args:
-        mechanism: Mechanism that answers the questions.
-        num_teachers: Number of teachers.
-        num_classes: Number of classes.
-        allow_uninformative: Whether to accept such labels.
-        override_hint: Setting that accepts such labels, for the message.
+    With ``allow_uninformative``, such labels are accepted. ``override_hint`` is the setting that accepts them, for the
+    message.
     """
     if allow_uninformative:
         return
     accuracy = compute_label_accuracy(num_teachers, mechanism, num_classes)
     if accuracy is not None and accuracy < MIN_SKILL + (1 - MIN_SKILL) / num_classes:
         problem = (
-            f"with {num_teachers} teachers labels would be no better than chance: right {100 * accuracy:.1f} % of the "
-            f"time even if all teachers agreed on the truth, where guessing is right {100 / num_classes:.1f} %"
+            f"with {num_teachers} teachers labels would be no better than chance: {100 * accuracy:.1f} % would be "
+            f"right even if all teachers agreed on the truth, and {100 / num_classes:.1f} % of guesses are right"
         )
         fix = f"Take more teachers, less noise or a larger target_epsilon; or set {override_hint}."
         sigma = dataclasses.asdict(mechanism).get("sigma")
@@ -71,9 +67,9 @@ def check_informative(
 def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) -> float | None:
     """Compute the probability that an answer is the class that leads every other class by ``lead`` votes.
 
-    It is the probability that the noisy count of this class exceeds all others, P = E[F(Z + lead)^(C - 1)] over its
-    noise Z ~ F, by the midpoints of equally likely parts. The law of continuous noise also approximates integer noise.
-    None for mechanisms with another law, such as the sparse vector, which answer exactly or not at all.
+    The noisy count of this class exceeds all others with probability E[F(Z + lead)^(C - 1)] for noise Z ~ F. The
+    expectation is the mean over ``NUM_QUANTILES`` equally likely values of Z. Continuous noise also stands for integer
+    noise. Return None for mechanisms such as the sparse vector, which answer exactly or not at all.
     """
     model: OutcomeModel | None
     match mechanism:
@@ -97,10 +93,10 @@ def compute_label_accuracy(lead: float, mechanism: Mechanism, num_classes: int) 
 
 
 def compute_break_even_lead(mechanism: Mechanism, num_classes: int) -> float | None:
-    """Compute the lead over every other class, in votes, at which a label is halfway from a guess to the truth.
+    """Compute the lead in votes at which the accuracy of a label is halfway between guessing and certainty.
 
-    A smaller lead suffices if the other classes have unequal votes, because classes behind the second hardly ever win.
-    None as in ``compute_label_accuracy``.
+    The class leads every other class by this number of votes. A smaller lead suffices if the other classes have unequal
+    votes, because classes behind the second hardly ever win. Return None where ``compute_label_accuracy`` does.
     """
     high, target = 1.0, 0.5 + 0.5 / num_classes
     while (accuracy := compute_label_accuracy(high, mechanism, num_classes)) is not None and accuracy < target:
@@ -111,7 +107,7 @@ def compute_break_even_lead(mechanism: Mechanism, num_classes: int) -> float | N
 
 
 def compute_answering_lead(mechanism: Mechanism, num_queries: int, num_classes: int) -> int | None:
-    """Compute the lead, in votes, at which half of the questions are answered; None if all questions are answered."""
+    """Compute the lead in votes at which half of the questions are answered, or None if all questions are answered."""
     match mechanism:
         case SparseVectorMechanism():
             return mechanism.compute_scales(num_queries, num_classes).min_teachers
@@ -129,8 +125,8 @@ def format_low_signal_warning(
         lead, symptom = compute_answering_lead(mechanism, num_queries, num_classes), "most questions are not answered"
     if lead is None or lead <= MAX_LEAD_SHARE * num_teachers:
         return None
-    agreement = "no teachers can" if lead > num_teachers else "few teachers do"
+    agreement = "no ensemble can reach this lead" if lead > num_teachers else "few ensembles reach this lead"
     return (
-        f"Noise outweighs these votes: {symptom} unless a class leads every other by {lead:.3g} of {num_teachers} "
-        f"votes, as {agreement}."
+        f"Noise outweighs these votes: {symptom} unless one class leads every other class by {lead:.3g} of "
+        f"{num_teachers} votes, and {agreement}."
     )

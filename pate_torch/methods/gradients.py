@@ -6,15 +6,15 @@ gradient of its log-likelihood, z (e_y - softmax(z W))^T. The noisy sum updates 
 second round starts again in the features of that student, in which the classes are better separated. There are no
 teachers.
 
-The features are whitened by the covariance of the public points, which is public, so that a step as good as Newton's
-costs no additional privacy. A constant 1 is appended, because classes need not be equally common. The vector z, with
-this 1, and the residual e_y - softmax(z W) are clipped to length 1.
+The features are whitened by the covariance of the public points. This preconditions the steps like Newton's method,
+at no cost in privacy. A constant 1 is appended, because classes need not be equally common. The vector z, with this 1,
+and the residual e_y - softmax(z W) are clipped to length 1.
 
 Guarantee: a gradient is a function of one unit's record and of public values (``map_records_batch_invariant``),
-quantized to integers. Therefore sums are exact, no record influences the rounding of another's, and the length of a
-gradient is at most ``UNIT_NORM``. One unit changes the sum by at most ``sensitive.make_vector_sum_sensitivity`` x
-``UNIT_NORM``. Source: the noisy gradient descent of Bassily, Smith & Thakurta 2014, in full batches, preconditioned by
-public points.
+quantized to integers. Therefore sums are exact, a record does not influence the rounding of other gradients, and the
+length of a gradient is at most ``UNIT_NORM``. One unit changes the sum by at most ``make_vector_sum_sensitivity`` x
+``UNIT_NORM``. Source: Bassily, Smith & Thakurta 2014 (noisy gradient descent), here in full batches, with public
+preconditioning.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pate_torch.core import checks
 from pate_torch.core.progress import Progress
 from pate_torch.features.contrastive import append_mean_shift, encode
 from pate_torch.mechanisms.gradient_descent import GradientDescent
-from pate_torch.methods.description import MethodDescription, get_unit_column
+from pate_torch.methods.base import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import select_one_per_unit
@@ -43,19 +43,19 @@ from pate_torch.privacy.whitening import Whitening
 from pate_torch.students.base import StudentAlgorithm
 
 _MAX_RECORDS = 1 << 22
-"""Number of records below which sums are exact (``sensitive.UNIT_NORM``)."""
+"""Smallest number of records for which sums might be inexact (``sensitive.UNIT_NORM``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMethod(RecordMethod):
-    """Every record contributes its gradient to the sums by which a public model is trained.
+    """Per-record gradients: every record contributes its gradient to the sums that train a public model.
 
     Attributes:
-        ridge: Constant that is added to the variance of every direction of the public points, in units of the mean
-            variance. Directions in which the public points hardly vary would otherwise carry noise alone.
-        effective_dim: Effective number of directions of the public points, from which the ridge follows
-            (``features.whitening.solve_ridge``). None to use ``ridge``.
-        size: Approximate number of records, which must be public knowledge. It scales the steps. None to use the
+        ridge: Constant that is added to the variance of every direction of the public features, in units of the mean
+            variance. Without it, directions in which the public points hardly vary would carry noise alone.
+        effective_dim: Effective number of directions of the public features, from which the ridge follows
+            (``privacy.whitening.solve_ridge``). None to use ``ridge``.
+        size: Approximate number of records, which must be public knowledge, as a scale of the steps. None to use the
             ``nominal_size`` that the data set declares.
         neighbors: Number of nearest public features whose weighted mean replaces each feature (one mean-shift step,
             ``networks.MeanShift``). This helps if the noise is large. 0 to keep the features.
@@ -84,13 +84,14 @@ class GradientMethod(RecordMethod):
             return
         if self.num_rounds > 1 and not self.releases_guide:
             fix = "Use student@guide_student=same."
-            raise checks.error("student.publish", "released_model", "uses the features of its own guide student", fix)
+            problem = "would use the features of another guide student than the published student"
+            raise checks.error("student.publish", "released_model", problem, fix)
         features = student.features
         if not self.is_guided and features != self.features:
             expected_name = "none" if self.features is None else self.features.name
             problem = f"must be the features in which the model is trained, features={expected_name}"
             name = None if features is None else features.name
-            raise checks.error("student.features", name, problem, "Set features alone.")
+            raise checks.error("student.features", name, problem, "Set features, and leave out student.features.")
 
     def validate(self, facts: DatasetFacts) -> None:
         super().validate(facts)
@@ -103,11 +104,12 @@ class GradientMethod(RecordMethod):
         return super().to_record(facts) | {"declared_size": self.get_size(facts.spec)}
 
     def get_size(self, spec: DataSpec) -> int:
-        """Return the declared number of records. Raises ValueError if there is none."""
+        """Return the declared number of records. Raises ValueError if no number is declared."""
         size = spec.nominal_size if self.size is None else self.size
         if size is None:
             fix = "Declare the approximate number of records, if it is public knowledge."
-            raise checks.error("method.size", None, "must be given: the data set declares no nominal_size", fix)
+            problem = "must be given, because the data set declares no nominal_size"
+            raise checks.error("method.size", None, problem, fix)
         return size
 
     def make_sensitive(
@@ -142,20 +144,21 @@ class GradientMethod(RecordMethod):
 
 
 def describe(unit: str, steps: int) -> MethodDescription:
-    """Describe the gradients of all records for reports, given the number of steps of a round."""
+    """Describe the method for reports, given the privacy unit and the number of steps of a round."""
     sentence = (
         f"Every {get_unit_column(unit) or 'record'} gave its gradient {'once' if steps == 1 else f'{steps} times'}"
     )
     return MethodDescription(
         subject="gradients",
-        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to be right "
-        "about it, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients, and "
-        "only models trained on the noisy sums left, with their answers on public points. A student sees nothing but "
-        "public points and these answers.",
+        procedure=f"{sentence}{{each_round}}: the direction in which a public model would have to change to predict it "
+        "better, clipped to length 1. The mechanism {mechanism} added noise to every sum of these gradients. Only "
+        "models trained on the noisy sums, and their answers on public points, were released. A student sees nothing "
+        "but public points and these answers.",
         query_sentence="{asked}{each_round}, answered by models trained on noisy sums of all records' gradients",
-        examples="Public points, each with the class given by the model trained on noisy sums. Noise and models err.",
+        examples="Public points, each with the class given by the model trained on noisy sums. Some classes are wrong, "
+        "because of the noise and of errors of the model.",
         assumptions=(
-            f"{sentence}{{each_round}}, never longer than 1, computed from itself and from public values alone.",
+            f"{sentence}{{each_round}}, of length at most 1 and computed from its own record and public values alone.",
         ),
         discrete=False,
     )

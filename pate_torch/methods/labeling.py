@@ -2,10 +2,10 @@
 
 Each round has four steps:
 
-    1  choose the questions, as a function of public points and of earlier answers
-    2  select the sensitive values of these points, whose sensitivity the price covers
-    3  answer by the mechanism, with noise that the reservation has paid for
-    4  fit a guide student to the answers so far, if the next round needs one
+    1  fit a guide student to the earlier answers, if the round needs one
+    2  choose the questions, as a function of public points and of earlier answers
+    3  select the sensitive values of the chosen points, with a sensitivity that the price covers
+    4  answer with the mechanism, with noise that the reservation has paid for
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import learn_features
 from pate_torch.features.neighbors import to_graph_device
 from pate_torch.mechanisms.base import Mechanism, VoteMechanism
-from pate_torch.methods.base import MethodInputs, PreparedMethod, PrivateMethod
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import MethodDescription, MethodInputs, PreparedMethod, PrivateMethod
 from pate_torch.privacy.budget import Budget, Spending
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import DataSpec, PublicPool, Release
@@ -61,16 +60,16 @@ class LabelingMethod(PrivateMethod):
         mechanism_type: Type of the mechanisms that the method can be combined with.
         refits_records: Whether later rounds use features of the guide student.
         mechanism: Mechanism that answers.
-        query: Query strategy, which chooses the public points to ask about.
+        query: Query strategy, which chooses the questions: public points to be labeled.
         num_queries: Largest number of questions.
         num_queries_is_default: Whether ``num_queries`` is a recommended value, which is lowered to the number of public
             points.
-        features: Recipe for features of the public points, used for questions and records. None to use the points as
-            they are.
+        features: Recipe for features in which questions are chosen and records are compared. None to use the points
+            themselves.
         guide_student: Student that is fitted to the answers between rounds. None if no round needs a student.
         releases_guide: Whether the published student continues from the guide student.
-        allow_uninformative_labels: Whether to ask questions although the labels would be no better than chance even if
-            all teachers agreed.
+        allow_uninformative_labels: Whether to accept labels that would be no better than chance even if all teachers
+            agreed.
     """
 
     mechanism_type: ClassVar[Any] = Mechanism
@@ -87,11 +86,11 @@ class LabelingMethod(PrivateMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.mechanism, self.mechanism_type):
-            problem = f"cannot be combined with method={self.name}, whose values it does not open"
+            problem = f"cannot be combined with method={self.name}, because it takes other values as input"
             raise checks.error("mechanism", self.mechanism.name, problem, _COMBINATIONS)
         checks.integer("num_queries", self.num_queries, low=1)
         if self.guide_student is not None and self.guide_student.returns_released_model:
-            problem = "is the released model, which learns nothing that could guide a round"
+            problem = "returns the released model, so it cannot learn from the answers of a round"
             raise checks.error("guide_student", self.guide_student.name, problem, "Name another student.")
 
     @property
@@ -118,7 +117,7 @@ class LabelingMethod(PrivateMethod):
         if not self.num_queries_is_default or self.num_queries <= pool_size:
             return self
         stages.print_message(
-            f"num_queries={pool_size}, not the recommended {self.num_queries}: there are no more public points."
+            f"num_queries is {pool_size} instead of the recommended {self.num_queries}, the number of public points."
         )
         return replace(self, num_queries=pool_size)
 
@@ -134,7 +133,7 @@ class LabelingMethod(PrivateMethod):
             change: dict[str, Any] = {"sigma": scale} if "sigma" in names else {"epsilon": 1 / scale}
             return replace(self, mechanism=dataclasses.replace(self.mechanism, **change))
 
-        # If the epsilon of the mechanism is that of the whole release (sparse vector), it is the target epsilon.
+        # If the mechanism's epsilon is that of the whole release, as for the sparse vector, no search is needed.
         if "sigma" not in names:
             total_epsilon = calibration.compute_epsilon(set_noise(1 / epsilon).privacy_events(), delta)
             if 1 - 1e-6 <= total_epsilon / epsilon <= 1:
@@ -152,7 +151,7 @@ class LabelingMethod(PrivateMethod):
                 self.features.check(facts.spec)
         if self.is_guided:
             if self.guide_student is None:
-                problem = "must be a student: the later rounds look at one"
+                problem = "must be a student, because later rounds use its predictions"
                 raise checks.error("guide_student", None, problem, "Use student@guide_student=supervised.")
             with checks.prefixed_errors("guide_student"):
                 self.guide_student.check(facts.spec)
@@ -162,7 +161,7 @@ class LabelingMethod(PrivateMethod):
 
     @abstractmethod
     def describe(self, facts: DatasetFacts) -> MethodDescription:
-        """Return the sentences of reports about the method."""
+        """Return the sentences about the method that reports show."""
 
     def to_record(self, facts: DatasetFacts) -> dict[str, Any]:
         mechanism = self.mechanism
@@ -173,7 +172,7 @@ class LabelingMethod(PrivateMethod):
         return {
             "num_teachers": self.ensemble_size or 0,
             "mechanism": mechanism.name,
-            # The record omits switches that are off.
+            # The record omits parameters that are False.
             "parameters": {k: v for k, v in parameters.items() if k not in ("name", "noise") and v is not False},
             "query": self.query.name,
             "voters": self.name,
@@ -184,7 +183,7 @@ class LabelingMethod(PrivateMethod):
         }
 
     def learn_features(self, inputs: MethodInputs) -> Tensor | None:
-        """Learn unit-length features of the public points, float32 [P, D]; None if ``features`` is None."""
+        """Learn unit-length features of the public points, float32 [P, D]. Return None if ``features`` is None."""
         facts = inputs.facts
         return learn_features(self.features, facts.pool, facts.spec, inputs.seed, inputs.device, inputs.stages)
 
@@ -200,12 +199,13 @@ class PreparedLabeling(PreparedMethod):
         sensitive: PRIVATE. Values to be opened, on the whole pool: votes, cell counts or gradient sums.
         spec: Public facts of the data.
         seed: Seed of the public choices. It does not seed noise.
-        feature_PD: Features of the public points, for the questions of the first round. None to use the points as they
-            are.
+        feature_PD: Features of the public points, by which the first round chooses questions, float32 [P, D]. None to
+            use the points themselves.
         guide_student: Student that is fitted before each round but the first. None if no round needs a student.
         releases_guide: Whether the last guide student is released beside the labels.
-        refit: PRIVATE. Function that makes the values of the next round in features of the guide student. The part of a
-            record is a function of this record and of released values. None if the values do not change.
+        refit: PRIVATE. Function that makes the values of the next round in the features of the guide student. The
+            contribution of a record depends on this record and on released values alone. None if all rounds open the
+            same values.
         device: Device on which the guide student is trained.
         progress: Function that receives (done, total) questions.
         guide_progress: Function that receives the progress of the guide student's training.
@@ -249,11 +249,11 @@ class PreparedLabeling(PreparedMethod):
         )
 
     def check(self, budget: Budget, pool: PublicPool) -> None:
-        """Raise ValueError, before any charge, for a plan, values or noise that the mechanism refuses."""
+        """Raise ValueError, before any charge, for numbers of questions, values or noise that the mechanism refuses."""
         fix = f"There are {len(pool)} public points."
         checks.integer("num_queries", self.num_queries, low=1, high=len(pool), fix=fix)
         if len(self.sensitive) != len(pool):
-            fix = "A method answers for every public point, in the pool's order."
+            fix = "There must be one row for each public point, in the order of the points."
             raise checks.error("votes", len(self.sensitive), f"must cover all {len(pool)} public points", fix)
         if isinstance(self.mechanism, VoteMechanism) and isinstance(self.sensitive, Votes | SoftVotes):
             self.mechanism.check(
@@ -263,7 +263,7 @@ class PreparedLabeling(PreparedMethod):
                 rounds=min(self.query.rounds, self.num_queries),
             )
         if budget.kind != self.mechanism.noise:
-            problem = f"must be {self.mechanism.noise!r}, the kind {self.mechanism.name} was priced for"
+            problem = f"must be {self.mechanism.noise!r}, the noise for which the price of {self.mechanism.name} holds"
             raise checks.error("noise", budget.kind, problem)
         check_values(self.sensitive.sensitivity, self.mechanism, budget)
 
@@ -271,12 +271,12 @@ class PreparedLabeling(PreparedMethod):
         """Ask about at most ``num_queries`` public points in rounds, and release the answers.
 
         Raises:
-            ValueError: The questions of a strategy or the values of the next round violate their contract. The
+            ValueError: The query strategy chose invalid questions, or the values of the next round are invalid. The
                 reservation stays spent.
         """
         rounds = min(self.query.rounds, self.num_queries)
         spending.record_cost(())  # a strategy may choose no question at all
-        # The release has the id of the reservation, so that its charge can be found in the ledger.
+        # The id of the reservation connects the release with its charge in the ledger.
         release = Release.from_reservation(spending.id, spending.reserved_events)
         values, feature_PD, student_PC = self.sensitive, self.feature_PD, None
         opened_votes: list[Votes | CellHistogram] = []
@@ -310,7 +310,7 @@ class PreparedLabeling(PreparedMethod):
         return release
 
     def _fit_guide(self, release: Release, pool: PublicPool) -> Student:
-        """Fit the guide student to the answers so far. A guide that is to be released continues from the last one."""
+        """Fit the guide student to the answers so far. If it is to be released, it continues from the previous one."""
         assert self.guide_student is not None
         task = replace(make_student_task(self.spec, pool, release), guide=self.guide)
         student = self.guide_student.fit(task, seed=self.seed, device=self.device, progress=self.guide_progress)
@@ -322,14 +322,14 @@ class PreparedLabeling(PreparedMethod):
         assert self.refit is not None
         values = self.refit(student)
         if len(values) != len(self.sensitive):
-            raise ValueError("votes: the values of the next round must be about the same public points")
+            raise ValueError("votes: the values of the next round must have one row for each public point")
         check_values(values.sensitivity, self.mechanism, spending)
         return values
 
     def _select_queries(
         self, release: Release, pool: PublicPool, rounds: int, student_PC: Tensor | None, feature_PD: Tensor | None
     ) -> Tensor:
-        """Choose and check the questions of the next round, int64 [Q]; they are public."""
+        """Choose and check the questions of the next round, pool indices, int64 [Q]. The questions are public."""
         state = QueryState(
             spec=self.spec,
             pool_x=pool.x,
@@ -342,7 +342,7 @@ class PreparedLabeling(PreparedMethod):
             feature_PD=feature_PD,
         )
         query_Q = self.query.select(state).to("cpu", torch.int64)
-        # Repeated or additional questions would be answered without a charge.
+        # The price covers num_queries different questions.
         if len(query_Q) > state.num_remaining:
             raise ValueError(f"query strategy: chose {len(query_Q)} questions, but {state.num_remaining} remain")
         if len(query_Q) and (int(query_Q.min()) < 0 or int(query_Q.max()) >= len(pool)):
@@ -353,6 +353,6 @@ class PreparedLabeling(PreparedMethod):
 
 
 def check_values(sensitivity: Sensitivity, mechanism: Mechanism, account: Budget | Spending) -> None:
-    """Raise ValueError for values that the mechanism refuses, or that have another adjacency than the account."""
+    """Raise ValueError if the sensitivity exceeds the mechanism's, or has another adjacency than the account."""
     account.check_adjacency(sensitivity)
     check_sensitivity(sensitivity, mechanism.max_sensitivity, mechanism.name)

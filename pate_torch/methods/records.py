@@ -1,4 +1,4 @@
-"""Base of the methods in which every record contributes by itself: reverse k-NN labeling and per-record gradients."""
+"""Base of the methods in which every record contributes independently: reverse k-NN labeling, per-record gradients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pate_torch.privacy.sensitive import SensitiveRecords
 
 @dataclass(frozen=True, kw_only=True)
 class RecordMethod(LabelingMethod):
-    """Base of the methods in which every record contributes by a function of itself and of public values.
+    """Base of the methods in which the contribution of a record depends on this record and on public values alone.
 
-    A subclass defines this function (``make_sensitive``).
+    A subclass computes the contributions in ``make_sensitive``.
     """
 
     refits_records: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class RecordMethod(LabelingMethod):
         super().validate(facts)
         capacity, adjacency = facts.partition.max_shard_size, facts.adjacency
         if capacity is not None:
-            problem = f"cannot be combined with method={self.name}: one unit more could displace another one's records"
+            problem = f"cannot be combined with method={self.name}: an added unit could displace records of another"
             raise checks.error("partition.capacity", capacity, problem, "Leave out partition.capacity.")
         if self.mechanism.adjacency != adjacency:
             problem = f"must be the adjacency of the partition, {adjacency}"
@@ -56,16 +56,10 @@ class RecordMethod(LabelingMethod):
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> SensitiveRecords:
-        """PRIVATE. Build the sensitive value of the records of all shards, under the adjacency of the shards.
+        """PRIVATE. Build the sensitive value of the records in all shards, under the adjacency of the shards.
 
-        Args:
-            records: PRIVATE. Records of the run.
-            shards: Shards that hold the records.
-            facts: Public facts, with the public points.
-            encoder: Map from normalized points to features, learned from public points, or of a released student. None
-                to use the normalized points.
-            device: Device of the encoding.
-            progress: Function that receives (done, total) in percent.
+        ``encoder`` maps normalized points to features. It was learned from public points, or belongs to a released
+        student. None to use the normalized points.
         """
         encoder = (nn.Flatten() if encoder is None else encoder).to(device)
         encoder = encoder.to(memory_format=torch.channels_last)  # faster for few images
@@ -76,10 +70,10 @@ class RecordMethod(LabelingMethod):
     def make_sensitive(
         self, private: PrivateRecords, shards: Shards, facts: DatasetFacts, encoder: nn.Module, progress: Progress
     ) -> SensitiveRecords:
-        """PRIVATE. Make the sensitive value of the records in these shards, in the features of ``encoder``."""
+        """PRIVATE. Make the sensitive value of ``private``, the records of these shards, in features of ``encoder``."""
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
-        """PRIVATE. Encode the records: first by an encoder of the public points, in later rounds by the student."""
+        """PRIVATE. Encode the records with an encoder of the public points, in later rounds with the guide student."""
         facts = inputs.facts
 
         def encode_records(encoder: nn.Module | None) -> SensitiveRecords:
@@ -104,9 +98,9 @@ class RecordMethod(LabelingMethod):
 def map_records_batch_invariant(
     fn: Callable[[Tensor], Tensor], encoder: nn.Module, private: PrivateRecords, spec: DataSpec, progress: Progress
 ) -> Tensor:
-    """PRIVATE. Apply ``fn`` to the features of each record as if it were alone (``map_batch_invariant``), [N, ...].
+    """PRIVATE. Apply ``fn`` to the features of each record, independently of all other records, [N, ...].
 
-    ``fn`` receives the features of one batch, [8, D].
+    ``fn`` receives the features of one batch, [8, D] (``map_batch_invariant``).
     """
 
     def apply_fn(batches: Iterator[Tensor]) -> Tensor:

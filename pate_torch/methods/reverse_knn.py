@@ -1,14 +1,14 @@
 """Reverse k-NN labeling: every record is counted once, at the asked public point nearest to it; there are no teachers.
 
 The asked points divide the space of features into cells. Each unit adds one count, for its class, to the cell in which
-it lies. A teacher votes on every question, so that each question costs privacy; here one unit changes one number of one
-table, so that ten thousand questions cost as much as one (``mechanisms.histogram``). The counts estimate the class
-proportions of a cell, from which the public points of that cell may learn. A student of the first answers is public, so
-that a second round can use its features, in which the classes are better separated.
+it lies. Teachers vote on every question, so every question costs privacy. Here one unit changes one number of one
+table, so ten thousand questions cost as much as one question (``mechanisms.histogram``). The noisy counts estimate the
+class proportions of a cell, which label all public points of this cell. A second round can use the features of a
+student of the first answers, in which the classes are better separated.
 
-Guarantee: a count is a function of one unit's records and of public values, and no record influences even the rounding
-of another's (``map_records_batch_invariant``). Therefore one unit changes one count of each round's table
-(``CellHistogram``), and rounds compose adaptively.
+Guarantee: the cell and the class of a unit are functions of its own records and of public values, and other records do
+not influence even the rounding (``map_records_batch_invariant``). Therefore one unit changes one count of each round's
+table (``CellHistogram``), and rounds compose adaptively.
 Source: Li et al. 2022 (arXiv 2207.13253), reverse k-nearest-neighbor labeling, with k = 1, cells of many public points
 instead of single points, and a second round; the histogram of Dwork, McSherry, Nissim & Smith 2006.
 """
@@ -26,7 +26,7 @@ from pate_torch.core.progress import Progress, do_nothing
 from pate_torch.features.contrastive import encode
 from pate_torch.mechanisms.histogram import Histogram
 from pate_torch.methods import feasibility
-from pate_torch.methods.description import MethodDescription, get_unit_column
+from pate_torch.methods.base import MethodDescription, get_unit_column
 from pate_torch.methods.records import RecordMethod, map_records_batch_invariant
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.partition import get_unit_ids
@@ -38,7 +38,7 @@ _BLOCK_ENTRIES = 1 << 22  # entries of one block of a distance matrix: 16 MB
 
 @dataclass(frozen=True, kw_only=True)
 class ReverseKnn(RecordMethod):
-    """Reverse k-NN labeling. The cells follow from the questions and the features, so there are no other settings."""
+    """Reverse k-NN labeling. The questions and the features decide the cells, so there are no other settings."""
 
     mechanism_type = Histogram
     mechanism: Histogram
@@ -68,13 +68,13 @@ class ReverseKnn(RecordMethod):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CellCounter:
-    """PRIVATE. Records that are counted in the cells of any questions, each once.
+    """PRIVATE. Records of units, each of which is counted once, in the cells of any questions.
 
     Attributes:
         private: PRIVATE. Records to be counted.
-        spec: Facts of the records, by which they are normalized.
-        encoder: Map from normalized points to features.
-        feature_PD: Releasable. Unit-length features of the public points.
+        spec: Facts of the records, with the constants of their normalization.
+        encoder: Module that maps normalized points to features.
+        feature_PD: Releasable. Unit-length features of the public points, float32 [P, D].
         sensitivity: Sensitivity of the table of counts.
         progress: Function that receives (done, total) in percent.
     """
@@ -110,30 +110,30 @@ class CellCounter:
 
 
 def describe(unit: str) -> MethodDescription:
-    """Describe the counts of the records for reports."""
+    """Describe the method for reports, given the privacy unit."""
     every_unit = "The label of every record" if unit == LABEL_UNIT else f"Every {get_unit_column(unit) or 'record'}"
     count_clause = f"{every_unit} was counted once{{each_round}}"
-    location_clause = "most of its records lie" if get_unit_column(unit) else "it lies"
+    location_clause = "most of its records lie nearest" if get_unit_column(unit) else "it lies nearest"
     return MethodDescription(
         subject="reverse k-NN counts",
-        procedure=f"{count_clause}: for its class, at the one of the public points asked ({{asked}} in all) that "
-        f"{location_clause} nearest to. The mechanism {{mechanism}} added noise to every count, and only the noisy "
-        "counts left. A student sees nothing but public points and these counts.",
+        procedure=f"{count_clause}: for its class, at the one of {{asked}} public points to which {location_clause}. "
+        "The mechanism {mechanism} added noise to every count, and only the noisy counts were released. A student sees "
+        "nothing but public points and these counts.",
         query_sentence="{asked}{each_round}, every record counted at the one nearest to it",
-        examples="Public points, each with the class that the noisy counts of its cell gave it. Noise errs, and cells "
-        "mix.",
-        assumptions=(f"{count_clause}, in one number of one table, by itself and by public values alone.",),
+        examples="Public points, each with the class that the noisy counts of its cell gave it. Some classes are "
+        "wrong, because of the noise and because cells contain several classes.",
+        assumptions=(f"{count_clause}, in one number of one table, independently of all other records.",),
         uses_size=False,
     )
 
 
 def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
-    """Assign each feature to the nearest asked point, by row, int64 [P]; ties go to the first row.
+    """Return the row of the asked point that is nearest to each feature, int64 [P]; ties go to the first row.
 
     The sum of squared differences decides. A matrix product is faster, but the rounding of one of its rows may depend
-    on the other rows, so it only excludes points that cannot be nearest. With S = (|x| + |q|)^2 and g = (D + 2) 2^-24
-    (to first order), the error of the product is at most g S for any order of additions, and so is the error of the
-    sum of squares. Therefore the nearest point is within 4 g S of the minimum of the product.
+    on the other rows, so the product only excludes points that cannot be nearest. With S = (|x| + |q|)^2 and
+    g = (D + 2) 2^-24 (to first order), the error of the product is at most g S for any order of additions, and so is
+    the error of the sum of squares. Therefore the nearest point is within 4 g S of the minimum of the product.
     """
     max_norm = float(query_QD.norm(dim=1).max()) if len(query_QD) else 0.0
     tolerance = 4 * (query_QD.shape[1] + 4) * torch.finfo(query_QD.dtype).eps  # twice 4 g
@@ -152,7 +152,7 @@ def assign_cells(feature_PD: Tensor, query_QD: Tensor) -> Tensor:
 
 
 def _select_unit_cells(row_N: Tensor, private: PrivateRecords, adjacency: str) -> tuple[Tensor, Tensor]:
-    """Select the (row, class) that has most records of each unit, int64 [U] each; ties go to the lowest."""
+    """Select the cell and class with most records of each unit, int64 [U] each; ties go to the lowest."""
     _, unit_N = np.unique(get_unit_ids(private, adjacency), return_inverse=True)
     place_N3 = np.stack([unit_N, row_N.numpy(), private.y.numpy()], 1)
     distinct_M3, count_M = np.unique(place_N3, axis=0, return_counts=True)

@@ -1,19 +1,19 @@
 """PATE: one network is trained on each shard of the private records, and votes on every public point.
 
-The algorithm has five steps (Papernot et al. 2017, 2018), which the comments below count:
+The algorithm (Papernot et al. 2017, 2018) has five steps. Comments in this file show where each of them happens:
 
     1  assign the privacy units to K disjoint shards
     2  train one teacher on each shard
-    3  train one teacher again, alone: it must come out the same
+    3  train one teacher a second time in a process that holds only its shard; the result must be the same
     4  count the votes of the K teachers on every public point
-    5  answer questions in rounds by a mechanism (``methods.labeling``), which alone opens the votes
+    5  answer questions in rounds with a mechanism, which alone opens the votes (``methods.labeling``)
 
-One privacy unit reaches one shard, and therefore one teacher and one vote on every question. The L2 sensitivity of the
-votes on a question is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the unit's id alone decides its
-shard, so that one unit more or less moves no other unit. Under replace_one, a permutation of positions decides it,
-which reads no record.
+The records of one privacy unit are in one shard, so the unit influences one teacher and one vote on every question. The
+L2 sensitivity of the votes on a question is sqrt(2) under either adjacency. Under add_remove, a keyed hash of the
+unit's id alone decides its shard, so adding or removing a unit changes no other shard. Under replace_one, a permutation
+of positions decides the shards without reading a record.
 
-Teachers that were trained before in the same way on the same records are used again (``teachers.reuse``).
+A run does not train teachers that the store already holds (``teachers.store``).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.files import compute_tensor_digest
 from pate_torch.core.run_folders import check_hex_id
-from pate_torch.methods.base import MethodInputs
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import MethodDescription, MethodInputs
 from pate_torch.methods.labeling import PreparedLabeling
 from pate_torch.methods.voting import VotingMethod, describe
 from pate_torch.privacy.facts import DatasetFacts
@@ -40,12 +39,11 @@ from pate_torch.privacy.sensitive import SensitiveValue, SoftVotes, Votes
 from pate_torch.teachers.ensemble import TeacherEnsemble, tally_over_ranks
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe
-from pate_torch.teachers.reuse import EnsembleFinder
-from pate_torch.teachers.store import Identity, StoredEnsemble
+from pate_torch.teachers.store import EnsembleFinder, Identity, StoredEnsemble
 from pate_torch.teachers.training import train
 
 Tally = Callable[[TeacherEnsemble], Tensor]
-"""PRIVATE. Counts the votes of some of the teachers on the public points, int32 [P, C]."""
+"""PRIVATE. Function that counts the votes of an ensemble on the public points, int32 [P, C]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +53,10 @@ class TeacherVotes(VotingMethod):
     Attributes:
         num_teachers: Number K of teachers.
         teacher: Recipe by which one teacher is trained on its shard.
-        teachers_id: Id of a stored ensemble to use again, as the store or an earlier release shows it. None to use
-            teachers that were trained before in the same way on the same records, or else to train teachers.
-        alias: Id that the release shows in place of ``teachers_id``, which the store alone can resolve. None to show
-            ``teachers_id`` if the user named it, else a new id.
+        teachers_id: Id of a stored ensemble, from the store or from an earlier release. None to use a stored ensemble
+            that was trained in the same way on the same records, or to train a new one.
+        alias: Id that the release shows in place of ``teachers_id``. Only the store can resolve an alias. None to show
+            ``teachers_id`` or, if this is None, a new alias.
     """
 
     name: str = "teachers"
@@ -79,7 +77,7 @@ class TeacherVotes(VotingMethod):
 
     @property
     def is_soft(self) -> bool:
-        """Whether the mechanism opens the teachers' probabilities instead of their votes."""
+        """Whether the mechanism opens the class probabilities of the teachers instead of their votes."""
         return self.mechanism.soft
 
     def validate(self, facts: DatasetFacts) -> None:
@@ -96,16 +94,16 @@ class TeacherVotes(VotingMethod):
         return describe(self.num_teachers, facts.unit, counts=counts, soft=self.is_soft, retrains_one=True)
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
-        """PRIVATE. Find or train the teachers, and count their votes; ``PreparedLabeling`` answers the questions."""
+        """PRIVATE. Load or train the teachers, and count their votes. ``PreparedLabeling.release`` is step 5."""
         stored_teachers, is_new = self.load_or_train(inputs)  # steps 1 to 3
         store, pool_x, ensemble = inputs.store, inputs.facts.pool.x, stored_teachers.ensemble
-        # Step 4. After a training by several ranks all ranks count; otherwise the others do not wait for rank 0.
+        # Step 4. The ranks of torchrun that trained the teachers also count the votes. Rank 0 loads teachers alone.
         count_votes = functools.partial(self._count_votes, ensemble, inputs, all_ranks=is_new)
         with inputs.clock("votes"):
             votes = store.get_or_count_votes(stored_teachers.id, pool_x, count_votes, self._get_vote_variant(inputs))
         sensitive: SensitiveValue = votes
         if self.is_soft:
-            progress = inputs.stages("Asking for probabilities")
+            progress = inputs.stages("Computing the teachers' probabilities")
             probability_KPC = ensemble.predict_proba(pool_x, device=inputs.device, progress=progress)
             sensitive = SoftVotes.from_probabilities(probability_KPC)
         prepared = PreparedLabeling.from_method(self, inputs, sensitive)
@@ -116,7 +114,7 @@ class TeacherVotes(VotingMethod):
         return prepared
 
     def load_or_train(self, inputs: MethodInputs) -> tuple[StoredEnsemble, bool]:
-        """PRIVATE. Find the teachers in the store, or train them; return them, and whether they are new."""
+        """PRIVATE. Load the teachers from the store, or train them. Return them, and whether they are new."""
         with inputs.clock("partition"):
             identity = self.make_identity(inputs)
         finder = EnsembleFinder(inputs.store, inputs.ledger, identity, inputs.stages.print_message)
@@ -125,11 +123,11 @@ class TeacherVotes(VotingMethod):
         return finder.find_or_train(functools.partial(self._train, inputs), inputs.check_budget)
 
     def _train(self, inputs: MethodInputs, checkpoint_dir: Path) -> TeacherEnsemble:
-        """PRIVATE. Train one teacher on each shard; under torchrun, every rank trains its share."""
+        """PRIVATE. Train one teacher on each shard. Under torchrun, every rank trains its share of the teachers."""
         facts, seed, device = inputs.facts, inputs.seed, inputs.device
 
-        def train_one_again(trial: Trial) -> None:  # step 3
-            progress = inputs.stages("Training one teacher again, alone")
+        def retrain_one(trial: Trial) -> None:  # step 3
+            progress = inputs.stages("Training one teacher a second time")
             try:
                 trial.run(facts.pool.x, device)
             except ValueError:
@@ -153,11 +151,11 @@ class TeacherVotes(VotingMethod):
                 progress=inputs.stages(f"Training {self.num_teachers} teachers"),
                 log=inputs.log,
                 on_losses=inputs.log_losses,
-                on_trial=train_one_again,
+                on_trial=retrain_one,
             )
 
     def _count_votes(self, ensemble: TeacherEnsemble, inputs: MethodInputs, *, all_ranks: bool) -> Votes:
-        """PRIVATE. Count the votes; with ``all_ranks`` every rank of torchrun evaluates its share of the teachers."""
+        """PRIVATE. Count the votes. With ``all_ranks``, every rank of torchrun evaluates its share of the teachers."""
         tally = self._make_tally(inputs, all_ranks=all_ranks)
         if all_ranks:
             return tally_over_ranks(ensemble, tally, len(inputs.facts.pool))
@@ -168,13 +166,13 @@ class TeacherVotes(VotingMethod):
         return lambda teachers: teachers.tally(pool_x, device=inputs.device, progress=progress)
 
     def _get_vote_variant(self, inputs: MethodInputs) -> str:
-        """Return a name for what decides the votes beside the teachers and the pool; empty if nothing does."""
+        """Return a key of the settings that decide the votes. Empty if only the teachers and the pool decide them."""
         return ""
 
     # ---- teachers of earlier runs and of other ranks --------------------------------------------------------------
 
     def make_identity(self, inputs: MethodInputs) -> Identity:
-        """PRIVATE. Make the identity of this run's teachers: the records, the seed and the settings of the training."""
+        """PRIVATE. Make the identity of this run's teachers from the records, the seed and the settings of training."""
         pool = {} if self.teacher.start is None else {"pool": compute_tensor_digest(inputs.facts.pool.x)}
         return Identity(
             dataset=inputs.facts.spec.name,
@@ -187,7 +185,7 @@ class TeacherVotes(VotingMethod):
 
     def check_stored(self, inputs: MethodInputs) -> None:
         if self.teachers_id is not None:
-            inputs.store.load_manifest(self.teachers_id)  # refuses a wrong id before a key for fingerprints is made
+            inputs.store.load_manifest(self.teachers_id)  # refuses a wrong id before the store creates its secret key
             finder = EnsembleFinder(inputs.store, inputs.ledger, self.make_identity(inputs))
             finder.load(self.teachers_id)
 
@@ -196,5 +194,5 @@ class TeacherVotes(VotingMethod):
         with inputs.store.try_lock_training(self.make_identity(inputs)) as (checkpoint_dir, owns_checkpoints):
             ensemble = self._train(inputs, checkpoint_dir)
             self._count_votes(ensemble, inputs, all_ranks=True)
-            if owns_checkpoints:  # on another machine than rank 0, which has stored the ensemble by now
+            if owns_checkpoints:  # rank 0 runs on another machine, and has stored the ensemble by now
                 shutil.rmtree(checkpoint_dir, ignore_errors=True)

@@ -1,12 +1,13 @@
 """Transductive votes: a teacher labels all public points together, instead of each point independently.
 
-A teacher of fifteen records has never seen some classes, and errs between points that are close together. Public facts
-correct both: each class has its share of the public points, and points that are close together mostly have one class.
-Therefore a teacher's class probabilities on the pool are scaled until every class has its share (Sinkhorn), and then
-propagated over the k-NN graph of the public points (Zhou et al. 2004, with probabilities in place of labels).
+A teacher of fifteen records has never seen some classes, and gives different labels to points that are close together.
+Two public facts correct such errors: every class has its share of the public points, and points that are close together
+mostly have the same class. Therefore a teacher's class probabilities on the pool are scaled until every class has its
+share (Sinkhorn), and then propagated over the k-NN graph of the public points (Zhou et al. 2004, with probabilities in
+place of labels).
 
-This costs no privacy: the votes of a teacher are still a function of its own parameters and of public points, so one
-record changes one teacher, and a teacher has one vote on each question.
+This costs no privacy, because the votes of a teacher are still a function of its own parameters and of public points:
+one record changes one teacher, and a teacher has one vote on each question.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pate_torch.teachers import distributed, voting
 from pate_torch.teachers.ensemble import TeacherEnsemble
 
 _MAX_TAIL_WEIGHT = 1e-3
-"""Largest remaining weight of longer paths when propagation stops."""
+"""Total weight of the longer paths in the graph below which propagation stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class TransductiveTeacherVotes(TeacherVotes):
     Attributes:
         neighbors: Number of neighbors in the graph.
         alpha: Share of a point's probabilities that comes from its neighbors. 0 for no propagation.
-        balance: Whether to scale the probabilities until all classes are equally common among the public points. Set it
-            to false if the classes are known not to be equally common.
+        balance: Whether to scale the probabilities until all classes are equally common among the public points. Use
+            False if the classes are known not to be equally common.
     """
 
     name: str = "teachers_transductive"
@@ -66,7 +67,7 @@ class TransductiveTeacherVotes(TeacherVotes):
 
     @property
     def is_soft(self) -> bool:
-        """False: the propagated values are not probabilities, so that these teachers have votes only."""
+        """False, because the propagated values are not probabilities. These teachers give votes only."""
         return False
 
     def validate(self, facts: DatasetFacts) -> None:
@@ -75,14 +76,14 @@ class TransductiveTeacherVotes(TeacherVotes):
         super().validate(facts)
 
     def build_joint_votes(self, feature_PD: Tensor) -> JointVotes:
-        """Build the joint votes on the public points that have these features, float32 [P, D]."""
+        """Build the graph of public points with these features, float32 [P, D], on which the teachers vote."""
         return JointVotes(build_neighbor_graph(feature_PD, self.neighbors), self.alpha, self.balance)
 
     def _make_tally(self, inputs: MethodInputs, *, all_ranks: bool) -> Tally:
         feature_PD, facts = None, inputs.facts  # rank 0 computes the features for all ranks
         if distributed.is_main():
-            learnt = self.learn_features(inputs)
-            feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learnt is None else learnt.cpu()
+            learned_PD = self.learn_features(inputs)
+            feature_PD = compute_coordinates(facts.pool.x, facts.spec) if learned_PD is None else learned_PD.cpu()
         if all_ranks or feature_PD is None:
             feature_PD = distributed.broadcast_object(feature_PD)
         joint_votes = self.build_joint_votes(to_graph_device(feature_PD, inputs.device))
@@ -98,7 +99,7 @@ class TransductiveTeacherVotes(TeacherVotes):
 
 @dataclass(frozen=True, eq=False)
 class JointVotes:
-    """Votes of teachers on the public points of a graph, with the options of ``TransductiveTeacherVotes``."""
+    """Voting of teachers on the public points of a graph, with the options of ``TransductiveTeacherVotes``."""
 
     graph: Graph
     alpha: float
@@ -111,13 +112,13 @@ class JointVotes:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """PRIVATE. Predict the class of each teacher for each raw public point, [K, P]; ties go to the lowest class.
+        """PRIVATE. Predict the class of each raw public point by each teacher, [K, P]; ties go to the lowest class.
 
-        Every teacher is computed alone and in the same shapes, so that a record of another teacher does not influence
+        Every teacher is evaluated alone and in the same shapes, so that the records of other teachers do not influence
         even the rounding.
         """
         if len(pool_x) != len(self.graph):
-            raise ValueError(f"votes: the graph has {len(self.graph)} points, the pool {len(pool_x)}")
+            raise ValueError(f"votes: the graph has {len(self.graph)} points, but the pool has {len(pool_x)}")
         num_classes = ensemble.network["num_classes"]
         label_KP = torch.zeros(len(ensemble), len(pool_x), dtype=voting.get_label_dtype(num_classes))
 
@@ -139,7 +140,7 @@ class JointVotes:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Tensor:
-        """PRIVATE. Count the classes of all teachers, int32 [P, C]."""
+        """PRIVATE. Count the votes of all teachers for each class, int32 [P, C]."""
         return voting.tally(self.predict(ensemble, pool_x, device, progress), ensemble.network["num_classes"])
 
     def _propagate(self, probability_PC: Tensor) -> Tensor:

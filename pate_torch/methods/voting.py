@@ -1,6 +1,7 @@
-"""Methods in which teachers vote, whoever trained them: the base class, votes from a file, and the user's own teachers.
+"""Methods in which teachers vote: their base class, votes from a file, and teachers that the user brings.
 
-The owner vouches for what a file of votes cannot show: that every privacy unit reached one teacher, and the adjacency.
+A file of votes shows neither that every privacy unit was in the shard of one teacher, nor the adjacency. The owner of
+the data is responsible for both.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from pathlib import Path
 from pate_torch.core.progress import Stages
 from pate_torch.mechanisms.base import VoteMechanism
 from pate_torch.methods import feasibility
-from pate_torch.methods.base import MethodInputs
-from pate_torch.methods.description import MethodDescription, format_one_unit
+from pate_torch.methods.base import MethodDescription, MethodInputs, format_one_unit
 from pate_torch.methods.labeling import LabelingMethod, PreparedLabeling
 from pate_torch.privacy.facts import DatasetFacts
 from pate_torch.privacy.records import PrivateRecords
@@ -24,7 +24,7 @@ from pate_torch.teachers.voting import count_votes, read_votes
 
 @dataclass(frozen=True, kw_only=True)
 class VotingMethod(LabelingMethod):
-    """Base of the methods in which teachers vote, whoever trained them."""
+    """Base of the methods in which teachers vote."""
 
     mechanism_type = VoteMechanism
     mechanism: VoteMechanism
@@ -50,14 +50,14 @@ class VotingMethod(LabelingMethod):
         )
 
     def from_votes(self, inputs: MethodInputs, votes: Votes, *, are_from_records: bool = True) -> PreparedLabeling:
-        """PRIVATE. Prepare the method to answer from these votes, under a fresh id.
+        """PRIVATE. Prepare the method to answer from these votes, under a new id.
 
         Args:
             inputs: Inputs of the session.
             votes: PRIVATE. Votes on the public points.
-            are_from_records: Whether the records of this run, and no others, trained the teachers. The id then belongs
-                to these records, so that the owner's membership test knows the members. Otherwise it belongs to the
-                votes.
+            are_from_records: Whether the teachers were trained on the records of this run and on no others. If so, the
+                store maps the id to these records, which the owner's membership test then takes as members. If not,
+                the store maps the id to the votes.
         """
         store = inputs.store
         fingerprint = (
@@ -73,8 +73,8 @@ class VotesFile(VotingMethod):
     """Votes of teachers that were trained elsewhere.
 
     Attributes:
-        path: File of the votes (``teachers.voting.read_votes``), which is read when the data are loaded.
-        votes: PRIVATE. Votes that are loaded already.
+        path: File of the votes (``teachers.voting.read_votes``), which ``complete`` reads. None if ``votes`` are given.
+        votes: PRIVATE. Votes on the public points. None to read ``path``.
     """
 
     name: str = "votes_file"
@@ -86,7 +86,7 @@ class VotesFile(VotingMethod):
         return None if self.votes is None else self.votes.num_teachers
 
     def complete(self, facts: DatasetFacts, stages: Stages) -> LabelingMethod:
-        """Read the votes, which must be on this public pool."""
+        """Read the votes on these public points."""
         method, votes = super().complete(facts, stages), self.votes
         assert isinstance(method, VotesFile)
         if votes is None and self.path is not None:
@@ -98,7 +98,7 @@ class VotesFile(VotingMethod):
         return describe(self.votes.num_teachers, facts.unit, counts=self.mechanism.releases_counts)
 
     def compute_fingerprint(self, store: TeacherStore, all_records: PrivateRecords) -> str:
-        """PRIVATE. Compute a keyed hash of the votes, in place of the records."""
+        """PRIVATE. Compute a keyed hash of the votes, because the records are not available."""
         assert self.votes is not None, "complete comes first"
         return store.compute_votes_fingerprint(self.votes)
 
@@ -109,10 +109,10 @@ class VotesFile(VotingMethod):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PanelMethod(VotingMethod):
-    """PRIVATE. Classifiers or networks that the user brings, fitted in this process and not stored.
+    """PRIVATE. Classifiers or networks that the user brings. They are fitted in this process and not stored.
 
     Attributes:
-        panel: Fitted teachers.
+        panel: PRIVATE. Fitted teachers.
         teacher_repr: Class and parameters of the teachers, as text.
     """
 
@@ -128,12 +128,12 @@ class PanelMethod(VotingMethod):
         return describe(self.ensemble_size, facts.unit, counts=self.mechanism.releases_counts, retrains_one=True)
 
     def prepare(self, inputs: MethodInputs) -> PreparedLabeling:
-        """PRIVATE. Count the votes, after one teacher has been trained again alone and has voted the same."""
+        """PRIVATE. Count the votes, after one teacher that was trained a second time has given the same votes."""
         pool_x = inputs.facts.pool.x
         with inputs.clock("votes"):
             prediction_KQ = self.panel.predict(pool_x)
             if self.panel.retraining_check is not None:
-                progress = inputs.stages("Training one teacher again, alone")
+                progress = inputs.stages("Training one teacher a second time")
                 self.panel.check_retraining(pool_x, prediction_KQ)
                 progress(1, 1)
             votes = count_votes(prediction_KQ, self.panel.spec.num_classes)
@@ -145,31 +145,28 @@ def describe(
 ) -> MethodDescription:
     """Describe teachers for reports.
 
-    Args:
-        num_teachers: Number of teachers.
-        unit: Privacy unit.
-        counts: Whether noisy vote counts are released beside the labels.
-        soft: Whether the teachers give probabilities, of which scores are released.
-        retrains_one: Whether one of several teachers was trained again alone.
+    With ``counts``, noisy vote counts are released beside the labels, and with ``soft``, scores of the classes. With
+    ``retrains_one``, one of several teachers was trained a second time.
     """
     one_unit = "each record" if unit == "record" else format_one_unit(unit)
     retraining_sentence = (
-        f" 1 of {num_teachers} tried: one teacher, drawn at random, was trained again in a process that held only its "
-        "own share, and came out the same."
+        f" One of the {num_teachers} teachers, drawn at random, was trained a second time in a process that held only "
+        "its own share, and the result was the same."
     )
     extra_output = ", with the noisy votes behind them," if counts else ", with a score of each class," if soft else ""
     action = "gave class probabilities for" if soft else "voted on"
-    noise_target = "how far they agree" if soft else "the votes"
+    noise_target = "a measure of their agreement" if soft else "the votes"
     return MethodDescription(
         subject="teachers",
         procedure=f"{num_teachers} teachers, each trained on its own share of the records, {action} {{asked}} public "
         f"questions. The mechanism {{mechanism}} added noise to {noise_target}, and only its {{answered}} answers"
-        f"{extra_output} left. A student sees nothing but public points and these answers.",
+        f"{extra_output} were released. A student sees nothing but public points and these answers.",
         query_sentence=f"{{answered}} of {{asked}} answered, by {num_teachers} teachers",
-        examples="Public points, each with the label the noisy vote gave it. Noise and teachers err: some are wrong.",
+        examples="Public points, each with the label that the noisy vote gave it. Some labels are wrong, because of "
+        "the noise and of errors of the teachers.",
         assumptions=(
             f"{one_unit[0].upper()}{one_unit[1:]} reached exactly one of the {num_teachers} teachers, and no teacher "
-            "learnt anything from outside its own share."
+            "learned anything from outside its own share."
             + (retraining_sentence if retrains_one and num_teachers > 1 else ""),
         ),
         public_time=True,

@@ -22,7 +22,7 @@ from torch import Tensor
 from pate_torch.accounting import accountant as accounting
 from pate_torch.accounting.events import to_json
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import MethodDescription
 from pate_torch.privacy.accounts import PURPOSE_STUDENT_CHOICE, Account, Charge
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import Dataset, DataSpec, PublicAsset, Release

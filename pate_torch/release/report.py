@@ -15,7 +15,7 @@ from typing import Any
 
 from pate_torch.accounting.formatting import format_delta, format_epsilon
 from pate_torch.core import checks
-from pate_torch.methods.description import MethodDescription, format_one_unit, get_unit_column
+from pate_torch.methods.base import MethodDescription, format_one_unit, get_unit_column
 from pate_torch.privacy.records import LABEL_UNIT, SELECTION_BASES, EncoderCard, PublicAsset
 from pate_torch.release.owner_file import OwnerFacts
 

@@ -26,8 +26,7 @@ from torch import Tensor
 from pate_torch.accounting import events
 from pate_torch.core import checks, run_folders
 from pate_torch.core.files import compute_file_digest, compute_tensor_digest, escape_spreadsheet_cell, write_atomically
-from pate_torch.methods.base import FirstAnswers, ModelRelease
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import FirstAnswers, MethodDescription, ModelRelease
 from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import NO_ANSWER, DataSpec, LinearModel, NoisyCounts, PointNames, PublicPool, Release
 from pate_torch.students import store as student_store

@@ -1,1 +1,1 @@
-"""PRIVATE. Teachers: one model for each shard of the private records."""
+"""PRIVATE. Teachers: one model is trained on each shard of the private records."""

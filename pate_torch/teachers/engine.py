@@ -1,8 +1,8 @@
-"""Training one chunk of teachers, stacked: the same arithmetic as a loop over them.
+"""Training of a chunk of teachers with stacked parameters, with the same arithmetic as a loop over the teachers.
 
-A chunk is a group of teachers with their own records, copied out of the private set: no code here can reach another
-teacher's records. Every teacher draws initialization, batches and distortions from streams named by (seed, teacher),
-so that its result does not depend on the chunk it is trained in.
+A chunk holds copies of the records of some teachers, and the code in this module has no access to other records. Every
+teacher draws its initialization, batches and distortions from streams named by (seed, teacher), so that the result does
+not depend on the chunk in which the teacher is trained.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from pate_torch.teachers import stacked
 from pate_torch.teachers.recipe import TeacherRecipe
 
 ShareCallback = Callable[[float], object]
-"""Called with the share of a chunk's steps that have been taken, while it is less than all."""
+"""Function that receives the share of the finished steps of a chunk, while it is less than 1."""
 
 BLOCK_STEPS = 32
-"""Steps whose distortions are drawn together: another number of them would give other draws."""
+"""Number of steps whose distortions are drawn together. The draws depend on this number."""
 
 CURVE_POINTS, CURVES = 50, ("curve.loss", "curve.accuracy")
-"""Points and names of a teacher's private learning curves."""
+"""Number of points and names of a teacher's private learning curves."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chunk:
-    """PRIVATE. The records of k teachers.
+    """PRIVATE. Records of k teachers with successive numbers, at most S records of each.
 
     Attributes:
         first: Number of the first teacher.
-        x_kS: Points, [k, S, ...], zero past size_k.
-        y_kS: Labels, int64 [k, S].
-        size_k: Number of records of each teacher.
+        x_kS: PRIVATE. Points, [k, S, ...], zero after the last record of a teacher.
+        y_kS: PRIVATE. Labels, int64 [k, S], zero after the last record of a teacher.
+        size_k: PRIVATE. Number of records of each teacher, int64 [k].
     """
 
     first: int
@@ -58,7 +58,7 @@ class Chunk:
 
     @property
     def teachers(self) -> Sequence[int]:
-        """The teachers' numbers, which name their streams."""
+        """Numbers of the teachers, which name their streams."""
         return range(self.first, self.first + len(self))
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainedChunk:
-    """PRIVATE. Stacked parameters [k, ...] and learning curves [k, points] of a chunk, by name."""
+    """PRIVATE. Stacked parameters [k, ...] and learning curves [k, CURVE_POINTS] of a chunk, by name."""
 
     params: stacked.Parameters
     curves: dict[str, Tensor]
@@ -75,7 +75,7 @@ class TrainedChunk:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TrainingTask:
-    """PRIVATE. Everything that decides the teachers of one ensemble; ``train`` describes the attributes."""
+    """PRIVATE. All values that decide the teachers of one ensemble; ``training.train`` describes the attributes."""
 
     private: PrivateRecords
     spec: DataSpec
@@ -86,7 +86,7 @@ class TrainingTask:
 
 
 def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Chunk:
-    """PRIVATE. Copy the records of some teachers out of the private set."""
+    """PRIVATE. Copy the records of some teachers into a chunk."""
     mask = shards.mask_KS[teachers.start : teachers.stop]
     capacity = max(1, mask.shape[1])
     x = torch.zeros(len(teachers), capacity, *private.x.shape[1:], dtype=private.x.dtype)
@@ -98,7 +98,7 @@ def gather_chunk(private: PrivateRecords, shards: Shards, teachers: range) -> Ch
 
 
 def draw_batches(seed: int, teacher: int, size: int, steps: int, batch_size: int) -> Tensor:
-    """A teacher's batches, int32 [steps, B]: permutations of 0 .. size-1, one after the other."""
+    """Draw the batches of a teacher, int32 [steps, B], from successive permutations of 0 .. size - 1."""
     if size <= 1:
         return torch.zeros(steps, batch_size, dtype=torch.int32)
     generator, epochs = make_torch_generator(seed, "teacher", teacher, "batches"), -(-steps * batch_size // size)
@@ -109,7 +109,7 @@ def draw_batches(seed: int, teacher: int, size: int, steps: int, batch_size: int
 def iterate_batches(
     chunk: Chunk, spec: DataSpec, recipe: TeacherRecipe, seed: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """PRIVATE. Batches of one chunk, in order: x [B, k, ...] normalized and distorted, y [k, B]."""
+    """PRIVATE. Yield the batches of a chunk: normalized and distorted points [B, k, ...] and labels [k, B]."""
     dtype, affine, batch_size = recipe.torch_dtype, recipe.augment, recipe.batch_size
     mean, std = spec.get_constants(dtype, device)
     x_R, y_R = (to_device(value, device).flatten(0, 1) for value in (chunk.x_kS, chunk.y_kS))
@@ -128,7 +128,7 @@ def iterate_batches(
         maps = None if map_blocks is None else to_device(next(map_blocks), device)
         for t, index_kB in enumerate(index):
             row_kB = index_kB + first_k[:, None]
-            # Whole rows are copied; an index for each of the two dimensions would copy number by number.
+            # index_select copies whole rows. Indexing two dimensions would copy number by number.
             x = x_R.index_select(0, row_kB.T.flatten()).unflatten(0, row_kB.T.shape)
             x = x.to(dtype).div_(255) if x.dtype == torch.uint8 else x.to(dtype)
             if affine is not None and maps is not None:
@@ -137,7 +137,7 @@ def iterate_batches(
 
 
 def prefetch(items: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the items; a thread makes the next item while its predecessor is used."""
+    """Yield the items, while a thread computes the next item."""
     end_marker = object()
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         next_item = pool.submit(next, items, end_marker)
@@ -148,10 +148,10 @@ def prefetch(items: Iterator[Tensor]) -> Iterator[Tensor]:
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """Flush numbers below the smallest normal number to zero in this thread, if the processor can.
+    """Replace denormal numbers by 0 in this thread, if the processor can.
 
-    Once a teacher fits its few records, Adam's squared gradients fall below 1e-38, where arithmetic takes a hundred
-    times as long (MLP, 900 steps on 240 records: a third of the time).
+    When a teacher fits its few records, Adam's squared gradients fall below 1e-38, where arithmetic takes a hundred
+    times as long.
     """
     smallest = torch.tensor(torch.finfo(torch.float64).smallest_normal, dtype=torch.float64)
     was_flushing = not bool(smallest / 2)
@@ -163,14 +163,13 @@ def flush_denormals() -> Iterator[None]:
 
 
 def make_optimizer(params: Sequence[Tensor], recipe: TeacherRecipe) -> Adam | Sgd:
-    """The recipe's optimizer; its method ``step(rate)`` updates the parameters in place."""
+    """Make the recipe's optimizer, whose method ``step(rate)`` updates the parameters in place."""
     if recipe.optimizer == "sgd":
         return Sgd(params, recipe.momentum, recipe.weight_decay)
     return Adam(params, recipe.weight_decay)
 
 
 def _compute_losses(logits_kBC: Tensor, y_kB: Tensor, smoothing: float) -> Tensor:
-    """Mean loss per teacher, [k]."""
     flat = logits_kBC.flatten(0, 1)
     flat = flat.float() if flat.dtype == torch.bfloat16 else flat
     return F.cross_entropy(flat, y_kB.flatten(), reduction="none", label_smoothing=smoothing).view(y_kB.shape).mean(1)
@@ -186,10 +185,10 @@ def train_params(
     device: torch.device,
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
-    """PRIVATE. Take all steps on the parameters of a chunk, in place.
+    """PRIVATE. Train the parameters of a chunk, which are on the device, in place.
 
-    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] by ``params``, which are on the device; those of a
-    teacher without records end as zero, so that it votes a constant. ``report_share`` is called at each curve point.
+    ``forward`` computes logits [k, B, C] of inputs [B, k, ...] with ``params``. In the result, the parameters of a
+    teacher without records are zero, so that it votes for one class. ``report_share`` is called at each curve point.
     """
     leaves = list(params.values())
     optimizer = make_optimizer(leaves, recipe)
@@ -225,7 +224,7 @@ def train_stacked(
     device: torch.device,
     report_share: ShareCallback = do_nothing,
 ) -> TrainedChunk:
-    """PRIVATE. Train all teachers of the chunk at once; arguments as of ``train_params``."""
+    """PRIVATE. Train all teachers of a chunk at once. ``train_params`` describes the arguments."""
     module = networks.build(recipe.network, spec.input_shape, spec.num_classes, **recipe.options).to(recipe.torch_dtype)
     generators = [make_torch_generator(seed, "teacher", k, "init") for k in chunk.teachers]
     initial = stacked.stack_initial(module, generators, recipe.torch_dtype)

@@ -1,4 +1,4 @@
-"""K trained teachers of one architecture: stacked parameters, and how they vote."""
+"""Ensembles: K trained teachers of one architecture with stacked parameters, and their predictions and votes."""
 
 from __future__ import annotations
 
@@ -22,45 +22,38 @@ from pate_torch.teachers import distributed, stacked, voting
 from pate_torch.teachers.recipe import Trunk
 
 CPU_TEACHERS, CPU_POINTS = 8, 64
-"""Teachers and points evaluated together on a CPU: their activations stay in a core's cache (512 points take 2.5 times
-as long)."""
+"""Numbers of teachers and of points evaluated together on a CPU. Their activations fit into the cache of a core."""
 
 GPU_TEACHERS, MAX_GPU_POINTS = 16, 512
-"""Teachers and points evaluated together on a GPU, at most: more points hardly fill the GPU better."""
+"""Number of teachers and largest number of points evaluated together on a GPU."""
 
 GPU_PIXELS = 1 << 22
-"""Image pixels (numbers of rows) of all batches of one launch on a GPU, at most.
+"""Largest number of image pixels (of numbers, for rows) in all batches of one launch on a GPU.
 
-The convnet of the PATE papers, which keeps most for the backward pass, takes 4.5 KiB for each pixel: 18 GiB, which a
-card of 24 GiB has. ``teacher.chunk`` sets another size."""
+The convnet of the PATE papers, which needs most memory, takes 4.5 KiB for each pixel, together 18 GiB."""
 
 TALLY_CHUNK_QUERIES = 1 << 16
-"""Queries whose predictions are in memory at a time."""
+"""Number of queries whose predictions are in memory at a time."""
 
 LogitsCallback = Callable[[slice, Iterable[tuple[int, Tensor]]], None]
-"""PRIVATE. Called with the rows of some teachers and an iterable of their logits, part by part."""
-
-
-def count_pixels(spec: DataSpec) -> int:
-    """Height times width of an image, or the length of a row."""
-    return math.prod(spec.input_shape[-2:])
+"""PRIVATE. Function that receives the rows of some teachers and an iterable of (first point, logits [k, B, C])."""
 
 
 def compute_gpu_points(spec: DataSpec) -> int:
-    """Number of points on which a GPU evaluates ``GPU_TEACHERS`` at once."""
-    return max(1, min(MAX_GPU_POINTS, GPU_PIXELS // (GPU_TEACHERS * count_pixels(spec))))
+    """Compute the number of points on which a GPU evaluates ``GPU_TEACHERS`` at once."""
+    return max(1, min(MAX_GPU_POINTS, GPU_PIXELS // (GPU_TEACHERS * math.prod(spec.input_shape[-2:]))))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TeacherEnsemble:
-    """PRIVATE. Teachers with stacked parameters. A teacher whose shard was empty is not trained and votes class 0.
+    """PRIVATE. Teachers with stacked parameters. A teacher with an empty shard is not trained and votes for class 0.
 
     Attributes:
         network: Description of the network (``networks.describe``).
-        params: Stacked parameters, [K, ...] each.
+        params: PRIVATE. Stacked parameters, [K, ...] each.
         trained_K: Whether each teacher was trained, bool [K].
         spec: Facts of the points that the teachers label.
-        trunk: Encoder of the features that the networks take; None if the networks take the points.
+        trunk: Encoder of the features that the networks take as input. None if the input is the points.
     """
 
     network: dict[str, Any]
@@ -81,7 +74,7 @@ class TeacherEnsemble:
         return f"TeacherEnsemble({len(self)} teachers, {self.network['name']}, content withheld)"
 
     def select(self, teachers: slice) -> TeacherEnsemble:
-        """Some of the teachers (views, no copy)."""
+        """Return an ensemble of some of the teachers, without a copy."""
         params = {name: p[teachers] for name, p in self.params.items()}
         return dataclasses.replace(self, params=params, trained_K=self.trained_K[teachers])
 
@@ -92,18 +85,11 @@ class TeacherEnsemble:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> None:
-        """PRIVATE. Call ``on_logits(rows, parts)`` for a few teachers at a time, from several threads on a CPU.
+        """PRIVATE. Compute logits of raw points [Q, ...], and call ``on_logits`` for a few teachers at a time.
 
-        Non-finite logits of a point become all equal, a vote for class 0: a teacher which diverged still has exactly
-        one vote. On a CPU each thread does its operations alone, because sums that threads share change with their
-        number.
-
-        Args:
-            x: Raw points [Q, ...].
-            on_logits: Called with the rows of some teachers, and (start, logits [k, B, C]) of successive points, on the
-                device.
-            device: Device of the evaluation.
-            progress: Called with (done, total) teachers.
+        On a CPU several threads call ``on_logits``; the operations of each use one thread, because the rounding of sums
+        depends on the number of threads. Logits that are not finite are replaced by zeros, so that a teacher that
+        diverged votes for class 0.
         """
         device, spec = torch.device(device), self.spec
         if self.trunk is not None:
@@ -129,9 +115,9 @@ class TeacherEnsemble:
         run_in_parallel(chunks, device, progress)
 
     def predict(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's class, [K, Q], of raw points x [Q, ...]; ties go to the lowest class.
+        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, [K, Q]; ties go to the lowest class.
 
-        The type is the smallest integer type that holds the classes (uint8 up to 256): convert before indexing with it.
+        The type of the result is ``voting.get_label_dtype``. Convert a uint8 tensor before indexing with it.
         """
         out = torch.zeros(len(self), len(x), dtype=voting.get_label_dtype(self.network["num_classes"]))
 
@@ -145,7 +131,7 @@ class TeacherEnsemble:
         return out
 
     def compute_logits(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's logits, float32 [K, Q, C], of raw points x [Q, ...]."""
+        """PRIVATE. Compute the logits of raw points [Q, ...] by each teacher, float32 [K, Q, C]."""
         out = torch.zeros(len(self), len(x), self.network["num_classes"])
 
         def store_logits(rows: slice, parts: Iterable[tuple[int, Tensor]]) -> None:
@@ -156,19 +142,19 @@ class TeacherEnsemble:
         return out
 
     def predict_proba(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's class probabilities, float32 [K, Q, C], of raw points x [Q, ...]."""
+        """PRIVATE. Compute the class probabilities of raw points [Q, ...] by each teacher, float32 [K, Q, C]."""
         out = self.compute_logits(x, device, progress)
-        for logits_QC in out:  # in place, because K * Q * C numbers may be a large part of memory
+        for logits_QC in out:  # in place, because the K x Q x C numbers may fill much of the memory
             logits_QC.copy_(logits_QC.softmax(1))
         out[~self.trained_K] = F.one_hot(torch.tensor(0), out.shape[2]).float()
         return out
 
     def count_votes(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Votes:
-        """PRIVATE. Every teacher's one vote on each point."""
+        """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return Votes(self.tally(x, device, progress), len(self))
 
     def tally(self, x: Tensor, device: torch.device | str = "cpu", progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Counts, int32 [Q, C], in chunks of queries, so that memory does not grow with K * Q."""
+        """PRIVATE. Count the votes on raw points [Q, ...], int32 [Q, C], in chunks that fit into memory."""
         num_classes = self.network["num_classes"]
         counts = torch.zeros(len(x), num_classes, dtype=torch.int32)
         for start in range(0, len(x), TALLY_CHUNK_QUERIES):
@@ -182,12 +168,9 @@ class TeacherEnsemble:
 
 
 def tally_over_ranks(ensemble: TeacherEnsemble, tally: Callable[[TeacherEnsemble], Tensor], num_points: int) -> Votes:
-    """PRIVATE. The votes of all teachers, on every rank; each rank evaluates its share of the teachers.
+    """PRIVATE. Return the votes of all teachers on every rank. Each rank calls ``tally`` for its share of the teachers.
 
-    Args:
-        ensemble: All teachers.
-        tally: Counts the votes of some of the teachers, int32 [P, C].
-        num_points: P.
+    ``tally`` counts the votes of an ensemble on ``num_points`` points, int32 [P, C].
     """
     ranks = distributed.get_world()
     counts = torch.zeros(num_points, ensemble.network["num_classes"], dtype=torch.int32)

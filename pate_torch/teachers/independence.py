@@ -1,8 +1,8 @@
-"""Training one teacher again in a fresh process that holds only its own records: the result must be the same.
+"""Second training of one teacher, in a process that holds only its own records. The result must be the same.
 
-Whatever a teacher took from other teachers (a global generator, a cache, a shared network, another slot of a stacked
-launch) is missing in the second training. A fault is found with probability (affected teachers) / K, so reports say
-that 1 of K teachers was trained again.
+The second training has nothing in common with other teachers: no global generator, no cache, no network and no stacked
+launch. A fault that affects n of K teachers is found with probability n / K, so reports say that one of K teachers was
+trained a second time.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAST
 
 
 draw_candidate = secrets.choice
-"""Draws from a sequence by the system's entropy, so that nobody can know which teacher is trained again."""
+"""Function that draws from a sequence with the system's entropy, so that nobody can predict the draw."""
 
 
 def dependence_error(num_teachers: int) -> ValueError:
-    """The error of a teacher that came out different."""
+    """Make the error for a teacher whose second training gave another result."""
     return checks.error(
         "teacher",
         f"1 of {num_teachers} teachers",
         "was trained again in a process that held only its own records, and came out different",
-        "Either teachers share something (a global generator, a cache, a network that all of them train), or training "
-        "is not deterministic. Make everything afresh for each teacher, and draw from the seeded generators only.",
+        "Either teachers share something (a global generator, a cache or a network), or training is not deterministic. "
+        "Make all objects anew for each teacher, and draw from the seeded generators only.",
     )
 
 
 def pickle_work(work: Callable[..., Any]) -> bytes:
-    """The pickled work for a fresh process. Raises ValueError where it cannot be pickled."""
+    """Pickle the work for a fresh process. Raises ValueError if it cannot be pickled."""
     try:
         return bytes(cloudpickle.dumps(work))
     except Exception as error:
         message = f"cannot be sent to the fresh process that trains one teacher again ({type(error).__name__}: {error})"
-        fix = "Define it at the top level of a module, and hold no open file, lock or generator in it."
-        raise checks.error("teacher", "the one given", message, fix) from error
+        fix = "Define the teacher at the top level of a module, without an open file, lock or generator."
+        raise checks.error("teacher", "your teacher", message, fix) from error
 
 
 def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
-    """PRIVATE. The result of ``work(*arguments)`` in a new Python process, which receives nothing else of this one.
+    """PRIVATE. Return ``work(*arguments)``, computed in a new Python process that receives nothing else from this one.
 
     Raises:
-        ValueError: The work cannot be unpickled there, or fails.
+        ValueError: The work cannot be unpickled in the new process, or fails.
     """
     environment = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     package = str(Path(__file__).resolve().parents[2])
@@ -76,15 +76,15 @@ def call_in_fresh_process(work_bytes: bytes, *arguments: Any) -> Any:
     failure = f"exit code {process.returncode}", None
     error, result = pickle.loads(process.stdout) if process.returncode == 0 else failure
     if error:
-        fix = "Define it in a module that can be imported from any process, and make it need nothing else of this one."
-        raise checks.error("teacher", "the one given", f"cannot be trained again in a fresh process ({error})", fix)
+        fix = "Define the teacher in a module that any process can import, without objects that only this process has."
+        raise checks.error("teacher", "your teacher", f"cannot be trained again in a fresh process ({error})", fix)
     return result
 
 
 def run_received_work() -> None:
-    """Do the work that comes on standard input; its prints go to the standard error, which is not shown."""
+    """Do the work that comes from the standard input, and write the result to the standard output."""
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)
+        os.dup2(2, 1)  # the work prints to the standard error, which is not shown
         paths, threads = pickle.load(sys.stdin.buffer)
         sys.path[:] = paths
         torch.set_num_threads(threads)
@@ -102,7 +102,7 @@ def run_received_work() -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """PRIVATE. One teacher of an ensemble, and the work that trains it again without the records of the others."""
+    """PRIVATE. Comparison of one teacher of an ensemble with its second training."""
 
     ensemble: TeacherEnsemble
     teacher: int
@@ -110,7 +110,7 @@ class Trial:
 
     @classmethod
     def draw(cls, ensemble: TeacherEnsemble, launches: Sequence[range], task: TrainingTask) -> Trial:
-        """A trial of a random teacher of these launches; not of the first, before which no other had been trained."""
+        """Draw a teacher from these launches, but not the first one, because it was trained before all others."""
         candidates = [(launch, teacher) for launch in launches for teacher in launch]
         launch, teacher = draw_candidate(candidates[1:] or candidates)
         row, own_chunk = teacher - launch.start, gather_chunk(task.private, task.shards, range(teacher, teacher + 1))
@@ -121,7 +121,7 @@ class Trial:
         return cls(ensemble, teacher, Retraining(chunk, row, task.spec, task.recipe, task.seed, task.device))
 
     def run(self, public_x: Tensor, device: torch.device) -> None:
-        """Raise ValueError unless the teacher's parameters and its probabilities on public points are the same bits."""
+        """Raise ValueError unless a second training gives the same parameters and probabilities on public points."""
         place = self.teacher % CPU_TEACHERS
         group = self.ensemble.select(slice(self.teacher - place, self.teacher - place + CPU_TEACHERS))
         expected_bytes = _compute_bytes(group, place, public_x, device)
@@ -134,9 +134,9 @@ class Trial:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Retraining:
-    """PRIVATE. A launch of the same shape as the teacher's, in which all other teachers have one blank record.
+    """PRIVATE. Launch with the shapes of the first training, in which all other teachers have one blank record.
 
-    Backends give the same bits only for equal shapes. ``row`` is the teacher's row in the launch.
+    The shapes are the same, because the rounding depends on them. ``row`` is the row of the teacher in the launch.
     """
 
     chunk: Chunk
@@ -147,7 +147,7 @@ class Retraining:
     device: torch.device
 
     def __call__(self, blank_ensemble: TeacherEnsemble, place: int, public_x: Tensor) -> bytes:
-        """PRIVATE. The teacher's parameters and probabilities, as bytes; the other teachers are blank."""
+        """PRIVATE. Train the teacher, and return its parameters and probabilities as bytes."""
         with deterministic_mode(self.device), single_thread_mode(self.device.type == "cpu"):
             result = train_stacked(self.chunk, self.spec, self.recipe, self.seed, self.device)
         for name, value in result.params.items():
@@ -157,7 +157,6 @@ class Retraining:
 
 
 def _compute_bytes(ensemble: TeacherEnsemble, place: int, public_x: Tensor, device: torch.device) -> bytes:
-    """PRIVATE. The parameters of one teacher and its probabilities on these points."""
     with deterministic_mode(device), single_thread_mode(device.type == "cpu"):
         probability_PC = ensemble.predict_proba(public_x, device=device)[place]
     tensors = [*(p[place] for p in ensemble.params.values()), probability_PC]

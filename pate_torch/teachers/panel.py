@@ -28,21 +28,21 @@ from pate_torch.teachers.engine import Chunk, iterate_batches, make_optimizer
 from pate_torch.teachers.recipe import TeacherRecipe
 
 Member = Callable[[Tensor], Tensor]
-"""PRIVATE. Raw points [Q, ...] -> classes, int64 [Q]."""
+"""PRIVATE. Fitted teacher: a function from raw points [Q, ...] to classes, int64 [Q]."""
 Fit = Callable[[Tensor, Tensor, int], Member]
-"""PRIVATE. Records x, their labels y (at least one) and the teacher's number -> the teacher."""
+"""PRIVATE. Function that fits a teacher to points [N, ...] and labels [N], given the number of the teacher; N >= 1."""
 
 FALLBACK_CLASS = 0
-"""Vote of a teacher that learnt nothing or cannot predict: every teacher has exactly one vote."""
+"""Vote of a teacher that could not be fitted or cannot predict, so that every teacher has exactly one vote."""
 
 _GENERATORS_LOCK = threading.RLock()
 
 
 @contextmanager
 def seeded_generators(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed the generators that all code of this process draws from (random, NumPy, torch), and restore them.
+    """Seed the global generators of random, NumPy and torch, and restore their states at the end.
 
-    One thread at a time: two threads would seed each other's generators.
+    Only one thread at a time has seeded generators.
     """
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with _GENERATORS_LOCK, torch.random.fork_rng(devices=gpus):
@@ -62,11 +62,11 @@ class Panel:
     """PRIVATE. K fitted teachers.
 
     Attributes:
-        members: The teachers.
+        members: PRIVATE. Teachers.
         spec: Facts of the points that the teachers label.
-        num_failed: Number of teachers that could not be fitted and vote class 0; only the owner may see it.
-        retraining_check: Pickled work of a fresh process, records and number of the teacher that it trains again; None
-            if ``check_retraining`` has passed, or if there is only one teacher.
+        num_failed: PRIVATE. Number of teachers that could not be fitted and vote for class 0.
+        retraining_check: PRIVATE. Pickled work, points, labels and number of the teacher that a fresh process trains a
+            second time. None if ``check_retraining`` has passed, or if the panel has one teacher.
     """
 
     members: tuple[Member, ...]
@@ -81,7 +81,7 @@ class Panel:
         return f"Panel({len(self)} teachers, content withheld)"
 
     def predict(self, x: Tensor, progress: Progress = do_nothing) -> Tensor:
-        """PRIVATE. Each teacher's class, int64 [K, Q], of raw points x [Q, ...]; an invalid class becomes class 0."""
+        """PRIVATE. Predict the class of raw points [Q, ...] by each teacher, int64 [K, Q]; invalid classes become 0."""
         rows = []
         for number, member in enumerate(self.members):
             rows.append(self._replace_invalid(member(x)))
@@ -92,11 +92,11 @@ class Panel:
         return torch.where((label_Q >= 0) & (label_Q < self.spec.num_classes), label_Q, FALLBACK_CLASS)
 
     def count_votes(self, x: Tensor, progress: Progress = do_nothing) -> Votes:
-        """PRIVATE. Every teacher's one vote on each point."""
+        """PRIVATE. Return the votes on raw points [Q, ...], one of each teacher on each point."""
         return voting.count_votes(self.predict(x, progress), self.spec.num_classes)
 
     def check_retraining(self, x: Tensor, prediction_KQ: Tensor) -> None:
-        """PRIVATE. Raise ValueError unless one teacher, trained again alone, predicts the same on these points."""
+        """PRIVATE. Raise ValueError unless one teacher predicts the same on these points after a second training."""
         if self.retraining_check is not None:
             work, own_x, own_y, teacher = self.retraining_check
             label_Q = independence.call_in_fresh_process(work, own_x, own_y, teacher, x)
@@ -110,7 +110,7 @@ def _make_constant(label: int) -> Member:
 
 
 def _fit_member(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, errors: list[Exception]) -> Member:
-    """PRIVATE. The teacher of these records; a constant if it cannot be fitted: an error would tell of a shard."""
+    """PRIVATE. Fit a teacher. If this fails, return a constant teacher, because an error would reveal a shard."""
     if len(y) == 0:
         return _make_constant(FALLBACK_CLASS)
     try:
@@ -134,9 +134,9 @@ def _refit_and_predict(fit: Fit, seed: int, x: Tensor, y: Tensor, teacher: int, 
 def _fit_all(
     fit: Fit, private: PrivateRecords, spec: DataSpec, shards: Shards, seed: int, progress: Progress, teacher_type: str
 ) -> Panel:
-    """PRIVATE. Fit every shard's teacher; ``teacher_type`` names the teachers in the error if none can be fitted."""
+    """PRIVATE. Fit a teacher to each shard; ``teacher_type`` names the teachers in an error message."""
     has_several = shards.num_teachers > 1
-    # Before anything is trained, so that work which cannot be pickled is refused at once.
+    # The work is pickled before the training, so that an error comes at once.
     work = independence.pickle_work(functools.partial(_refit_and_predict, fit, seed)) if has_several else b""
     members, errors = list[Member](), list[Exception]()
     for teacher in range(shards.num_teachers):
@@ -162,14 +162,14 @@ def fit_estimators(
     seed: int,
     progress: Progress = do_nothing,
 ) -> Panel:
-    """PRIVATE. Fit a copy of a scikit-learn classifier to every shard's normalized, flattened records.
+    """PRIVATE. Fit a copy of a scikit-learn classifier to the normalized, flattened records of each shard.
 
-    A teacher whose shard has a single class votes that class. One without records, or one that cannot be fitted,
-    votes class 0: an error would tell of that shard, and so would its warnings, which are not shown. Every
+    If a shard has one class, its teacher votes for this class. If a shard has no records, or its teacher cannot be
+    fitted, the teacher votes for class 0. Errors and warnings would reveal the shard, so they are not shown. Every
     ``random_state`` that is None is set for each teacher.
 
     Raises:
-        ValueError: ``estimator`` is no classifier, or no copy can be fitted.
+        ValueError: ``estimator`` is no classifier, or no teacher can be fitted.
     """
     if not is_classifier(estimator):
         raise checks.error("teacher", type(estimator).__name__, "must be a scikit-learn classifier")
@@ -196,7 +196,7 @@ def _fit_estimator(estimator: Any, spec: DataSpec, seed: int, x: Tensor, y: Tens
             try:
                 label_Q = np.asarray(classifier.predict(spec.normalize(points).flatten(1).numpy())).astype(np.int64)
                 return torch.from_numpy(label_Q).view(len(points))
-            except Exception:  # as in fitting: more neighbors asked for than the shard has records, for instance
+            except Exception:  # for instance, n_neighbors is larger than the number of records in the shard
                 return torch.full((len(points),), FALLBACK_CLASS)
 
     return predict
@@ -213,13 +213,13 @@ def fit_modules(
     device: torch.device | str = "cpu",
     progress: Progress = do_nothing,
 ) -> Panel:
-    """PRIVATE. Train a network that the user brings for every shard, by the recipe apart from its network.
+    """PRIVATE. Train a network that the user brings on each shard. The recipe's own network is not used.
 
-    The teacher of a shard without records votes class 0, and non-finite logits are votes for class 0. ``factory`` makes
-    a fresh network from normalized points [B, ...] to logits [B, C]; its random draws come from the teacher's stream.
+    The teacher of a shard without records votes for class 0, and so do logits that are not finite. ``factory`` makes a
+    new network, from normalized points [B, ...] to logits [B, C], with random numbers from the teacher's stream.
 
     Raises:
-        ValueError: The network has another shape, or networks share parameters.
+        ValueError: The logits have another shape, or networks share parameters.
     """
     check_factory("teacher", factory, spec)
     fit = functools.partial(_fit_module_member, factory, spec, recipe, seed, torch.device(device))
@@ -260,7 +260,7 @@ def fit_module(
     seed: int,
     device: torch.device,
 ) -> nn.Module:
-    """The trained network of one shard's records x, y, in evaluation mode; other arguments as of ``fit_modules``."""
+    """Train a network on the points ``x`` and labels ``y`` of one shard, and return it in evaluation mode."""
     with deterministic_mode(device), seeded_generators(seed, "teacher", teacher, "module"):
         module = copy.deepcopy(factory()).to(device, recipe.torch_dtype).train()
         params: list[Tensor] = [p for p in module.parameters() if p.requires_grad]
@@ -278,29 +278,28 @@ def fit_module(
 
 
 def check_factory(key: str, factory: Callable[[], nn.Module], spec: DataSpec) -> None:
-    """Raise ValueError unless the factory makes a fresh network each time, from points of this form to logits.
+    """Raise ValueError unless each call of the factory makes a new network from points to logits.
 
-    ``key`` is the setting that names the factory, for the message.
+    ``key`` is the setting of the factory, for the message.
     """
     with seeded_generators(0, "factory"), torch.no_grad():
         module, other_module = factory(), factory()
         name = type(module).__name__
         if not isinstance(module, nn.Module) or not isinstance(other_module, nn.Module):
-            raise checks.error(key, name, "must be a function that makes a torch.nn.Module")
+            raise checks.error(key, name, "must be a function that returns a torch.nn.Module")
         if module is other_module or _collect_storages(module) & _collect_storages(other_module):
-            problem = "makes networks that share parameters or buffers, and so one network would be trained by all"
-            fix = "Make every layer inside the function, or put copy.deepcopy(...) around a layer from outside."
+            problem = "makes networks that share parameters or buffers, so all teachers would train the same network"
+            fix = "Make every layer inside the function, or use copy.deepcopy(...) of an outside layer."
             raise checks.error(key, name, problem, fix)
         try:
             module = copy.deepcopy(module)
         except Exception as error:
-            raise checks.error(key, name, f"makes a network that cannot be copied ({error})") from error
+            raise checks.error(key, name, f"makes a network that copy.deepcopy cannot copy ({error})") from error
         logits = module.eval()(torch.zeros(2, *spec.input_shape))
     if tuple(logits.shape) != (2, spec.num_classes):
         raise checks.error(key, tuple(logits.shape), f"must map 2 points to logits of shape (2, {spec.num_classes})")
 
 
 def _collect_storages(module: nn.Module) -> set[int]:
-    """The addresses of a network's parameters and buffers."""
     tensors = [t for t in (*module.parameters(), *module.buffers()) if not nn.parameter.is_lazy(t)]
     return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}

@@ -1,7 +1,7 @@
-"""How every teacher is trained: by public constants that are the same for all teachers, whatever their shards hold.
+"""Recipes of the training of a teacher. They are public and the same for all teachers, whatever the shards contain.
 
-Teachers may share a trunk: an encoder that is learnt from the public points, at no cost in privacy, and frozen. A
-teacher then learns a small head over its features, so that sixty records suffice and a thousand teachers train fast.
+Teachers may share a trunk: an encoder that is learned from the public points, at no cost in privacy, and then frozen. A
+teacher is then a small head that takes the trunk's features, for which sixty records are enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "tf32": torch.floa
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart:
-    """A recipe for a trunk: how its features are learnt."""
+    """Recipe of a trunk, with the recipe ``features`` of the encoder."""
 
     features: ContrastiveFeatures
 
@@ -46,15 +46,13 @@ class PublicStart:
         device: torch.device | str = "cpu",
         progress: Progress = do_nothing,
     ) -> Trunk:
-        """Learn the trunk from raw public points [P, ...]; its output is centered and scaled by one number.
-
-        Standardizing each feature would enlarge the unimportant ones.
-        """
+        """Learn the trunk from raw public points [P, ...]."""
         network, options = self.features.network, self.features.network_options
         description = networks.describe(network, spec.input_shape, spec.num_classes, **options)
         encoder = self.features.learn(pool_x, spec, seed=seed, device=device, progress=progress).cpu().eval()
         feature_PD = encode(encoder, pool_x, spec).double()
         mean_D = feature_PD.mean(0)
+        # One scale for all features, because a scale for each feature would enlarge unimportant features.
         scale = float((feature_PD - mean_D).square().mean().sqrt().clamp(min=1e-6))
         width, mean, std = len(mean_D), tuple(mean_D.tolist()), (scale,) * len(mean_D)
         output_spec = dataclasses.replace(spec, input_shape=(width,), mean=mean, std=std, schema=None, resize=None)
@@ -63,13 +61,13 @@ class PublicStart:
 
 @dataclass(frozen=True, eq=False)
 class Trunk:
-    """Releasable. An encoder learnt from public points, frozen.
+    """Releasable. A frozen encoder that was learned from public points.
 
     Attributes:
-        network: Description of the encoder's network.
-        encoder: That network without its last layer.
-        input_spec: Facts of its input.
-        spec: Facts of its output, by which the features are normalized.
+        network: Description of the encoder's network (``networks.describe``).
+        encoder: Network without its last layer.
+        input_spec: Facts of the encoder's input.
+        spec: Facts of the encoder's output, with the constants that normalize the features.
     """
 
     network: dict[str, Any]
@@ -82,29 +80,33 @@ class Trunk:
 
     @classmethod
     def rebuild(cls, facts: Mapping[str, Any], state: Mapping[str, Tensor], input_spec: DataSpec) -> Trunk:
-        """The trunk of stored ``to_facts`` and ``get_state``; KeyError or RuntimeError if they do not fit."""
+        """Make a trunk from the output of ``to_facts`` and ``get_state``.
+
+        Raises:
+            KeyError, RuntimeError: The facts and the tensors are not those of a trunk.
+        """
         encoder = networks.remove_head(networks.rebuild(facts["network"]))
         encoder.load_state_dict(dict(state))
         return cls(facts["network"], encoder, input_spec, DataSpec.from_dict(facts["spec"]))
 
     def to_facts(self) -> dict[str, Any]:
-        """Plain data from which, with the state, ``rebuild`` makes the same trunk."""
+        """Return plain data from which, together with the tensors, ``rebuild`` makes the same trunk."""
         return {"network": self.network, "spec": self.spec.to_dict()}
 
     def get_state(self) -> dict[str, Tensor]:
-        """The trunk's tensors by name."""
+        """Return the tensors of the encoder by name."""
         return {name: value.detach().cpu().contiguous() for name, value in self.encoder.state_dict().items()}
 
     def compute_features(self, x: Tensor, device: torch.device | str = "cpu") -> Tensor:
-        """Unit-length features of raw points [Q, ...], float32 [Q, D] on the CPU."""
+        """Compute unit-length features of raw points [Q, ...], float32 [Q, D] on the CPU."""
         return encode(self.encoder.to(device), x, self.input_spec)
 
     def encode_shards(
         self, private: PrivateRecords, shards: Shards, device: torch.device | str = "cpu"
     ) -> PrivateRecords:
-        """PRIVATE. The records with their features in place of points; zeros for records that are in no shard.
+        """PRIVATE. Replace the points of the records by their features; records in no shard get zeros.
 
-        Each shard is encoded by itself: a record has no influence on the arithmetic of another shard, not even on the
+        Each shard is encoded alone, so a record has no influence on the arithmetic of another shard, not even on the
         shape of a batch.
         """
         feature_ND = torch.zeros(len(private), *self.spec.input_shape)
@@ -116,30 +118,32 @@ class Trunk:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherRecipe:
-    """How one teacher is trained.
+    """Recipe of the training of one teacher.
 
     Every teacher takes exactly ``steps`` steps, whatever the size of its shard, so that the size of one shard does not
     influence the arithmetic of other teachers.
 
     Attributes:
-        network: A name of ``networks.NETWORKS``.
+        network: Name of the network in ``networks.NETWORKS``.
         options: Options of the network, such as ``{"hidden": 64}`` or ``{"channels": [16, 32]}``.
         steps: Number of training steps of each teacher.
         batch_size: Number of records in a batch.
         learning_rate: Learning rate of the first step.
-        optimizer: adam or sgd.
-        momentum: Momentum of sgd.
-        weight_decay: Weight decay, which is decoupled with adam.
+        optimizer: "adam" or "sgd".
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay, which is decoupled with Adam.
         label_smoothing: Share of the target that is spread over all classes.
-        schedule: cosine or constant.
-        augment: Random distortions of images, or a mapping of the fields of ``Affine``; None if there are none.
-        start: Recipe of a trunk that all teachers share; None if there is none.
-        backend: How teachers share the machine; all give the same teachers up to rounding.
-        chunk: Number of teachers trained at once, on a CPU at most 16; None if it follows from the network and the
-            device alone.
-        workers: Number of processes; None if every core gets one.
-        dtype: float32; float64; tf32 (float32 whose products a GPU rounds to TF32; on a CPU the same as float32); bf16
-            (float32 parameters, bfloat16 arithmetic).
+        schedule: Schedule of the learning rate, "cosine" (down to 0) or "constant".
+        augment: Random distortions of images, also as a mapping of the fields of ``Affine``. None to train on the
+            images themselves.
+        start: Recipe of a trunk that all teachers share. None to train on the points.
+        backend: "processes" (worker processes on a CPU), "vectorized" (this process) or "auto" (the faster of both).
+            Both give the same teachers up to rounding.
+        chunk: Number of teachers trained at once, at most 16 on a CPU. None to derive it from the network, the batch
+            and the device.
+        workers: Number of worker processes. None to use one for each core.
+        dtype: "float32"; "float64"; "tf32" (float32, with products that a GPU rounds to TF32); or "bf16" (float32
+            parameters with bfloat16 arithmetic).
     """
 
     network: str = "lean_cnn"
@@ -180,31 +184,31 @@ class TeacherRecipe:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type of parameters and optimizer state."""
+        """Type of the parameters and of the optimizer's state."""
         return DTYPES[self.dtype]
 
     def compute_learning_rate(self, step: int) -> float:
-        """The learning rate at step 0 .. steps-1."""
+        """Compute the learning rate at a step in 0 .. steps - 1."""
         if self.schedule == "constant":
             return self.learning_rate
         return self.learning_rate * 0.5 * (1 + math.cos(math.pi * step / self.steps))
 
     def check(self, spec: DataSpec) -> None:
-        """Raise ValueError if the data do not fit the recipe."""
+        """Raise ValueError if the recipe does not fit the data."""
         if self.start is not None:
             start = self.start.features
             networks.build(start.network, spec.input_shape, spec.num_classes, **start.network_options)
-            spec = dataclasses.replace(spec, input_shape=(1,))  # rows; how wide is known once they are learnt
+            spec = dataclasses.replace(spec, input_shape=(1,))  # rows of features, whose width is not known yet
         elif self.augment is not None and not spec.is_image:
-            raise checks.error("augment", self.augment, f"needs images, the data have shape {spec.input_shape}")
+            raise checks.error("augment", self.augment, f"needs images, but points have shape {spec.input_shape}")
         networks.build(self.network, spec.input_shape, spec.num_classes, **self.options)
 
     def learn_trunk(
         self, pool: PublicPool, spec: DataSpec, seed: int, device: torch.device, stages: Stages
     ) -> Trunk | None:
-        """The trunk of ``start``, learnt from the public points; None if the recipe has none.
+        """Learn the trunk of ``start`` from the public points. Return None if ``start`` is None.
 
-        Rank 0 learns it for all ranks, because machines differ in the last bits.
+        Rank 0 learns the trunk for all ranks, because the results of different machines differ in the last bits.
         """
         if self.start is None:
             return None
@@ -217,9 +221,9 @@ class TeacherRecipe:
         return Trunk.rebuild(facts, state, spec)
 
     def to_configuration(self) -> dict[str, Any]:
-        """The choices that decide the trained teachers, as plain data: not the backend or the number of workers.
+        """Return the settings that decide the trained teachers, as plain data.
 
-        A chunk counts where it is set, because it decides how sums are rounded.
+        These are all settings but ``backend``, ``workers`` and a ``chunk`` of None. A chunk decides how sums round.
         """
         excluded = {"backend", "workers"} | (set() if self.chunk else {"chunk"})
         return {name: value for name, value in asdict(self).items() if name not in excluded}

@@ -1,10 +1,10 @@
-"""One forward pass for K networks of the same architecture, whose parameters are stacked, [K, ...] each.
+"""Forward pass of K networks of the same architecture with stacked parameters, [K, ...] each.
 
-A convolution of K networks is one grouped convolution of images [B, K*Ch, H, W], and a dense layer of K networks is one
-batched product of rows [K, B, D]. No operation mixes two networks, so teacher k's numbers do not depend on what teacher
-j was trained on. An input [B, 1, ...] is shared by all networks (prediction).
+A convolution of K networks is one grouped convolution of images [B, K*Ch, H, W], and a linear layer of K networks is
+one batched product of rows [K, B, D]. No operation mixes two networks, so the output of teacher k does not depend on
+the records of other teachers. For predictions, all networks share an input [B, 1, ...].
 
-A network with a layer that has no stacked form goes through ``torch.vmap``, which is about half as fast.
+Networks with other layers use ``torch.vmap``, which is about half as fast.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from pate_torch.core import checks
 Parameters = dict[str, Tensor]
 
 MATMUL_DEVICES = {"cuda"}
-"""Devices on which a convolution is one batched product over networks.
+"""Devices on which a convolution is a batched product of patches.
 
-Grouped convolutions are slow to differentiate on GPUs, and their algorithm may vary from run to run. On a CPU unfolding
-costs more than it gains."""
+On a GPU the backward pass of a grouped convolution is slow, and its algorithm may vary from run to run."""
 
 
 def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: torch.dtype) -> Parameters:
-    """Initial parameters [K, ...], each network from its own generator."""
+    """Draw the initial parameters, [K, ...] each; network k uses generator k."""
     params = {name: torch.empty(len(generators), *p.shape, dtype=dtype) for name, p in module.named_parameters()}
     for k, generator in enumerate(generators):
         networks.initialize(module, generator)
@@ -39,7 +38,7 @@ def stack_initial(module: nn.Module, generators: list[torch.Generator], dtype: t
 
 
 def check_teacher(module: nn.Module, name: str) -> None:
-    """Refuse layers that would make a teacher depend on more than its parameters and its input."""
+    """Raise ValueError for layers whose output depends on more than their parameters and one input."""
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
             raise checks.error("network", name, "teachers cannot use batch normalization", "Use norm=group.")
@@ -48,7 +47,7 @@ def check_teacher(module: nn.Module, name: str) -> None:
 
 
 def _extract_patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
-    """Patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W]: one copy, of a strided view of the padded images."""
+    """Extract patches [K, I*kh*kw, B, H', W'] of images [B, K*I, H, W], with one copy of a strided view."""
     assert not isinstance(layer.padding, str)
     (dh, dw), (kh, kw), (sh, sw), (ph, pw) = layer.dilation, layer.kernel_size, layer.stride, layer.padding
     view = F.pad(x, (pw, pw, ph, ph)).unfold(2, dh * (kh - 1) + 1, sh).unfold(3, dw * (kw - 1) + 1, sw)
@@ -57,11 +56,10 @@ def _extract_patches(x: Tensor, layer: nn.Conv2d, count: int) -> Tensor:
 
 
 class _ConvMatmul(torch.autograd.Function):
-    """Convolutions by one batched product over networks: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
+    """Convolutions as one batched product: weights [K, O, I*kh*kw] times patches [K, I*kh*kw, B*L].
 
-    Patches are nine to twenty-five times as large as their images: they are not saved, but extracted again in the
-    backward pass. The gradient of the images is a sum over the places in a patch, in a fixed order, without atomic
-    additions.
+    Patches are much larger than their images, so the backward pass extracts them again. The gradient of the images is a
+    sum over the positions in a patch in a fixed order, without atomic additions.
     """
 
     @staticmethod
@@ -103,10 +101,9 @@ class _ConvMatmul(torch.autograd.Function):
 
 
 class _Layers:
-    """The application of a module tree to stacked inputs. Images are [B, k*Ch, H, W] and rows [k, B, D].
+    """Application of a tree of modules to stacked inputs: images [B, k*Ch, H, W] or rows [k, B, D].
 
-    They contain k = ``num_separate`` networks: when all networks see the same input, 1 until the first layer with
-    parameters, and K after it.
+    The number k, ``num_separate``, is K. If all networks share an input, k is 1 until the first layer with parameters.
     """
 
     def __init__(self, params: Mapping[str, Tensor], num_separate: int) -> None:
@@ -114,19 +111,19 @@ class _Layers:
         self.networks = len(next(iter(params.values())))
 
     def get_parameters(self, prefix: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a layer, [K, ...] each, of the type of its input."""
+        """Return the weight and the bias of a layer, [K, ...] each, in the type of its input."""
         bias = self.params.get(prefix + "bias")
         return self.params[prefix + "weight"].to(x.dtype), None if bias is None else bias.to(x.dtype)
 
     def expand(self, x: Tensor) -> Tensor:
-        """Give every network its own copy of a shared input."""
+        """Repeat a shared input for every network."""
         if self.num_separate == self.networks:
             return x
         self.num_separate = self.networks
         return x.repeat(1, self.networks, 1, 1) if x.dim() == 4 else x.expand(self.networks, -1, -1)
 
     def apply(self, module: nn.Module, prefix: str, x: Tensor, relu: bool = False) -> Tensor:
-        """One layer, and the ReLU after it if ``relu``."""
+        """Apply a module, and a ReLU after it if ``relu``."""
         match module:
             case nn.Sequential():
                 return self.apply_sequence(module, prefix, x)
@@ -134,7 +131,7 @@ class _Layers:
                 x = self.expand(x)
                 branch = self.apply(module.branch, prefix + "branch.", x)
                 return self.apply(module.shortcut, prefix + "shortcut.", x) + branch
-            case nn.Linear():  # one batched product, transposed: the weight's gradient has the layout of the weight
+            case nn.Linear():  # the product is transposed, so that the weight's gradient has the layout of the weight
                 x, (weight, bias) = self.expand(x), self.get_parameters(prefix, x)
                 out = torch.bmm(weight, x.mT) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, x.mT)
                 return (F.relu_(out) if relu else out).mT
@@ -153,7 +150,7 @@ class _Layers:
         raise AssertionError(f"no stacked form for {type(module).__name__}")
 
     def apply_sequence(self, sequence: nn.Sequential, prefix: str, x: Tensor) -> Tensor:
-        """The layers in order; a ReLU is applied by the linear layer or the convolution before it."""
+        """Apply the layers in order. A linear layer or convolution also applies the ReLU that follows."""
         previous: nn.Module | None = None
         children = list(sequence.named_children())
         for (name, layer), (_, next_layer) in zip(children, [*children[1:], ("", None)], strict=True):
@@ -168,9 +165,9 @@ class _Layers:
         assert not isinstance(layer.padding, str)
         if x.device.type in MATMUL_DEVICES and self.num_separate == self.networks:
             return _ConvMatmul.apply(x, weight, bias, layer, relu)
-        geometry = layer.stride, layer.padding, layer.dilation, self.num_separate  # one group for a shared input
+        geometry = layer.stride, layer.padding, layer.dilation, self.num_separate  # a shared input is one group
         self.num_separate = self.networks
-        x = x.contiguous(memory_format=torch.channels_last)  # half the time of a strided backward pass on a CPU
+        x = x.contiguous(memory_format=torch.channels_last)  # halves the time of a strided backward pass on a CPU
         out = F.conv2d(x, weight.flatten(0, 1), None if bias is None else bias.flatten(), *geometry)
         return F.relu_(out) if relu else out
 
@@ -180,14 +177,14 @@ _STACKABLE_LAYERS = (nn.Sequential, networks.Residual, nn.Linear, nn.Conv2d, nn.
 
 
 def has_stacked_form(module: nn.Module) -> bool:
-    """Whether this module has a stacked form of every layer."""
+    """Return whether ``_Layers`` can apply all layers of this module."""
     is_known = all(type(layer) in _STACKABLE_LAYERS for layer in module.modules())
     convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
     return is_known and all(c.groups == 1 and c.padding_mode == "zeros" and c.padding != "same" for c in convolutions)
 
 
 def forward(module: nn.Module, params: Parameters, x: Tensor) -> Tensor:
-    """Logits [K, B, C] of inputs [B, K, ...] (each network its own) or [B, 1, ...] (the same for all)."""
+    """Compute logits [K, B, C] of inputs [B, K, ...], one for each network, or of shared inputs [B, 1, ...]."""
     if not has_stacked_form(module):
         return forward_vmap(module, params, x)
     layers = _Layers(params, num_separate=x.shape[1])
@@ -195,7 +192,7 @@ def forward(module: nn.Module, params: Parameters, x: Tensor) -> Tensor:
 
 
 def forward_vmap(module: nn.Module, params: Parameters, x: Tensor) -> Tensor:
-    """The same by ``torch.vmap``, for any architecture without buffers; the slow twin of ``forward`` in the tests."""
+    """Compute the same logits as ``forward`` with ``torch.vmap``, for any architecture without buffers."""
 
     def call_one(single: Parameters, inputs: Tensor) -> Tensor:
         return torch.func.functional_call(module, single, (inputs,))

@@ -1,11 +1,11 @@
-"""PRIVATE. The folder of trained teachers, and what accounts were charged for.
+"""PRIVATE. Store of trained teachers, which are used again, and of the records for which accounts were charged.
 
     <root>/teachers/<id>/       ensemble.safetensors  manifest.json  votes/<hash of the public pool>.safetensors
     <root>/teachers/accounts/   <account>.json (newest ledger entry)  <account>.safetensors (hashes of its records)
     <root>/teachers/aliases/    <id that a release shows>.json
 
-Ids are random. Hashes of private content are keyed with a secret that never leaves the store, and are recorded here
-only: a hash that anybody could compute would tell neighboring data sets apart.
+Ids are random. Hashes of private content are keyed with a secret, and neither the hashes nor the secret leave the
+store, because whoever can compute such a hash can distinguish neighboring data sets.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from pate_torch.core import checks, files
 from pate_torch.core.files import atomic_replacement, create_private_folder, get_tensor_bytes, read_tensors
 from pate_torch.core.progress import do_nothing
 from pate_torch.core.run_folders import hold_lock, remove_partial_files, try_hold_lock
+from pate_torch.privacy.ledger import Ledger
 from pate_torch.privacy.records import DataSpec, PrivateRecords
 from pate_torch.privacy.sensitive import Votes
+from pate_torch.teachers import distributed
 from pate_torch.teachers.ensemble import TeacherEnsemble
 from pate_torch.teachers.recipe import Trunk
 
@@ -42,26 +44,34 @@ ID_PATTERN = re.compile(r"[0-9a-f]{16}")
 TRAINED_KEY, TRUNK_PREFIX, PARTIAL_PREFIX = "__trained__", "__trunk__.", ".partial-"
 
 LOCATION_KEY = "PATE_HOME"
-"""The setting that names the place of the store, for messages."""
+"""Setting of the store's folder, for messages."""
 
 CHECKPOINT_MAX_AGE_SECONDS = 7 * 24 * 3600.0
-"""Age from which the checkpoints of an interrupted training are removed."""
+"""Age at which the checkpoints of an interrupted training are removed."""
 
 MAX_KNOWN_SHARE = 0.1
-"""Share of units that two accounts may have in common, beyond the share that few distinct records explain by chance."""
+"""Share of common units at which two accounts hold the same data (``RecordHashes.compute_known_share``)."""
+
+_FIXES = {
+    "dataset": "Set dataset.name to this name.",
+    "num_teachers": "Set num_teachers to this number.",
+    "partition": "Use this partition.",
+    "fingerprint": "Leave out the id of the teachers, to train new teachers on these records.",
+}
+"""Advice if stored teachers have another value of a field of ``Identity``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """PRIVATE. What an ensemble was trained on and how: equal identities give equal teachers.
+    """PRIVATE. Data and settings of the training of an ensemble. Equal identities give equal teachers.
 
     Attributes:
         dataset: Name of the data set.
-        fingerprint: ``TeacherStore.compute_fingerprint`` of the private records.
-        partition: Plain data of the partition.
-        configuration: Plain data of the recipe (``TeacherRecipe.to_configuration()``).
+        fingerprint: PRIVATE. Keyed hash of the records (``TeacherStore.compute_fingerprint``).
+        partition: Settings of the partition, as plain data.
+        configuration: Settings of the recipe, as plain data (``TeacherRecipe.to_configuration``).
         seed: Seed of the teachers' streams.
-        num_teachers: K.
+        num_teachers: Number K of teachers.
     """
 
     dataset: str
@@ -73,7 +83,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         for name, value in (("partition", self.partition), ("configuration", self.configuration)):
-            object.__setattr__(self, name, json.loads(json.dumps(dict(value), sort_keys=True)))  # a tuple is a list
+            object.__setattr__(self, name, json.loads(json.dumps(dict(value), sort_keys=True)))  # makes tuples lists
 
     def __repr__(self) -> str:
         return f"Identity(dataset={self.dataset!r}, num_teachers={self.num_teachers}, content withheld)"
@@ -81,7 +91,14 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredEnsemble:
-    """PRIVATE. An ensemble, and the newest ledger entry when it was last used; None if no ledger was used."""
+    """PRIVATE. Ensemble of the store.
+
+    Attributes:
+        id: Id of the ensemble, or the alias by which it was loaded.
+        ensemble: PRIVATE. Teachers.
+        identity: PRIVATE. Data and settings of the training.
+        ledger_head: Hash of the newest ledger entry at the last use of the teachers. None if no ledger was used.
+    """
 
     id: str
     ensemble: TeacherEnsemble
@@ -93,8 +110,8 @@ class StoredEnsemble:
 class RecordHashes:
     """PRIVATE. Keyed hashes of the records of one data set or account.
 
-    The hashes depend on the records alone and not on their order, so that shuffled, extended or partly edited data are
-    recognized. They may lead to a refusal that the owner of the store sees, never to anything published.
+    The hash of a record depends on this record alone, so that shuffled, extended or partly edited data are recognized.
+    Hashes may lead to an error that the owner of the store sees, and influence nothing that is published.
 
     Attributes:
         hash_N: Keyed hash of the content of each record, uint64 [N].
@@ -105,11 +122,11 @@ class RecordHashes:
     unit_N: np.ndarray
 
     def compute_known_share(self, charged_records: RecordHashes) -> float:
-        """The share of these units with a record among ``charged_records``, beyond what few distinct records explain.
+        """Compute the share of these units that have a record among ``charged_records``, less the share due to chance.
 
-        Records of a few values coincide between people. Among ``charged_records`` a unit that shares a record with
-        another unit coincides by chance; the share of such units estimates the probability that a new unit does
-        (Good-Turing), to which three standard deviations are added.
+        Records with few values coincide between people. The share of units in ``charged_records`` that have a record in
+        common with another unit estimates the probability that a new unit has one by chance (Good-Turing). Three
+        standard deviations are added to this estimate.
         """
         share = self._compute_unit_share(np.isin(self.hash_N, charged_records.hash_N))
         pairs = np.unique(np.stack([charged_records.hash_N, charged_records.unit_N.astype(np.uint64)]), axis=1)
@@ -122,7 +139,7 @@ class RecordHashes:
         return len(np.unique(self.unit_N[mask_N])) / max(1, len(np.unique(self.unit_N)))
 
     def merge(self, new_records: RecordHashes) -> RecordHashes:
-        """These records, and those of ``new_records`` that are not among them."""
+        """Return these records, and those of ``new_records`` with other hashes."""
         new_N = ~np.isin(new_records.hash_N, self.hash_N)
         new_unit_N = 1 + self.unit_N.max(initial=-1) + new_records.unit_N[new_N]
         return RecordHashes(
@@ -132,38 +149,36 @@ class RecordHashes:
 
 @dataclass(frozen=True)
 class TeacherStore:
-    """PRIVATE. The teachers under one root folder (``PATE_HOME``)."""
+    """PRIVATE. Store of teachers under one root folder (``PATE_HOME``)."""
 
     root: Path
 
     @property
     def folder(self) -> Path:
-        """PRIVATE. The folder of all ensembles."""
+        """PRIVATE. Folder of all ensembles."""
         return Path(self.root) / "teachers"
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the store while a file is written, so that ``sweep`` takes no unfinished file away."""
-        with hold_lock(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing):
-            yield
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the store while a file is written, so that ``sweep`` does not remove the unfinished file."""
+        return hold_lock(create_private_folder(self.folder) / ".lock", LOCATION_KEY, on_wait=do_nothing)
 
     # ---- keyed hashes of private content ----------------------------------------------------------------------------
 
     def get_secret_key(self) -> bytes:
-        """PRIVATE. The key of all hashes of private content, which never leaves the store."""
+        """PRIVATE. Return the key of all hashes of private content."""
         path = create_private_folder(self.folder) / ".fingerprint_key"
         if not path.exists():
             with self.lock():
-                if not path.exists():  # no other process made one before this process had the lock
+                if not path.exists():  # another process may have made the key
                     with atomic_replacement(path) as temporary:
                         temporary.write_bytes(secrets.token_bytes(32))
         key = path.read_bytes()
         if len(key) != 32:
-            raise ValueError(f"{path}: damaged; delete it (stored teachers will then not be recognized again)")
+            raise ValueError(f"{path}: the file is damaged. Delete it; stored teachers will then not be found again.")
         return key
 
     def compute_keyed_digest(self, *parts: bytes | memoryview) -> str:
-        """PRIVATE. Keyed BLAKE2b of private content that is to be recognized; 64 hex digits."""
+        """PRIVATE. Compute the keyed BLAKE2b hash of private content, 64 hexadecimal digits."""
         state = hashlib.blake2b(key=self.get_secret_key(), digest_size=32)
         for part in parts:
             state.update(len(part).to_bytes(8, "big"))  # lengths keep ("ab", "c") and ("a", "bc") apart
@@ -171,22 +186,22 @@ class TeacherStore:
         return state.hexdigest()
 
     def compute_fingerprint(self, private: PrivateRecords) -> str:
-        """PRIVATE. Keyed BLAKE2b of the records, their labels and their units, in order; 64 hex digits."""
+        """PRIVATE. Compute a keyed hash of the records, their labels and their units, in order."""
         facts = [f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in (private.x, private.y)]
         text = "\x1f".join([*facts, private.unit, *private.unit_id.tolist()])
         return self.compute_keyed_digest(text.encode(), get_tensor_bytes(private.x), get_tensor_bytes(private.y))
 
     def compute_content_fingerprint(self, private: PrivateRecords) -> str:
-        """PRIVATE. Keyed BLAKE2b of the records and labels alone, whatever their units are called; 64 hex digits."""
+        """PRIVATE. Compute a keyed hash of the records and labels, in order, without the units."""
         x = private.x if private.origin is None else private.origin
         return self.compute_keyed_digest(*(get_tensor_bytes(tensor) for tensor in (x, private.y)))
 
     def compute_votes_fingerprint(self, votes: Votes) -> str:
-        """PRIVATE. Keyed BLAKE2b of votes that the user brought, under any name of the file; 64 hex digits."""
+        """PRIVATE. Compute a keyed hash of the votes."""
         return self.compute_keyed_digest(get_tensor_bytes(votes.counts_QC.long()))
 
     def hash_records(self, private: PrivateRecords) -> RecordHashes:
-        """PRIVATE. Hash the content of every record, as it was before an encoder, under the key of the store."""
+        """PRIVATE. Compute a keyed hash of every record, as it was before an encoder."""
         x = private.x if private.origin is None else private.origin
         keyed_state = hashlib.blake2b(key=self.get_secret_key(), digest_size=8)
         keyed_state.update(f"{x.dtype}{tuple(x.shape[1:])}".encode())
@@ -204,10 +219,9 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def lock_training(self, identity: Identity, on_wait: Callable[[str], object]) -> Iterator[Path]:
-        """PRIVATE. Lock and yield the folder of these teachers' checkpoints.
+        """PRIVATE. Lock and yield the folder of the checkpoints of these teachers.
 
-        Where another process trains these teachers, ``on_wait`` gets its name, and this call waits for its end; the
-        teachers may then be in the store.
+        If another process trains the same teachers, this call waits for its end, and calls ``on_wait`` with its name.
         """
         checkpoints = self._get_checkpoint_folder(asdict(identity))
         with hold_lock(checkpoints.with_suffix(".lock"), LOCATION_KEY, on_wait=on_wait):
@@ -215,7 +229,7 @@ class TeacherStore:
 
     @contextlib.contextmanager
     def try_lock_training(self, identity: Identity) -> Iterator[tuple[Path, bool]]:
-        """PRIVATE. The folder of ``lock_training`` for ranks that assist, and whether this rank must remove it."""
+        """PRIVATE. Yield the folder of ``lock_training`` for ranks above 0, and whether this rank must remove it."""
         checkpoints = self._get_checkpoint_folder(asdict(identity))
         with try_hold_lock(checkpoints.with_suffix(".lock"), LOCATION_KEY) as is_locked:
             yield checkpoints, is_locked
@@ -225,7 +239,7 @@ class TeacherStore:
         return create_private_folder(self.folder) / f"{PARTIAL_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def sweep(self) -> None:
-        """Remove files that killed processes left unfinished, and checkpoints that are finished or too old."""
+        """Remove unfinished files of killed processes, and checkpoints of stored teachers or of old trainings."""
         if not self.folder.is_dir():
             return
         with self.lock():
@@ -250,7 +264,7 @@ class TeacherStore:
     # ---- ensembles --------------------------------------------------------------------------------------------------
 
     def save(self, ensemble: TeacherEnsemble, identity: Identity, ledger_head: str | None = None) -> str:
-        """PRIVATE. Store an ensemble, whole or not at all, under a new random id, which is returned."""
+        """PRIVATE. Store an ensemble, whole or not at all, and return its new random id."""
         id_ = secrets.token_hex(8)
         temporary, trunk = self.folder / f".{id_}", ensemble.trunk
         tensors = {name: value.contiguous() for name, value in ensemble.params.items()}
@@ -281,10 +295,10 @@ class TeacherStore:
         return id_
 
     def load(self, name: str) -> StoredEnsemble:
-        """PRIVATE. An ensemble by its id.
+        """PRIVATE. Load an ensemble by its id or by an alias.
 
         Raises:
-            ValueError: The id is malformed or unknown, or files are damaged, foreign or altered.
+            ValueError: The id is malformed or unknown, or files are missing, damaged or altered.
         """
         manifest = self.load_manifest(name)
         file = self.folder / manifest["id"] / "ensemble.safetensors"
@@ -295,14 +309,14 @@ class TeacherStore:
             identity = Identity(**{field.name: manifest[field.name] for field in fields(Identity)})
             ensemble = _rebuild_ensemble(manifest, tensors)
         except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"teachers {name}: the manifest and the parameters do not fit: {error}") from error
+            raise ValueError(f"teachers {name}: manifest and parameters do not fit: {error}") from error
         return StoredEnsemble(id=name, ensemble=ensemble, identity=identity, ledger_head=manifest["ledger_head"])
 
     def load_manifest(self, name: str) -> dict[str, Any]:
-        """PRIVATE. The manifest of an ensemble, by its id or by an alias of it.
+        """PRIVATE. Load the manifest of an ensemble, by its id or by an alias.
 
         Raises:
-            ValueError: The id is malformed or unknown, or the manifest damaged.
+            ValueError: The id is malformed or unknown, or the manifest is damaged.
         """
         if not isinstance(name, str) or not ID_PATTERN.fullmatch(name):
             raise checks.error("teachers", name, "must be an id of 16 hexadecimal digits")
@@ -310,7 +324,7 @@ class TeacherStore:
         with contextlib.suppress(OSError, ValueError):
             folder = self.folder / (self._read_alias(name).get("ensemble") or name)
         if not folder.is_dir():
-            raise checks.error("teachers", name, f"no such ensemble under {self.folder}")
+            raise checks.error("teachers", name, f"there is no such ensemble in {self.folder}")
         path = folder / "manifest.json"
         try:
             manifest = json.loads(path.read_text())
@@ -324,14 +338,14 @@ class TeacherStore:
         return manifest
 
     def has_ensemble(self, name: str) -> bool:
-        """Whether there is an ensemble of this id that can be read."""
+        """Return whether the store has an ensemble with this id or alias."""
         try:
             return bool(self.load_manifest(name))
         except ValueError:
             return False
 
     def find(self, identity: Identity) -> str | None:
-        """The id of an ensemble with this very identity, or None. Folders that cannot be read are passed over."""
+        """Return the id of an ensemble with this identity, or None. Damaged ensembles are skipped."""
         facts = asdict(identity)
         return next((name for name, manifest in self._iterate_manifests() if manifest == manifest | facts), None)
 
@@ -343,12 +357,13 @@ class TeacherStore:
     def get_or_count_votes(
         self, name: str, pool_x: Tensor, compute: Callable[[], Votes], voting_mode: str = ""
     ) -> Votes:
-        """PRIVATE. The ensemble's votes on these public points: from the cache, or computed and stored.
+        """PRIVATE. Load the votes of an ensemble on these public points, or compute and store them.
 
-        ``voting_mode`` has letters and digits that name a way to vote other than on each point by itself.
+        ``voting_mode`` is a key of the settings that decide the votes. It is empty if teachers vote on each point
+        independently.
 
         Raises:
-            ValueError: The cached or the computed votes are not this ensemble's on these points.
+            ValueError: The stored or the computed votes are not the votes of this ensemble on these points.
         """
         manifest = self.load_manifest(name)
         stem = "-".join(filter(None, (files.compute_tensor_digest(pool_x), voting_mode)))
@@ -357,7 +372,7 @@ class TeacherStore:
         if path.exists():
             counts_QC = read_tensors(path).get("counts_QC")
             if counts_QC is None or counts_QC.shape != shape:
-                raise ValueError(f"{path}: does not hold the votes on these points; delete it to count again")
+                raise ValueError(f"{path}: the file does not hold the votes on these points; delete it to count again")
             return Votes(counts_QC.long(), num_teachers)
         votes = compute()
         if votes.num_teachers != num_teachers or votes.counts_QC.shape != shape:
@@ -369,10 +384,10 @@ class TeacherStore:
     # ---- aliases ----------------------------------------------------------------------------------------------------
 
     def create_alias(self, fingerprint: str, ensemble: str | None = None) -> str:
-        """A fresh id that one release shows in place of anything private.
+        """Make a new random id for one release, and store the PRIVATE fingerprint and the ensemble behind the id.
 
-        ``fingerprint`` (PRIVATE) is that of the records, or of the votes in their place; ``ensemble`` is the id of the
-        stored ensemble, None if no ensemble is stored.
+        The fingerprint is that of the records, or of the votes if there are no records. The ensemble is None if it is
+        not stored.
         """
         alias = secrets.token_hex(8)
         with self.lock():
@@ -381,28 +396,27 @@ class TeacherStore:
         return alias
 
     def was_trained_on(self, name: str, fingerprint: str) -> bool:
-        """Whether the records of this fingerprint are behind the release that shows this id."""
+        """Return whether the records with this fingerprint are behind the release that shows this id."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             return bool((self._read_alias(name) or self.load_manifest(name))["fingerprint"] == fingerprint)
         return False
 
     def _read_alias(self, name: str) -> dict[str, Any]:
-        """The facts of ``create_alias``; empty if there is no such alias."""
         path = self.folder / "aliases" / f"{name}.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 
     # ---- accounts ---------------------------------------------------------------------------------------------------
 
     def set_ledger_head(self, name: str, ledger_head: str) -> None:
-        """Remember the newest ledger entry, so that teachers are not used apart from their ledger."""
+        """Store the hash of the newest ledger entry. The teachers cannot be used with a ledger that lacks it."""
         with self.lock():
             manifest = self.load_manifest(name)
             _write_json(self.folder / manifest["id"] / "manifest.json", manifest | {"ledger_head": ledger_head})
 
     def record_charge(self, account: str, records: RecordHashes | None, ledger_head: str) -> None:
-        """PRIVATE. Note that an account was charged for these records (None if the votes came without records).
+        """PRIVATE. Store that an account was charged for these records. None if the votes came without records.
 
-        A lost ledger is noticed by the absence of its newest entry, ``ledger_head``.
+        A ledger that lacks the entry ``ledger_head`` is not the one that was charged.
         """
         path = create_private_folder(self.folder / "accounts") / f"{account}.json"
         with self.lock():
@@ -415,7 +429,7 @@ class TeacherStore:
                     save_arrays({"hash_N": records.hash_N, "unit_N": records.unit_N}, temporary)
 
     def find_ledger_heads(self, account: str) -> dict[Path, str]:
-        """Every ledger entry that something in the store noted for this account, by the file that names it."""
+        """Return the hashes of ledger entries that the store holds for this account, by file."""
         head_by_file = {}
         for file in [*sorted(self.folder.glob("*/manifest.json")), *sorted(self.folder.glob("accounts/*.json"))]:
             with contextlib.suppress(OSError, ValueError):
@@ -425,7 +439,7 @@ class TeacherStore:
         return head_by_file
 
     def find_account_of_same_units(self, records: RecordHashes | None, accounts: Iterable[str]) -> str | None:
-        """PRIVATE. The first account that shares a tenth of its units, or of these units, with these records."""
+        """PRIVATE. Return the first account that shares a tenth of its units, or of these units, with the records."""
         for account in accounts if records is not None else ():
             charged_records = self._load_charged_records(account)
             if charged_records is not None and records is not None:
@@ -439,8 +453,81 @@ class TeacherStore:
         return RecordHashes(**load_arrays(file)) if file.exists() else None
 
 
+@dataclass(frozen=True)
+class EnsembleFinder:
+    """PRIVATE. Finder of the ensemble with one identity, in the store or by training.
+
+    Attributes:
+        store: PRIVATE. Store of teachers.
+        ledger: Ledger that holds the account. None on ranks above 0 of torchrun.
+        identity: PRIVATE. Identity of the teachers.
+        print_message: Function that shows a message.
+    """
+
+    store: TeacherStore
+    ledger: Ledger | None
+    identity: Identity
+    print_message: Callable[[str], object] = do_nothing
+
+    def load(self, teachers_id: str) -> StoredEnsemble:
+        """PRIVATE. Load the ensemble with this id.
+
+        Raises:
+            ValueError: The id is unknown, files are damaged, or the ensemble belongs to other data or another ledger.
+        """
+        stored_teachers = self.store.load(teachers_id)
+        # Votes of other data, or under another partition, would be charged to the wrong account.
+        for key, fix in _FIXES.items():
+            stored_value = getattr(stored_teachers.identity, key)
+            if stored_value != getattr(self.identity, key):
+                value_text = "of other records" if key == "fingerprint" else repr(stored_value)
+                raise checks.error("teachers", teachers_id, f"were trained with {key} {value_text}", fix)
+        head = stored_teachers.ledger_head
+        if head is not None and (self.ledger is None or not self.ledger.contains_head(head)):
+            problem = "were used with another privacy ledger than this one"
+            fix = "Restore the ledger.sqlite in which the releases of these teachers were charged."
+            raise checks.error("teachers", teachers_id, problem, fix)
+        return stored_teachers
+
+    def find(self) -> StoredEnsemble | None:
+        """PRIVATE. Load the ensemble with this identity. Return None if it is not in the store."""
+        teachers_id = self.store.find(self.identity)
+        if teachers_id is None:
+            return None
+        stored_teachers = self.load(teachers_id)
+        self.print_message(f"Reusing teachers {teachers_id}, which were trained on the same data in the same way.")
+        return stored_teachers
+
+    def find_or_train(
+        self, train: Callable[[Path], TeacherEnsemble], check_budget: Callable[[], None]
+    ) -> tuple[StoredEnsemble, bool]:
+        """PRIVATE. Load the ensemble, or train and store it. Return it, and whether it is new.
+
+        If another process trains the same teachers, this process waits, and trains them itself if the other one fails.
+        ``train`` receives the folder of checkpoints. ``check_budget`` raises ValueError if the account does not admit
+        the charges of the run.
+        """
+        if (stored_teachers := self.find()) is not None:
+            return stored_teachers, False
+        assert self.ledger is not None
+        check_budget()  # training may take hours
+        with self.store.lock_training(
+            self.identity,
+            lambda holder: self.print_message(f"Waiting for {holder}, which trains the same teachers."),
+        ) as checkpoints:
+            if (stored_teachers := self.find()) is not None:  # the other process has trained them
+                return stored_teachers, False
+            check_budget()  # another process may have charged the account during the wait
+            distributed.broadcast_object(distributed.TRAIN)
+            ensemble = train(checkpoints)
+            head = self.ledger.get_head()
+            teachers_id = self.store.save(ensemble, self.identity, head)
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        return StoredEnsemble(id=teachers_id, ensemble=ensemble, identity=self.identity, ledger_head=head), True
+
+
 def _rebuild_ensemble(manifest: Mapping[str, Any], tensors: dict[str, Tensor]) -> TeacherEnsemble:
-    """The ensemble of stored tensors. Raises an error of one of several kinds where they do not fit the manifest."""
+    """Make the ensemble of stored tensors. Raises one of several errors if the tensors do not fit the manifest."""
     spec, facts, trained_K = DataSpec.from_dict(manifest["spec"]), manifest["trunk"], tensors.pop(TRAINED_KEY)
     trunk_names = [name for name in tensors if name.startswith(TRUNK_PREFIX)]
     state = {name.removeprefix(TRUNK_PREFIX): tensors.pop(name) for name in trunk_names}

@@ -1,11 +1,10 @@
-"""Train K teachers on K disjoint shards, all at once where the machine allows it.
+"""Training of K teachers on K disjoint shards, many at once.
 
-Teachers are dealt to ranks, and written to checkpoints, by groups of 16. How many a device trains at once (a launch)
-follows from public numbers alone: the size of the network and of its input, the batch and the kind of device. The
-number of records in a shard is private: a launch that followed from it would tell one record to every teacher of the
-launch. On a CPU no launch crosses a group, so that teachers are the same to the bit for any number of ranks or workers.
-On a GPU a launch takes several of a rank's groups, and teachers are the same to the bit where launches are of equal
-size.
+Ranks and checkpoints divide the teachers into groups of 16. The teachers that a device trains at once are a launch. Its
+size depends on public values alone: the network, its input, the batch and the kind of device. If it depended on the
+number of records in a shard, which is private, one record would influence all teachers of the launch. On a CPU a launch
+lies in one group, so teachers are the same to the bit for any number of ranks or workers. On a GPU a launch may contain
+several groups of a rank, and teachers are the same to the bit if launches have the same size.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pate_torch.core.progress import Log, Progress, Stages, do_nothing
 from pate_torch.privacy.records import Dataset, DataSpec, PrivateRecords, Shards
 from pate_torch.teachers import distributed, stacked
 from pate_torch.teachers.engine import CURVE_POINTS, CURVES, TrainingTask, gather_chunk, train_stacked
-from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble, count_pixels
+from pate_torch.teachers.ensemble import GPU_PIXELS, TeacherEnsemble
 from pate_torch.teachers.independence import Trial
 from pate_torch.teachers.recipe import TeacherRecipe, Trunk
 from pate_torch.teachers.workers import can_fork, train_in_processes
@@ -40,17 +39,16 @@ from pate_torch.teachers.workers import can_fork, train_in_processes
 __all__ = ["TeacherRecipe", "train", "train_on_all"]
 
 LossesCallback = Callable[[int, Tensor], None]
-"""PRIVATE. Called as on_losses(step, loss_K)."""
+"""PRIVATE. Function on_losses(step, loss_K) that receives the losses of all teachers."""
 
 GROUP_TEACHERS = 16
-"""Teachers that are dealt to one rank and written to one checkpoint."""
+"""Number of teachers of a group, which one rank trains and one checkpoint holds."""
 
 CACHE_PARAMETERS = 2_000_000
-"""Numbers in the stacked parameters of one launch on a CPU, at most (8 MB of weights, 24 MB of moments)."""
+"""Largest number of parameters of all teachers of a launch on a CPU (8 MB of weights, and 24 MB with moments)."""
 
 MIN_STEPS_FOR_FORK, MIN_STEPS_FOR_SPAWN = 600, 5000
-"""Stacked steps above which worker processes pay: copies of this process (half a second of one core), and processes
-that import torch anew."""
+"""Number of steps of all launches above which worker processes save time. Spawned processes import torch anew."""
 
 
 def train(
@@ -68,22 +66,22 @@ def train(
     on_losses: LossesCallback = do_nothing,
     on_trial: Callable[[Trial], object] = do_nothing,
 ) -> TeacherEnsemble:
-    """PRIVATE. Train one teacher per shard; under torchrun every rank trains a part, and every rank returns all.
+    """PRIVATE. Train one teacher per shard. Under torchrun, every rank trains a part, and every rank returns all.
 
     Args:
-        private: The private records.
-        spec: Facts of the records, by which the records are normalized.
-        shards: Which records each teacher learns from.
+        private: PRIVATE. Records.
+        spec: Facts of the records, with the constants of their normalization.
+        shards: PRIVATE. Shards, one for each teacher.
         recipe: Recipe of the teachers.
-        seed: Seed of the teachers' streams.
+        seed: Seed of the initialization, batches and distortions of all teachers.
         device: Device of the training.
-        trunk: The trunk of the recipe's ``start``, over whose features the teachers are heads; None if it has none.
-        checkpoint_dir: A private folder for finished groups, from which an interrupted run continues (on a CPU to the
-            same bits); None if there are no checkpoints.
-        progress: Called with (done, total) teachers; an unfinished launch counts by the share of its steps.
-        log: PRIVATE. Called with points of the learning curves.
-        on_losses: PRIVATE. Called with every teacher's loss at a step.
-        on_trial: PRIVATE. Called on rank 0 with one of its teachers, drawn at random, where there are several teachers.
+        trunk: Trunk of ``recipe.start``. None if ``recipe.start`` is None.
+        checkpoint_dir: Private folder of finished groups, from which an interrupted run continues. None to write no
+            checkpoints.
+        progress: Function that receives (done, total) teachers. A launch counts by the share of its finished steps.
+        log: PRIVATE. Function that receives points of the learning curves.
+        on_losses: PRIVATE. Function that receives the losses of all teachers.
+        on_trial: PRIVATE. Function that rank 0 calls to check one of several teachers, drawn at random.
 
     Raises:
         ValueError: The recipe does not fit the data, or the launches do not fit into a GPU.
@@ -113,10 +111,9 @@ def train(
 def train_on_all(
     data: Dataset, recipe: TeacherRecipe, *, seed: int, device: torch.device, stages: Stages
 ) -> TeacherEnsemble:
-    """PRIVATE. Train one network on every private record, without privacy, to compare with; an ensemble of one.
+    """PRIVATE. Train one network on all private records without privacy, as a baseline. Return an ensemble of one.
 
-    The network is private: it is shown to the owner only, or belongs to a public benchmark. Batches have up to 128
-    records. Every rank of a torchrun takes part.
+    Batches have at least 128 records, if there are as many. All ranks of torchrun must call this function.
     """
     count = len(data.private)
     single_shard = Shards(torch.arange(count)[None], torch.ones(1, count, dtype=torch.bool), "replace_one")
@@ -137,10 +134,10 @@ def _make_task(
     device: torch.device,
     trunk: Trunk | None,
 ) -> TrainingTask:
-    """The task of the private records, or of the trunk's features of them."""
+    """Make the task for the private records, or for their features if the recipe has a trunk."""
     if recipe.start is not None:
         if trunk is None:
-            problem, fix = "has no public points to learn from here", "Set teacher.start=null."
+            problem, fix = "needs a trunk, which is learned from public points", "Set teacher.start=null."
             raise checks.error("teacher.start", recipe.start.features.name, problem, fix)
         private, spec = trunk.encode_shards(private, shards, device), trunk.spec
         recipe = dataclasses.replace(recipe, start=None, augment=None)
@@ -151,33 +148,32 @@ def _make_task(
 
 
 def split_groups(num_teachers: int) -> list[range]:
-    """The teachers of each group."""
+    """Return the teachers of each group."""
     return [range(first, min(first + GROUP_TEACHERS, num_teachers)) for first in range(0, num_teachers, GROUP_TEACHERS)]
 
 
 def get_owners(num_teachers: int, ranks: int) -> list[int]:
-    """The rank of each teacher: neighbors go to one rank, and no rank has more than one group more than another."""
-    num_slots = max(
-        math.ceil(num_teachers / GROUP_TEACHERS), ranks
-    )  # where ranks are more, the first ones have one each
+    """Return the rank of each teacher. Ranks train successive groups, whose numbers differ by one group at most."""
+    num_slots = max(math.ceil(num_teachers / GROUP_TEACHERS), ranks)  # if ranks > groups, the last ranks train nothing
     return [teacher // GROUP_TEACHERS * ranks // num_slots for teacher in range(num_teachers)]
 
 
 def compute_launch_size(
     recipe: TeacherRecipe, num_parameters: int, spec: DataSpec, num_teachers: int, device: torch.device
 ) -> int:
-    """Number of teachers trained at once: ``recipe.chunk``, or as many as a CPU's cache or a GPU's memory holds."""
+    """Compute the number of teachers of a launch: ``recipe.chunk``, or as many as the CPU's cache or the GPU holds."""
     on_cpu = device.type == "cpu"
     max_size = GROUP_TEACHERS if on_cpu else GROUP_TEACHERS * math.ceil(num_teachers / GROUP_TEACHERS)
     if recipe.chunk is not None:
         return min(recipe.chunk, max_size)
-    size = CACHE_PARAMETERS // num_parameters if on_cpu else GPU_PIXELS // (recipe.batch_size * count_pixels(spec))
+    num_pixels = recipe.batch_size * math.prod(spec.input_shape[-2:])
+    size = CACHE_PARAMETERS // num_parameters if on_cpu else GPU_PIXELS // num_pixels
     size -= size % GROUP_TEACHERS if size >= GROUP_TEACHERS else 0
     return max(1, min(size, max_size))
 
 
 def plan_launches(pending: Sequence[range], size: int) -> list[range]:
-    """The launches of the groups that are to be trained: parts of a group, or neighboring groups."""
+    """Return the launches of the groups that are to be trained: parts of a group, or several successive groups."""
     if size < GROUP_TEACHERS:
         return [range(k, min(k + size, group.stop)) for group in pending for k in range(group.start, group.stop, size)]
     launches: list[range] = []
@@ -196,10 +192,10 @@ def _train_own_groups(
     checkpoint_dir: Path | None,
     progress: Progress,
 ) -> list[range]:
-    """Fill the rows of this rank's teachers, from checkpoints first, then by training the other groups in launches.
+    """Fill the rows of this rank's teachers, from checkpoints or by training.
 
     Returns:
-        The launches (of all own groups, if all of them have checkpoints).
+        Launches of the trained groups, or of all own groups if all of them have checkpoints.
     """
     ranks, num_teachers = distributed.get_world(), task.shards.num_teachers
     owners = get_owners(num_teachers, ranks.size)
@@ -233,29 +229,29 @@ def _train_launches(
     rows_K: dict[str, Tensor],
     report_share: Callable[[range, float], object],
 ) -> Iterator[tuple[range, dict[str, Tensor]]]:
-    """Train launches in worker processes, or in this process by one thread where there are several teachers."""
+    """Train launches in worker processes or in this process, and yield each with its results."""
     if num_workers := count_workers(task.recipe, len(launches), task.device):
         yield from train_in_processes(task, launches, num_workers, rows_K, report_share)
         return
     for teachers in launches:
         chunk = gather_chunk(task.private, task.shards, teachers)
         report = functools.partial(report_share, teachers)
-        # Sums are split among threads, so that another number of them (torchrun gives each rank one) would give other
-        # bits.
+        # The rounding of sums depends on the number of threads, of which torchrun gives each rank one.
         with single_thread_mode(task.device.type == "cpu" and task.shards.num_teachers > 1):
             try:
                 result = train_stacked(chunk, task.spec, task.recipe, task.seed, task.device, report)
             except torch.OutOfMemoryError as error:
                 problem = f"{len(teachers)} teachers at once do not fit into the memory of the GPU"
-                fix = "Set it or teacher.batch_size lower."
+                fix = "Lower teacher.chunk or teacher.batch_size."
                 raise checks.error("teacher.chunk", task.recipe.chunk, problem, fix) from error
         yield teachers, result.params | result.curves
 
 
 def count_workers(recipe: TeacherRecipe, num_launches: int, device: torch.device) -> int:
-    """Number of worker processes: 0 where the recipe has none, or leaves it open and this process is faster alone."""
+    """Return the number of worker processes, or 0 to train in this process."""
     if recipe.backend == "processes" and device.type != "cpu":
-        raise checks.error("backend", recipe.backend, f"needs device=cpu, not {device}", "Use backend=vectorized.")
+        problem = f"needs device=cpu, but device is {device}"
+        raise checks.error("teacher.backend", recipe.backend, problem, "Use teacher.backend=vectorized.")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = recipe.workers or max(1, cores // distributed.get_world().local_size)
     min_steps = MIN_STEPS_FOR_FORK if can_fork() else MIN_STEPS_FOR_SPAWN
@@ -268,15 +264,15 @@ def count_workers(recipe: TeacherRecipe, num_launches: int, device: torch.device
 
 
 def _report_curves(curve_KP: dict[str, Tensor], recipe: TeacherRecipe, log: Log, on_losses: LossesCallback) -> None:
-    """Log the learning curves, and warn the owner if no teacher has learned anything.
+    """Log the learning curves, and warn the owner if all teachers diverged.
 
-    It is no error: in a small ensemble a single unit can make the last teacher diverge, and whether a run goes on must
-    not depend on one unit. A teacher that diverged has one vote, like any other.
+    This is a warning, because in a small ensemble one unit may make the last teacher diverge, and an error would reveal
+    this. A teacher that diverged has one vote, like all others.
     """
     loss_KP = curve_KP["curve.loss"]
     if not bool(loss_KP[:, -1].isfinite().any()):
         message = f"teacher.learning_rate={recipe.learning_rate:g}: all teachers diverged, so their labels are useless."
-        warnings.warn(f"{message} Lower teacher.learning_rate. (This message is private, for the owner.)", stacklevel=3)
+        warnings.warn(f"{message} Lower teacher.learning_rate. (Only the owner may see this message.)", stacklevel=3)
     num_points = loss_KP.shape[1]
     for point in range(num_points):
         step = (point + 1) * recipe.steps // num_points
@@ -288,9 +284,9 @@ def _report_curves(curve_KP: dict[str, Tensor], recipe: TeacherRecipe, log: Log,
 
 
 class Checkpoints:
-    """PRIVATE. A folder of finished groups, each file named by a hash of the records, the recipe and the seed.
+    """PRIVATE. Folder of finished groups, in files that are named by a hash of the records, the recipe and the seed.
 
-    ``rows_K`` are the parameters and learning curves of every teacher, [K, ...] each.
+    ``rows_K`` are the parameters and learning curves of all teachers, [K, ...] each.
     """
 
     def __init__(self, folder: Path, task: TrainingTask, rows_K: dict[str, Tensor]) -> None:
@@ -306,7 +302,7 @@ class Checkpoints:
         return self.folder / f"chunk_{chunk.first:05d}_{state.hexdigest()[:32]}.safetensors"
 
     def load(self, group: range) -> bool:
-        """Fill the rows of a group from its file; False where there is no such file, or a damaged one."""
+        """Fill the rows of a group from its file. Return False if the file is missing or damaged."""
         try:
             tensors = read_tensors(self._get_path(group))
         except ValueError:
@@ -319,7 +315,7 @@ class Checkpoints:
         return True
 
     def save(self, group: range) -> None:
-        """Write the rows of a group beside and rename the file: a run killed here leaves no half a group."""
+        """Write the rows of a group into its file, whole or not at all."""
         rows = {name: value[group.start : group.stop].contiguous() for name, value in self.rows_K.items()}
         with atomic_replacement(self._get_path(group)) as temporary:
             save_file(rows, temporary)

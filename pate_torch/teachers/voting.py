@@ -1,8 +1,7 @@
-"""From predictions to votes: counting the votes of teachers, and reading votes of teachers trained elsewhere.
+"""Counting of the votes of teachers, and files with votes of teachers that were trained elsewhere.
 
-A file of votes holds K x P predictions (one row per teacher, a class in 0..C-1 for each public point) or P x C counts
-(one row per point, summing to K): CSV, NPY, or safetensors with a single tensor. Nothing is unpickled, since a pickle
-runs code.
+A file of votes (CSV, NPY, or safetensors with one tensor) holds K x P predictions, a class in 0..C-1 of each teacher
+for each public point, or P x C counts, whose rows sum to K. Pickles are refused, because loading a pickle runs code.
 """
 
 from __future__ import annotations
@@ -24,23 +23,22 @@ from pate_torch.core.device import single_thread_mode
 from pate_torch.privacy.sensitive import Votes
 
 BLOCK_QUERIES = 2048
-"""Queries counted together: with 255 teachers of one byte each they stay in a core's cache."""
+"""Number of queries counted together. Their predictions by 255 teachers fit into the cache of a core."""
 
 MAX_COMPARED_CLASSES = 64
-"""Number of classes up to which comparing with every class in turn is faster than scattering."""
+"""Largest number of classes for which comparisons with every class are faster than ``scatter_add_``."""
 
 
 def get_label_dtype(num_classes: int) -> torch.dtype:
-    """The smallest type for classes 0..C-1: predictions are read once per class, so their size is the time."""
+    """Return the smallest integer type for classes 0..C-1, because the time of ``tally`` grows with the size."""
     return torch.uint8 if num_classes <= 256 else torch.int16 if num_classes <= 2**15 else torch.int32
 
 
 def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
-    """uint8 [K, Q] -> int32 [Q, C]: compare to bytes 0 or 1, and add eight queries in one 64-bit addition.
+    """Count predictions, uint8 [K, Q], as int32 [Q, C].
 
-    No byte overflows its neighbor below 256 teachers. (A comparison to ``bool`` takes fourteen times as long as to
-    bytes on a CPU, and ``scatter_add_`` two and a half times as long in all. Four threads gain a third on an idle
-    machine and lose tenfold on a busy one.)
+    Each prediction is compared with each class. The results are bytes 0 or 1, eight of which are added in one 64-bit
+    addition. No byte overflows for less than 256 teachers.
     """
     (teachers, queries), device = prediction_KQ.shape, prediction_KQ.device
     padded_width = -(-BLOCK_QUERIES // 8) * 8
@@ -65,19 +63,19 @@ def _count_bytes(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
 
 def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
-    """PRIVATE. Count classes over teachers: integers [K, Q] in 0..C-1 -> int32 [Q, C], in chunks of queries.
+    """PRIVATE. Count the votes for each class, int32 [Q, C], of predictions in 0..C-1, integers [K, Q].
 
-    Fastest for uint8, where a class outside the range is not counted (and refused by ``Votes``, whose rows must sum to
-    K).
+    A class outside the range is not counted if the type is uint8; ``Votes`` then refuses the counts, because a row does
+    not sum to K.
 
     Raises:
-        ValueError: A class of another type is outside the range.
+        ValueError: A class of another type than uint8 is outside the range.
     """
     if prediction_KQ.dim() != 2 or prediction_KQ.is_floating_point():
         raise ValueError("predictions must be integers [teachers, queries]")
     is_byte, is_compared = prediction_KQ.dtype == torch.uint8, num_classes <= MAX_COMPARED_CLASSES
     if prediction_KQ.numel() and not (is_byte and is_compared):
-        low, high = map(int, prediction_KQ.aminmax())  # a byte compared with 256 is compared with 0
+        low, high = map(int, prediction_KQ.aminmax())  # before a conversion to bytes, which would map 256 to 0
         if low < 0 or high >= num_classes:
             raise ValueError(f"predictions must lie in 0..{num_classes - 1}")
     if is_compared:
@@ -90,7 +88,7 @@ def tally(prediction_KQ: Tensor, num_classes: int) -> Tensor:
 
 
 def count_votes(prediction_KQ: Tensor, num_classes: int) -> Votes:
-    """PRIVATE. The votes of K teachers, one each, from their predictions, integers [K, Q]."""
+    """PRIVATE. Return the votes of K teachers, given their predictions, integers [K, Q]."""
     return Votes(tally(prediction_KQ, num_classes), prediction_KQ.shape[0])
 
 
@@ -103,19 +101,14 @@ _NOT_INTEGER = re.compile(rb"[^0-9+\-,\r\n \t]")
 def read_votes(
     path: Path | str, *, num_classes: int, num_points: int | None = None, num_teachers: int | None = None
 ) -> Votes:
-    """PRIVATE. Read the votes in ``path``, on its points in their order.
+    """PRIVATE. Read the votes on the public points, which must have the order of the pool.
 
-    The form follows from the shape. Where the shape fits both forms, the name of a safetensors file's tensor decides
-    (``predictions`` or ``counts``), and so does a value of C or above, since no such class exists.
-
-    Args:
-        path: The file.
-        num_classes: C.
-        num_points: P; None if it is not known.
-        num_teachers: K; None if it is not known.
+    The name of a safetensors file's tensor, ``predictions`` or ``counts``, decides whether the file holds predictions
+    or counts, else its shape. If the shape fits both, a value of C or more shows that the file holds counts. The
+    numbers of points and of teachers are None if they are not known.
 
     Raises:
-        ValueError: The file has another format or shape, or holds anything but one whole vote per teacher and point.
+        ValueError: The file has another format or shape, or some teacher has not exactly one vote on each point.
     """
     path = Path(path)
     checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
@@ -130,7 +123,7 @@ def read_votes(
         sizes.append(("num_teachers", num_teachers, total, "votes on each point"))
     for key, expected, actual, quantity in sizes:
         if expected not in (None, actual):
-            fix = f"It should be {actual}, or it is another file."
+            fix = f"Set {key}={actual}, or name another file."
             raise checks.error(key, expected, f"{path} holds {form} with {actual} {quantity}", fix)
     if form == PREDICTIONS:
         if is_negative or bool((table >= num_classes).any()):
@@ -138,7 +131,7 @@ def read_votes(
         return count_votes(table, num_classes)
     if is_negative or total < 1 or bool((table.sum(1) != total).any()):
         problem = "every row of counts must be non-negative and sum to the same number of teachers"
-        raise _votes_file_error(path, problem, "One teacher has one vote on every point, no more and no fewer.")
+        raise _votes_file_error(path, problem, "Every teacher has exactly one vote on every point.")
     return Votes(table, total)
 
 
@@ -147,27 +140,27 @@ def _votes_file_error(path: Path, problem: str, fix: str = "") -> ValueError:
 
 
 def _infer_form(path: Path, table: Tensor, num_classes: int, num_points: int | None, num_teachers: int | None) -> str:
-    """The form of the table, from public sizes alone wherever they decide it."""
+    """Infer the form of the table from public sizes, and from its values only if the sizes fit both forms."""
     rows, columns = table.shape
     fits_predictions = num_teachers in (None, rows) and num_points in (None, columns)
     fits_counts = columns == num_classes and num_points in (None, rows)
     if not (fits_predictions or fits_counts):
         teachers, points = num_teachers or "K", num_points or "P"
         expected = f"{teachers} x {points} predictions or {points} x {num_classes} counts"
-        problem = f"has shape {rows} x {columns}, where {expected} are expected"
-        fix = "There must be a vote on every public point, in the pool's order, without an index column."
+        problem = f"has shape {rows} x {columns}, but {expected} are expected"
+        fix = "There must be a vote on every public point, in the order of the pool, without an index column."
         raise _votes_file_error(path, problem, fix)
     if fits_predictions and fits_counts and not bool((table >= num_classes).any()):
-        problem = f"may be {rows} teachers' predictions or counts of {num_classes} classes: its shape does not tell"
-        fix = "Set num_teachers and num_points, or save it as safetensors with one tensor named predictions or counts."
+        problem = f"may hold predictions of {rows} teachers or counts of {num_classes} classes; its shape fits both"
+        fix = "Set num_teachers and num_points, or save a safetensors file with a tensor named predictions or counts."
         raise _votes_file_error(path, problem, fix)
     return COUNTS if fits_counts else PREDICTIONS
 
 
 def _load_table(path: Path) -> tuple[Tensor, str | None]:
-    """Whole numbers, int64 [rows, columns], and the form of the table; None if the file does not name its form."""
+    """Load the table, int64 [rows, columns], and its form. The form is None if the file does not name it."""
     if not path.is_file():
-        raise _votes_file_error(path, "there is no such file")
+        raise _votes_file_error(path, "is not a file")
     form = None
     match path.suffix.lower():
         case ".csv":
@@ -175,7 +168,7 @@ def _load_table(path: Path) -> tuple[Tensor, str | None]:
         case ".npy":
             try:
                 array = np.load(path, allow_pickle=False)
-            except Exception as error:  # a damaged header is parsed as Python, and may ask for all memory there is
+            except Exception as error:  # NumPy parses the header as Python, and it may request too much memory
                 problem = f"is not a plain NPY array ({' '.join(str(error).split()) or type(error).__name__})"
                 raise _votes_file_error(path, problem, "Save it with numpy.save.") from error
         case ".safetensors":
@@ -190,26 +183,28 @@ def _load_table(path: Path) -> tuple[Tensor, str | None]:
             form = name if name in (PREDICTIONS, COUNTS) else None
         case suffix:
             problem = f"must be .csv, .npy or .safetensors, not {suffix or 'a file without a suffix'}"
-            fix = "Pickles (.pkl, .pt, .npz of objects) are not read: loading one runs the code inside it."
+            fix = "Pickles (.pkl, .pt, .npz of objects) are refused, because loading a pickle runs its code."
             raise _votes_file_error(path, problem, fix)
     if not isinstance(array, np.ndarray) or array.ndim != 2 or array.size == 0:
         raise _votes_file_error(path, f"must hold one table with two axes, not the shape {np.shape(array)}")
     if array.dtype.kind not in "iu":
-        raise _votes_file_error(path, f"must hold whole numbers, not {array.dtype}", "One teacher has one whole vote.")
+        raise _votes_file_error(
+            path, f"must hold whole numbers, not {array.dtype}", "Save predictions or counts as integers."
+        )
     if array.dtype.kind == "u" and int(array.max()) > np.iinfo(np.int64).max:
         raise _votes_file_error(path, "holds numbers too large to be votes")
     return torch.from_numpy(np.ascontiguousarray(array.astype(np.int64))), form
 
 
 def _read_csv(path: Path) -> np.ndarray:
-    """Whole numbers separated by commas; a first line without any number is a header and is passed over."""
+    """Read integers separated by commas. A first line without a number is a header, which is skipped."""
     text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     first_line, _, other_lines = text.partition(b"\n")
     body = text if any(_is_number(cell) for cell in first_line.split(b",")) else other_lines
     if bad_cell := _NOT_INTEGER.search(body):
         line = text.count(b"\n") - body.count(b"\n") + body[: bad_cell.start()].count(b"\n") + 1
-        problem = f"must hold whole numbers only; line {line} has something else"
-        raise _votes_file_error(path, problem, "One teacher has one whole vote.")
+        problem = f"must hold whole numbers only, but line {line} holds other text"
+        raise _votes_file_error(path, problem, "Save predictions or counts as integers.")
     if not body.strip():
         raise _votes_file_error(path, "is empty")
     try:
@@ -219,7 +214,7 @@ def _read_csv(path: Path) -> np.ndarray:
 
 
 def _is_number(cell: bytes) -> bool:
-    """Whether a cell is any number at all: nan and 1.5 are bad votes, not names of columns."""
+    """Return whether a cell is a number. The cells nan and 1.5 are invalid votes, and no names of columns."""
     try:
         float(cell)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Launches of teachers trained by one-thread processes: on a CPU, four processes beat four threads in every operation.
+"""Worker processes that train teachers with one thread each, which is faster on a CPU than threads in one process.
 
-Where the system can fork, a worker has the private records as the main process had them; elsewhere torch sends them
-through shared memory. Parameters and learning curves come back in shared memory.
+A forked worker inherits the private records of the main process. Torch sends them to a spawned worker through shared
+memory. Parameters and learning curves come back in shared memory.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ _POLL_SECONDS = 0.1
 
 
 def can_fork() -> bool:
-    """Whether a copy of this process can go on computing on one thread, as workers of torch's DataLoader do.
+    """Return whether a forked copy of this process can compute on one thread, like workers of torch's DataLoader.
 
-    Where a GPU is driven, autograd has threads that a copy lacks, and it refuses; where ranks communicate, so has the
-    group.
+    A copy lacks the threads of autograd, which exist if torch uses a GPU, and the threads of a process group.
     """
     return sys.platform == "linux" and not torch.accelerator.is_available() and not torch.distributed.is_initialized()
 
@@ -44,14 +43,10 @@ def train_in_processes(
     rows_K: dict[str, Tensor],
     report_share: Callable[[range, float], object] = do_nothing,
 ) -> Iterator[tuple[range, dict[str, Tensor]]]:
-    """PRIVATE. Train launches in worker processes, and yield each with its rows as it finishes.
+    """PRIVATE. Train launches in worker processes, and yield each launch with its results when it is finished.
 
-    Args:
-        task: Task of which the launches are parts.
-        launches: The teachers of each launch.
-        num_workers: Number of processes.
-        rows_K: Tensors [K, ...] of the types and shapes of the results.
-        report_share: Called with (teachers, share of their training that is done).
+    ``rows_K`` are tensors with the types and shapes of all results, [K, ...] each. ``report_share`` receives the
+    teachers of a launch and the finished share of its steps.
 
     Raises:
         ChildProcessError: A worker died.
@@ -61,17 +56,17 @@ def train_in_processes(
     next_launch, messages = context.Value("i", 0), context.SimpleQueue()
     shared_rows_K = {}
     for name, rows in rows_K.items():
-        if start_method == "fork":  # /dev/shm, which share_memory_ takes, has 64 MB in a container of Docker
+        if start_method == "fork":  # share_memory_ uses /dev/shm, which has 64 MB in a Docker container
             shared_rows_K[name] = torch.frombuffer(mmap.mmap(-1, rows.nbytes), dtype=rows.dtype).view(rows.shape)
         else:
             shared_rows_K[name] = torch.zeros_like(rows).share_memory_()
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
-        # The user's program is hidden from spawned workers, which would run it again: it may charge an account.
+        # A spawned worker would run the user's program again, which may charge an account, so the program is hidden.
         stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
         sys.modules["__main__"] = types.ModuleType("__main__")
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of a fork beside other threads: see can_fork
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads: see can_fork
         workers = torch.multiprocessing.start_processes(
-            _train_launches,
+            _run_worker,
             (task, launches, next_launch, messages, shared_rows_K),
             nprocs=min(num_workers, len(launches)),
             join=False,
@@ -91,8 +86,8 @@ def train_in_processes(
                     yield launches[number], {name: rows[teachers] for name, rows in shared_rows_K.items()}
     except (ProcessExitedException, ProcessRaisedException) as error:
         reason = str(error).strip().splitlines()[-1]
-        advice = "try fewer workers, or backend=vectorized"
-        raise ChildProcessError(f"teachers: a worker process died ({reason}); {advice}") from None
+        advice = "Lower teacher.workers, or set teacher.backend=vectorized."
+        raise ChildProcessError(f"teachers: a worker process died ({reason}). {advice}") from None
     finally:
         for process, error_file in zip(workers.processes, workers.error_files, strict=True):
             process.kill()
@@ -100,12 +95,12 @@ def train_in_processes(
             Path(error_file).unlink(missing_ok=True)
 
 
-def _train_launches(
+def _run_worker(
     _worker: int, task: TrainingTask, launches: list[range], next_launch: Any, messages: Any, rows_K: dict[str, Tensor]
 ) -> None:
-    """Train one launch after the other, until all launches have been taken or the main process is gone."""
+    """Train one launch after the other, until no launch is left or the main process has ended."""
     torch.set_num_threads(1)
-    # On Linux torch has this signal sent when the main process ends; a program started by nohup would ignore it.
+    # On Linux the end of the main process sends this signal, which a program that nohup started would ignore.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     main_process = torch.multiprocessing.parent_process()
 

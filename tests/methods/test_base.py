@@ -24,8 +24,7 @@ from pate_torch.cli import plan as plan_command
 from pate_torch.mechanisms.base import RecordMechanism, VoteMechanism
 from pate_torch.mechanisms.gaussian import GNMax
 from pate_torch.mechanisms.histogram import Histogram
-from pate_torch.methods.base import FirstAnswers, PrivateMethod
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import FirstAnswers, MethodDescription, PrivateMethod
 from pate_torch.methods.dpsgd import DPSGD
 from pate_torch.methods.gradients import GradientMethod
 from pate_torch.methods.labeling import LabelingMethod

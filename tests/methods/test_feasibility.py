@@ -80,7 +80,7 @@ def test_noise_that_outweighs_unanimous_teachers_is_refused_unless_forced(which)
     asked = {"num_teachers": 75, "num_classes": 10}
     feasibility.check_informative(mechanisms(11.0)[which], **asked, allow_uninformative=False)
     hopeless = mechanisms(5930.0)[which]
-    with pytest.raises(ValueError, match=r"mechanism\.sigma=5930.*75 teachers.*guessing is right 10\.0 %"):
+    with pytest.raises(ValueError, match=r"mechanism\.sigma=5930.*75 teachers.*10\.0 % of guesses are right"):
         feasibility.check_informative(hopeless, **asked, allow_uninformative=False)
     feasibility.check_informative(hopeless, **asked, allow_uninformative=True)
 

@@ -76,7 +76,7 @@ def test_a_strategy_that_breaks_its_contract_stops_the_release(tmp_path, points,
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda votes: votes.select(torch.arange(8)), "same public points"),
+        (lambda votes: votes.select(torch.arange(8)), "one row for each public point"),
         (lambda votes: replace(votes, sensitivity=replace(votes.sensitivity, l2=2.0)), "sensitivity"),
     ],
     ids=["other points", "a larger sensitivity"],

@@ -147,7 +147,7 @@ def test_two_rounds_cost_four_sums_or_two_tables_and_the_statement_says_how(run)
     assert not is_gradients or "attacks on the rounding" in page
     for words, is_said in (
         (f"declared number of records, {run.plan.dataset.private},", is_gradients),  # it set how far a gradient moves
-        ("nearest to", not is_gradients),
+        ("lies nearest", not is_gradients),
         ("noisy counts of its cell", not is_gradients),
     ):
         assert (words in page) is is_said, words

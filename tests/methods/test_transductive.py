@@ -160,7 +160,7 @@ def test_bad_choices_name_the_key(wrong):
 
 
 def test_another_pool_is_refused(ensemble, pool):
-    with pytest.raises(ValueError, match="60 points, the pool 59"):
+    with pytest.raises(ValueError, match="60 points, but the pool has 59"):
         jointly(pool).predict(ensemble, pool[:59])
 
 

@@ -138,12 +138,12 @@ def test_a_header_that_lies_is_refused_in_one_line(tmp_path, header):
 
 
 def test_there_is_one_table_of_the_declared_sizes(tmp_path, predictions, counts):
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="is not a file"):
         read_votes(tmp_path / "v.npy", num_classes=C)
     save_file({"a": torch.zeros(2, 3).long(), "b": torch.zeros(2, 3).long()}, tmp_path / "v.safetensors")
     with pytest.raises(ValueError, match="one tensor, not 2"):
         read_votes(tmp_path / "v.safetensors", num_classes=C)
-    for array, match in ((predictions, "12 x 7, where 13 x 7"), (counts, "num_teachers=13")):
+    for array, match in ((predictions, "12 x 7, but 13 x 7"), (counts, "num_teachers=13")):
         with pytest.raises(ValueError, match=match):
             read_votes(write(tmp_path / "v.npy", array), num_classes=C, num_points=P, num_teachers=13)
 
@@ -151,7 +151,7 @@ def test_there_is_one_table_of_the_declared_sizes(tmp_path, predictions, counts)
 def test_a_shape_that_fits_both_forms_is_not_guessed(tmp_path):
     """Two teachers on two points with two classes: as counts or as predictions, one would be wrong."""
     table = np.array([[0, 1], [1, 0]])
-    with pytest.raises(ValueError, match="shape does not tell"):
+    with pytest.raises(ValueError, match="shape fits both"):
         read_votes(write(tmp_path / "v.npy", table), num_classes=2)
     for name, expected in (("counts", [[0, 1], [1, 0]]), ("predictions", [[1, 1], [1, 1]])):
         save_file({name: torch.from_numpy(table)}, tmp_path / f"{name}.safetensors")

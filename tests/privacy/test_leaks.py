@@ -433,7 +433,7 @@ def test_figures_on_test_records_of_a_private_file_are_the_owners_until_agreed(a
     released, owner = (json.loads((run / side / "summary.json").read_text()) for side in ("release", "private"))
     assert owner["records"].keys() >= {"private", "public", "test", "left out with missing or infinite numbers"}
     assert sum(owner["records"].values()) == 302
-    assert f"num_queries={owner['records']['public']}, not the recommended 500" in done.err
+    assert f"num_queries is {owner['records']['public']} instead of the recommended 500" in done.err
     assert released["queries_asked"] == owner["records"]["public"]
     page, card = ((run / "release" / name).read_text() for name in ("report.html", "README.md"))
     assert not list((run / "release").rglob("*tfevents*"))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pate_torch.methods import gradients, reverse_knn, teacher_votes
-from pate_torch.methods.description import MethodDescription
+from pate_torch.methods.base import MethodDescription
 from pate_torch.privacy.records import LABEL_UNIT
 from pate_torch.release import statement
 from pate_torch.release.renderer import escape_markdown, render_model_card, render_page

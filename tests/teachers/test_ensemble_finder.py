@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from pate_torch.privacy.ledger import Ledger
-from pate_torch.teachers.reuse import EnsembleFinder
-from pate_torch.teachers.store import TeacherStore
+from pate_torch.teachers.store import EnsembleFinder, TeacherStore
 from pate_torch.teachers.training import train
 from tests.teachers.teacher_world import even_shards, identity_of, recipe, records, spec
 
