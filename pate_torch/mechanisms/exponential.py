@@ -28,9 +28,9 @@ class ExponentialMechanism(VoteMechanism):
         sigma: Noise scale, in votes. The zCDP price rho = 1/sigma^2 equals that of GNMax with the same sigma, so the
             two can be compared at one value.
 
-    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range,
-    hence pure 2h and rho = h^2/2 (Cesar & Rogers 2021; a quarter of what pure 2h alone would give), under the
-    adjacency of the shards.
+    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range.
+    It is therefore 2h-DP with rho = h^2/2 (Cesar & Rogers 2021; 2h-DP alone would give 2 h^2), under the adjacency of
+    the shards.
     Source: McSherry & Talwar 2007; the private prediction of DF20 Lemma 6 (Dwork & Feldman 2018).
     """
 
@@ -44,7 +44,7 @@ class ExponentialMechanism(VoteMechanism):
 
     @property
     def rate(self) -> float:
-        """Exponent h, for each vote."""
+        """Rate h, per vote."""
         return math.sqrt(2) / self.sigma
 
     @property
@@ -52,11 +52,9 @@ class ExponentialMechanism(VoteMechanism):
         return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one answer for each question, in any number of rounds."""
         return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions."""
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
@@ -66,7 +64,7 @@ class ExponentialMechanism(VoteMechanism):
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:
-    """Compute ln P(i), where P(i) is proportional to exp(rate utility_i), float64 [M].
+    """Compute ln P(i), float64 [M], where P(i) is proportional to exp(rate * utility_i).
 
     Raises:
         ValueError: A utility is NaN or infinite.
@@ -90,11 +88,11 @@ def draw_model_index(
     """Draw the index of a model with few errors by the exponential mechanism.
 
     Args:
-        errors_M: Error *counts* on a private validation split that trained no model, int [M]. Error rates are not
-            allowed, because their denominator is private under add/remove.
-        epsilon: Price of the choice (bounded range).
+        errors_M: Error *counts* on private validation records that trained no model, int [M]. Error rates are not
+            allowed, because their denominator is private under add_remove.
+        epsilon: Price of the choice, a bounded range.
         noise: Source of noise that was paid for.
-        adjacency: "replace_one" or "add_remove".
+        adjacency: Neighboring relation, "replace_one" or "add_remove".
         sensitivity: Largest number of validation records of one privacy unit.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
@@ -109,8 +107,10 @@ def draw_model_index(
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
-        raise checks.error("errors_M.shape", errors.shape, "must be one count per model, at least one")
+        raise checks.error(
+            "errors_M.shape", errors.shape, "must be (M,), with one error count for each of M >= 1 models"
+        )
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
-        raise ValueError("errors_M: must be counts of errors (integers, at least 0), not rates")
+        raise ValueError("errors_M: must be error counts (integers of at least 0), not error rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
     return draw_gumbel_max(-errors.astype(np.int64), rate, noise)

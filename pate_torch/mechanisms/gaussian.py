@@ -33,8 +33,8 @@ class GNMax(VoteMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise, in votes.
-        counts: Whether to release the noisy counts and the argmax of these. They are rounded to whole votes, because
-            the last bits of a floating-point sum could reveal the exact count.
+        counts: Whether to release the noisy counts beside their argmax. The noisy counts are rounded to whole votes,
+            because the last bits of a floating-point sum could reveal the exact count.
 
     Guarantee: sqrt(2)/sigma-GDP for each question, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the
     adjacency of the shards (one teacher changes its vote, so the L2 sensitivity is sqrt(2)). With discrete noise only
@@ -61,11 +61,9 @@ class GNMax(VoteMechanism):
         return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one answer for each question, in any number of rounds."""
         return (make_answer_event(self.sigma, num_queries, self.discrete),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions."""
         answer_events = self.privacy_events(len(votes))
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         if not self.counts:
@@ -74,5 +72,4 @@ class GNMax(VoteMechanism):
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
     def make_outcome_model(self) -> theorems.GNMaxOutcomes | None:
-        """Return the distribution of one label, or None if counts are released or the noise is discrete."""
         return None if self.discrete or self.counts else theorems.GNMaxOutcomes(sigma=self.sigma)
