@@ -55,13 +55,8 @@ def compute_guarantee(
 ) -> Guarantee:
     """Compute the smallest epsilon at this delta of a release whose events were fixed beforehand.
 
-    Events that were chosen after seeing earlier answers need a privacy filter (``filters.py``).
-
-    Args:
-        events: Events of the whole release.
-        delta: Target delta, which includes the Delta events.
-        adjacency: Neighboring relation that the guarantee states.
-        unit: Kind of the privacy unit that the guarantee states.
+    Events that were chosen after seeing earlier answers need a privacy filter (``filters.py``). Delta includes the
+    failure probabilities of the Delta events. Adjacency and unit are stated in the guarantee, and not checked.
 
     Raises:
         ValueError: An event is unknown, or the Delta events leave no part of delta for the other events.

@@ -33,7 +33,7 @@ def calibrate_sigma(
     Args:
         make_events: Function from sigma, in votes, to the worst-case events of the whole release. Their price must
             decrease as sigma increases.
-        epsilon: Target epsilon.
+        epsilon: Target epsilon, at ``delta``.
         delta: Target delta.
         route: Name of the accountant ("gdp", "rdp", ...). None if the smallest price over all accountants counts.
 

@@ -93,15 +93,10 @@ class PrivacyFilter:
     def from_planned_events(
         cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float
     ) -> PrivacyFilter:
-        """Choose the filter for planned events: "gdp" if all are Gaussian, else "rdp" at the most suitable order.
+        """Choose the filter for planned worst-case events: "gdp" if all are Gaussian, else "rdp" at the best order.
 
-        The most suitable order maximizes capacity / planned divergence, so the filter admits a plan that fits the cap
-        at any order of the default grid. If the plan has Delta events, half of delta is reserved for Delta events.
-
-        Args:
-            planned_events: Worst-case events of the planned releases.
-            epsilon: Epsilon of the cap.
-            delta: Delta of the cap.
+        The best order maximizes capacity / planned divergence, so the filter admits a plan that fits the cap (epsilon,
+        delta) at any order of the default grid. If the plan has Delta events, half of delta is reserved for them.
         """
         noise_events, failure_delta = split_off_deltas(planned_events)
         delta_reserve = delta / 2 if failure_delta else 0.0

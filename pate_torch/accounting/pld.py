@@ -1,6 +1,6 @@
 """Pessimistic privacy loss distributions for mixtures of Gaussian, Laplace and pure events, by dp_accounting.
 
-The parameter of an event is its noise relative to its sensitivity (with noise s a moved vote has mu = sqrt(2)/s), so
+The parameter of an event is its sensitivity relative to its noise (with noise s a moved vote has mu = sqrt(2)/s), so
 each event is a mechanism of sensitivity 1 under the library's add-or-remove relation. The library's replace-one
 relation would count the sensitivity twice. The library is imported only where an event is not Gaussian, because the
 import takes a second.

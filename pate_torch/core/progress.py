@@ -112,11 +112,7 @@ class Stages:
 
 @dataclass(eq=False)
 class StageTimer:
-    """A timer of stages.
-
-    Attributes:
-        seconds: Seconds spent in each stage, by the name of the stage.
-    """
+    """A timer that adds up the seconds of each stage in ``seconds``, by the name of the stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 

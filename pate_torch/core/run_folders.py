@@ -186,11 +186,7 @@ def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iter
 
 
 def try_lock_descriptor(descriptor: int, path: Path, key: str) -> bool:
-    """Lock an open file until it is closed, and return False if another process holds the lock.
-
-    Raises:
-        ValueError: The file system does not support locks.
-    """
+    """Lock an open file until it is closed, or return False if another process holds the lock."""
     with _refuse_unlockable(path, key):
         return filelock.lock_descriptor(descriptor, blocking=False)
 

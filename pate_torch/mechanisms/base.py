@@ -28,7 +28,7 @@ class Mechanism(ABC):
     The kind of noise is a field of the mechanism, because the price depends on it: integer noise is priced by zCDP or
     pure DP, because its delta exceeds the delta of continuous noise with the same sigma. The events that
     ``privacy_events`` returns for a whole release of ``num_queries`` questions, in at most ``rounds`` calls of
-    ``release``, are reserved before any noise is drawn. The events of all ``Answers`` together never exceed them.
+    ``release``, are reserved before any noise is drawn. The ``Answers`` together never cost more than these events.
 
     Attributes:
         name: Name of the mechanism in settings and reports.
@@ -167,6 +167,25 @@ class VoteMechanism(Mechanism):
         passed_votes = votes.select(passed_Q.nonzero().squeeze(1))
         label_Q[passed_Q] = self._draw_noisy_counts(passed_votes, noise, sigma).argmax(1)
         return label_Q
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMaximum(VoteMechanism):
+    """Base of the mechanisms that answer with the argmax of noisy counts.
+
+    Attributes:
+        sigma: Noise scale, in votes.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.noise_scale("mechanism.sigma", self.sigma, "It is the scale of the noise on each count, in votes.")
+
+    @property
+    def count_noise_scale(self) -> float:
+        return self.sigma
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,42 +14,33 @@ from pate_torch.accounting import events
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialMechanism(VoteMechanism):
+class ExponentialMechanism(NoisyMaximum):
     """The exponential mechanism: P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, drawn by Gumbel-max.
 
     Attributes:
         sigma: Noise scale, in votes. The zCDP price rho = 1/sigma^2 equals that of GNMax with the same sigma, so the
             two can be compared at one value.
 
-    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range.
-    It is therefore 2h-DP with rho = h^2/2 (Cesar & Rogers 2021; 2h-DP alone would give 2 h^2), under the adjacency of
-    the shards.
+    Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range,
+    and is 2h-DP with rho = h^2/2 (Cesar & Rogers 2021; 2h-DP alone would give rho = 2 h^2), under the adjacency of the
+    shards.
     Source: McSherry & Talwar 2007; the private prediction of DF20 Lemma 6 (Dwork & Feldman 2018).
     """
 
     name: str = "exponential"
-    sigma: float
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
 
     @property
     def rate(self) -> float:
         """Rate h, per vote."""
         return math.sqrt(2) / self.sigma
-
-    @property
-    def count_noise_scale(self) -> float:
-        return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)

@@ -11,7 +11,7 @@ from pate_torch.accounting import events
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import Votes
@@ -25,7 +25,7 @@ def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GNMax(VoteMechanism):
+class GNMax(NoisyMaximum):
     """GNMax: argmax_c(n_c + N(0, sigma^2)) for all questions, with independent noise for each question and class.
 
     The binary form of LZCW21, which adds N(0, s1^2) to the count of ones and compares the sum with K/2, is this
@@ -44,21 +44,15 @@ class GNMax(VoteMechanism):
     """
 
     name: str = "gaussian"
-    sigma: float
     counts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
 
     @property
     def releases_counts(self) -> bool:
         return self.counts
-
-    @property
-    def count_noise_scale(self) -> float:
-        return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         return (make_answer_event(self.sigma, num_queries, self.discrete),)

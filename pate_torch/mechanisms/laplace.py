@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
-from pate_torch.core import checks
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class LNMax(VoteMechanism):
+class LNMax(NoisyMaximum):
     """LNMax: argmax_c(n_c + Lap(sigma)) for all questions, with independent noise for each question and class.
 
     Attributes:
@@ -27,15 +26,6 @@ class LNMax(VoteMechanism):
     """
 
     name: str = "laplace"
-    sigma: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the Laplace scale b of the answer's noise, in votes.")
-
-    @property
-    def count_noise_scale(self) -> float:
-        return self.sigma
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
         # A moved vote changes two counts of each question.

@@ -87,13 +87,9 @@ def make_count_pair(name: str, left_QC: Tensor, right_QC: Tensor, adjacency: str
 
 
 def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C: Tensor) -> NeighborPair:
-    """Make a pair of class probabilities [K, Q, C], where each teacher gives one of two probability vectors.
+    """Make a pair where each teacher gives one of two vectors of class probabilities.
 
-    Args:
-        name: Short description of the pair.
-        left_QC: Number of teachers that give each of the two vectors, [Q, 2].
-        right_QC: Number of teachers that give each of the two vectors in the neighboring data set, [Q, 2].
-        probability_2C: Two vectors of class probabilities.
+    ``left_QC`` and ``right_QC`` are the numbers of teachers that give the first and the second vector, [Q, 2].
     """
 
     def to_scores(counts_QC: Tensor) -> SoftVotes:
@@ -180,11 +176,7 @@ def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:
     """Make gradient sums with and without one record, or with one record in place of another.
 
     The record has the features of the only public point, of length 1. With 50 classes the record's gradient e_y - p at
-    W = 0 has length 0.99, almost the clipping norm 1.
-
-    Args:
-        scale: ``GradientSums.scale`` of both values.
-        adjacency: Neighboring relation, "add_remove" or "replace_one".
+    W = 0 has length 0.99, almost the clipping norm 1. ``scale`` is ``GradientSums.scale`` of both values.
     """
     num_classes = 50
 

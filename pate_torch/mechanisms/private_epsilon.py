@@ -56,18 +56,11 @@ class PrivateEpsilon:
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
     ) -> private_price.PublicationPlan:
-        """Choose the public parameters of the publication.
-
-        Args:
-            mechanism: Mechanism of the release.
-            num_queries: Number of questions.
-            num_teachers: Number K of teachers.
-            num_classes: Number C of classes.
-            rounds: Number of rounds, which must be 1, because data-dependent prices of several rounds do not add up.
-            delta: Delta of the account.
+        """Choose the public parameters of the publication for a release of this mechanism and the account's delta.
 
         Raises:
-            ValueError: The price cannot be published, or its publication would probably cost more than it saves.
+            ValueError: The price cannot be published, for example because ``rounds`` is not 1, or the publication would
+                probably cost more than it saves.
         """
         fix = "Set private_epsilon=none. The data-independent price is published in any case."
         model = mechanism.make_outcome_model()

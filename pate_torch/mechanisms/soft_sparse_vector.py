@@ -44,7 +44,7 @@ class SoftSparseVector(SparseVectorMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("mechanism.bins", self.bins, low=2, fix="It is the number of histogram bins in [0, 1].")
+        checks.integer("mechanism.bins", self.bins, low=2, fix="A histogram of scores needs two bins.")
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
         # At most ``max_failures`` scores are tested twice.

@@ -277,7 +277,7 @@ def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
 
 
 def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
-    """Whether the conditions of Theorem 6 hold, apart from a <= mu1. If so at some q, they hold at every smaller q.
+    """Whether the conditions of Theorem 6 hold, apart from a <= mu1. Valid at some q implies valid at each smaller q.
 
     With L = ln 1/q the first two conditions are sqrt(L) > 1/sigma, and the third is
     2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ), whose left side increases with L while the right decreases.
