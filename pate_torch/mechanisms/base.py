@@ -124,7 +124,7 @@ class Mechanism(ABC):
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
             fix = f"Use method={self.method}."
-            raise checks.error("method", input_name, f"cannot be combined with mechanism={self.name}", fix)
+            raise checks.error("method", input_name, f"cannot go with mechanism={self.name}", fix)
         check_sensitivity(sensitive.sensitivity, self.max_sensitivity, self.name)
         return sensitive
 

@@ -81,7 +81,7 @@ class ConfidentGNMax(_ScreenedMechanism):
         """Raise ValueError if unanimous teachers pass the check less than once in a thousand questions."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
-            rule = f"is out of reach of {num_teachers} unanimous teachers at screen_sigma={self.screen_sigma:g}"
+            rule = f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}"
             fix = f"Set mechanism.threshold below {num_teachers}, or train more teachers."
             raise checks.error("mechanism.threshold", self.threshold, rule, fix)
 
