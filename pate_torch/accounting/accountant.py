@@ -1,4 +1,4 @@
-"""The accountant: it converts events to (epsilon, delta) by several routes and takes the smallest valid epsilon."""
+"""The accountant, which converts events to (epsilon, delta) by several routes and takes the smallest epsilon."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PRIVATE_FILE_MODE, SHARED_FILE_MODE = 0o600, 0o644
 
 
 def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path:
-    """Create a folder that only its owner can enter, with a README that says why, and return it."""
+    """Create a folder that only its owner can enter, with a README that gives the reason, and return its path."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(0o700)
     readme_path = path / "README"

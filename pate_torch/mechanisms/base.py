@@ -181,7 +181,7 @@ class NoisyMaximum(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the scale of the noise on each count, in votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "mechanism.sigma is the noise scale, in votes.")
 
     @property
     def count_noise_scale(self) -> float:

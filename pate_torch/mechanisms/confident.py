@@ -36,9 +36,10 @@ class _ScreenedMechanism(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
-        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "mechanism.sigma is the noise of an answer, in votes.")
+        fix = "mechanism.screen_sigma is the noise of the check, in votes."
+        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, fix)
+        checks.number("mechanism.threshold", self.threshold, "mechanism.threshold is a number of votes.")
 
     def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
         """Make the events of ``num_asked`` checks, whose sensitivity is 1, and of ``num_answered`` GNMax answers."""
