@@ -8,7 +8,8 @@ The sparse vector technique pays for failed tests only, for hard and soft labels
 Here w is the threshold, lambda the noise scale, and ``dist`` the number of moved votes that cannot change the winner.
 This module corrects four errors of the papers:
 
-- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2. We halve the gap.
+- BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 use the distance ``top - second (- 1)``, whose sensitivity is 2. We
+  halve the gap.
 - BTT18 loops while failures <= T, which allows T + 1 failures. We stop after T.
 - BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, which lacks a factor 2.
 - LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
