@@ -251,7 +251,7 @@ COMMAND_LINES = [
     ("quiet=3", "quiet=3", "true or false"),
     ("baseline=maybe", "baseline='maybe'", "true or false"),
     ("labels_only=maybe", "labels_only='maybe'", "true or false"),
-    ("votes=5", "votes=5", "text"),
+    ("votes=5", "votes=5", "string"),
     (f"votes=v.npy teachers={ID}", "votes='v.npy'", "Leave out teachers"),
     ("paths.root=/dev/null", "/dev/null", "Not a directory", "PATE_HOME"),
     ("paths.run=/proc/none", "/proc/none", "PATE_HOME"),

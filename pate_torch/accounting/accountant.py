@@ -1,4 +1,4 @@
-"""The accountant: it converts events to (epsilon, delta) by several routes and takes the smallest valid epsilon."""
+"""The accountant, which converts events to (epsilon, delta) by several routes and takes the smallest epsilon."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Guarantee:
         delta: Delta at which epsilon was computed.
         route: Accountant that computed epsilon: "gdp" (exact Gaussian), "pld" (privacy loss distribution), "rdp"
             (Renyi, best order), "zcdp" (closed form), "pure" (sum of epsilons), "none" (nothing was released), "delta"
-            (the events cost only delta), or "cap" (the cap of the account, if its releases reserved more).
-        adjacency: Neighboring relation. None if it is not stated.
-        unit: Kind of the privacy unit. None if it is not stated.
+            (the events cost only delta), or "cap" (epsilon of the account's cap, if its releases reserved more).
+        adjacency: Neighboring relation. None if the caller states no relation.
+        unit: Kind of the privacy unit. None if the caller states no unit.
     """
 
     epsilon: float
@@ -55,16 +55,11 @@ def compute_guarantee(
 ) -> Guarantee:
     """Compute the smallest epsilon at this delta of a release whose events were fixed beforehand.
 
-    Events that were chosen after seeing earlier answers need a privacy filter (``filters.py``).
-
-    Args:
-        events: Events of the whole release.
-        delta: Target delta, which includes the Delta events.
-        adjacency: Neighboring relation, for the guarantee.
-        unit: Kind of the privacy unit, for the guarantee.
+    Events that were chosen after seeing earlier answers need a privacy filter (``filters.py``). Delta includes the
+    failure probabilities of the Delta events. Adjacency and unit are stated in the guarantee, and not checked.
 
     Raises:
-        ValueError: An event is unknown, or the Delta events alone exceed delta.
+        ValueError: An event is unknown, or the Delta events leave no part of delta for the other events.
     """
     epsilon_by_route = compute_route_epsilons(events, delta)
     route = min(epsilon_by_route, key=lambda name: epsilon_by_route[name])
@@ -75,7 +70,7 @@ def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict
     """Compute epsilon by every route that applies to these events, exact routes first.
 
     The result is {"none": 0.0} without events and {"delta": 0.0} if all events cost only delta. Infinite values are
-    left out unless all are infinite: at a small delta the route "pld" may fail where others do not.
+    left out unless all values are infinite. (At a small delta the route "pld" may be infinite although others are not.)
     """
     checks.delta("delta", delta)
     noise_events, failure_delta = split_off_deltas(events)
@@ -85,11 +80,11 @@ def compute_route_epsilons(events: Iterable[PrivacyEvent], delta: float) -> dict
         epsilon_by_route = _compute_route_epsilons(noise_events, delta - failure_delta)
         if epsilon_by_route:
             return dict(epsilon_by_route)
-    rule = f"must exceed the release's own failure probability {failure_delta:.6g}"
-    raise checks.error("delta", delta, rule, "Use a larger delta, or a mechanism with a smaller one.")
+    rule = f"must exceed {failure_delta:.6g}, the failure probability (sum of the Delta events) of the release"
+    raise checks.error("delta", delta, rule, "Use a larger delta, or a mechanism with a smaller delta.")
 
 
-@functools.lru_cache(maxsize=256)  # a report asks for the same totals many times
+@functools.lru_cache(maxsize=256)  # a report needs the same totals many times
 def _compute_route_epsilons(noise_events: tuple[PrivacyEvent, ...], delta_left: float) -> Mapping[str, float]:
     if not noise_events:
         return {"none": 0.0}
@@ -105,7 +100,7 @@ def _compute_route_epsilons(noise_events: tuple[PrivacyEvent, ...], delta_left: 
     if (pure_epsilon := compute_total_pure_epsilon(noise_events)) is not None:
         epsilon_by_route["pure"] = pure_epsilon
     if any(math.isnan(value) for value in epsilon_by_route.values()):
-        raise ArithmeticError(f"a route gave no number: {epsilon_by_route}")
+        raise ArithmeticError(f"an accountant computed NaN: {epsilon_by_route}")
     return {name: value for name, value in epsilon_by_route.items() if math.isfinite(value)} or epsilon_by_route
 
 
@@ -127,7 +122,10 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
 
 
 def compute_total_rho(events: Iterable[PrivacyEvent]) -> float | None:
-    """Compute the sum of the zCDP prices (eps^2/2 if pure, eta^2/8 if of bounded range); None if one is not finite."""
+    """Compute the sum of the zCDP prices rho of all events, or None if the rho of an event is unknown.
+
+    A pure event has rho = epsilon^2/2, and an event of bounded range has rho = eta^2/8.
+    """
     noise_events, _ = split_off_deltas(events)
     parts = []
     for event in noise_events:
@@ -148,7 +146,7 @@ def compute_total_rho(events: Iterable[PrivacyEvent]) -> float | None:
 
 
 def compute_total_pure_epsilon(events: Iterable[PrivacyEvent]) -> float | None:
-    """Compute the sum of the pure epsilons; None if an event is not pure."""
+    """Compute the sum of the pure epsilons of all events, or None if an event is not pure."""
     noise_events, _ = split_off_deltas(events)
     parts = [(event.count, get_pure_epsilon(event)) for event in noise_events]
     if any(epsilon is None for _, epsilon in parts):

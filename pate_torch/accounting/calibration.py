@@ -12,7 +12,7 @@ from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
 
 _MIN_SIGMA, _MAX_SIGMA = 1e-9, 1e12
-_EPSILON_RELATIVE_MARGIN = 1e-11  # a relative margin, so that the price stays below epsilon after rounding
+_EPSILON_RELATIVE_MARGIN = 1e-11  # keeps the price below epsilon after rounding
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, route: str | None = None) -> float:
@@ -21,21 +21,21 @@ def compute_epsilon(events: Iterable[PrivacyEvent], delta: float, route: str | N
     if route is None or set(epsilon_by_route) <= {"none", "delta"}:
         return min(epsilon_by_route.values())
     if route not in epsilon_by_route:
-        raise checks.error("route", route, f"must be one that prices these events: {', '.join(epsilon_by_route)}")
+        raise checks.error("route", route, f"must be a route that prices these events: {', '.join(epsilon_by_route)}")
     return epsilon_by_route[route]
 
 
 def calibrate_sigma(
     make_events: Callable[[float], Iterable[PrivacyEvent]], *, epsilon: float, delta: float, route: str | None = None
 ) -> float:
-    """Compute the smallest sigma for which ``make_events(sigma)`` costs at most epsilon, to a relative 1e-9.
+    """Compute the smallest sigma for which ``make_events(sigma)`` costs at most epsilon, with relative error 1e-9.
 
     Args:
         make_events: Function from sigma, in votes, to the worst-case events of the whole release. Their price must
             decrease as sigma increases.
-        epsilon: Target epsilon.
+        epsilon: Target epsilon, at ``delta``.
         delta: Target delta.
-        route: Name of the accountant ("gdp", "rdp", ...). None for the smallest valid price.
+        route: Name of the accountant ("gdp", "rdp", ...). None if the smallest price over all accountants counts.
 
     Raises:
         ValueError: No sigma up to 1e12 reaches epsilon.
@@ -51,7 +51,8 @@ def calibrate_sigma(
     while compute_excess(high) > 0:
         low, high = high, high + math.log(2)
         if high > math.log(_MAX_SIGMA):
-            raise checks.error("epsilon", epsilon, "is out of reach for any noise")
+            rule = f"is out of reach of any noise up to sigma={_MAX_SIGMA:g}"
+            raise checks.error("epsilon", epsilon, rule, "Use a larger epsilon or delta.")
     while compute_excess(low) <= 0:
         low, high = low - math.log(2), low
         if low < math.log(_MIN_SIGMA):

@@ -1,10 +1,10 @@
-"""Privacy events: a small closed set of frozen dataclasses that describe what a mechanism did. They hold no epsilon.
+"""Privacy events: frozen dataclasses that describe the noise of a mechanism relative to its sensitivity.
 
-A mechanism translates its answers into events, and the accountant composes events, so a new mechanism needs no change
-in the accountant. An event describes the effect of a change of one privacy unit on a whole release (see
-``sensitive.Votes``), under the adjacency of the shards.
+A mechanism translates its answers into events, and the accountant composes events to (epsilon, delta), so a new
+mechanism needs no change in the accountant. An event bounds the effect that one privacy unit has on the answers under
+the adjacency of the shards (see ``sensitive.Votes``).
 
-Policy: from version 0.1.0 on, event types and their fields are not removed, because ledgers store them.
+Policy: from version 0.1.0 on, event types and their fields are not removed, because ledgers store events.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Event:
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianEvent(_Event):
-    """A Gaussian mechanism whose noise is 1/mu times its sensitivity: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
+    """A Gaussian mechanism whose noise is 1/mu times its L2 sensitivity: mu-GDP, rho = mu^2/2 (Balle & Wang 2018)."""
 
     mu: float
     kind: ClassVar[str] = "gaussian"
@@ -43,7 +43,7 @@ class GaussianEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceEvent(_Event):
-    """One real number plus Laplace noise: ratio-DP (pure).
+    """A real number plus Laplace noise, which is epsilon-DP with epsilon = ratio.
 
     A moved vote changes two counts by 1, so each question of LNMax with scale b is two events of ratio 1/b.
 
@@ -57,7 +57,7 @@ class LaplaceEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PureDPEvent(_Event):
-    """Any epsilon-DP mechanism. It is priced as randomized response, which dominates all of them."""
+    """Any epsilon-DP mechanism, priced as randomized response, which dominates every epsilon-DP mechanism."""
 
     epsilon: float
     kind: ClassVar[str] = "pure"
@@ -65,7 +65,7 @@ class PureDPEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedRangeEvent(_Event):
-    """An eta-bounded-range mechanism (the exponential mechanism): eta-DP and rho = eta^2/8 (Cesar & Rogers 2021)."""
+    """An eta-bounded-range mechanism, like the exponential mechanism: eta-DP, rho = eta^2/8 (Cesar & Rogers 2021)."""
 
     eta: float
     kind: ClassVar[str] = "bounded_range"
@@ -73,7 +73,7 @@ class BoundedRangeEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ZCDPEvent(_Event):
-    """A mechanism known only to be rho-zCDP (discrete Gaussian noise): RDP(a) = a rho at every order a > 1."""
+    """A rho-zCDP mechanism, like discrete Gaussian noise: its Renyi divergence is at most a rho at each order a > 1."""
 
     rho: float
     kind: ClassVar[str] = "zcdp"
@@ -81,12 +81,12 @@ class ZCDPEvent(_Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RdpCurveEvent(_Event):
-    """A mechanism whose Renyi divergence is known at some orders. At other orders it counts as infinite.
+    """A mechanism whose Renyi divergence is bounded at some orders. At other orders the divergence counts as infinite.
 
     Attributes:
-        orders: Renyi orders.
-        rdp: Renyi divergence at each order.
-        source: Name of the theorem.
+        orders: Renyi orders [A], each above 1.
+        rdp: Bound on the Renyi divergence at each order, [A].
+        source: Theorem that proves the bounds.
     """
 
     orders: tuple[float, ...]
@@ -99,14 +99,14 @@ class RdpCurveEvent(_Event):
         object.__setattr__(self, "orders", tuple(float(a) for a in self.orders))
         object.__setattr__(self, "rdp", tuple(float(r) for r in self.rdp))
         if not self.orders or len(self.orders) != len(self.rdp):
-            rule = f"must have one value per order ({len(self.orders)}, at least one)"
-            raise checks.error("RdpCurve.rdp", len(self.rdp), rule)
+            rule = f"must have one value for each of the {len(self.orders)} orders, and at least one value"
+            raise checks.error("RdpCurve.rdp", self.rdp, rule)
         for order, value in zip(self.orders, self.rdp, strict=True):
             if not 1 < order < math.inf:
                 raise checks.error("RdpCurve.orders", order, "every order must be a finite number above 1")
             if not 0 <= value < math.inf:
-                fix = "Leave out the orders at which it is infinite."
-                raise checks.error("RdpCurve.rdp", value, "must be finite and at least 0", fix)
+                fix = "Leave out the orders at which the divergence is infinite."
+                raise checks.error("RdpCurve.rdp", value, "every value must be finite and at least 0", fix)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +128,8 @@ _EVENT_TYPES: dict[str, type[Any]] = {event_type.kind: event_type for event_type
 def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
     """Merge equal events into one, with the sum of their counts, in the order of their first appearance.
 
-    Every accountant calls this function first, so it refuses anything that is not an event.
-
     Raises:
-        ValueError: An item is no event.
+        ValueError: An item is not an event. Every accountant calls this function first, and so checks its events.
     """
     counts: dict[PrivacyEvent, int] = {}
     for event in events:
@@ -143,14 +141,14 @@ def merge_events(events: Iterable[PrivacyEvent]) -> tuple[PrivacyEvent, ...]:
 
 
 def split_off_deltas(events: Iterable[PrivacyEvent]) -> tuple[tuple[PrivacyEvent, ...], float]:
-    """Return the merged events other than Delta events, and the sum of the Delta events."""
+    """Return the merged events other than Delta events, and the sum of the deltas of the Delta events."""
     merged_events = merge_events(events)
     noise_events = tuple(e for e in merged_events if not isinstance(e, DeltaEvent))
     return noise_events, math.fsum(e.count * e.delta for e in merged_events if isinstance(e, DeltaEvent))
 
 
 def get_pure_epsilon(event: PrivacyEvent) -> float | None:
-    """Return the pure epsilon of one such event. None if the event is not pure."""
+    """Return the pure epsilon of an event, whatever its count, or None if the event is not pure."""
     match event:
         case LaplaceEvent():
             return event.ratio
@@ -181,7 +179,7 @@ def from_json(text: str) -> tuple[PrivacyEvent, ...]:
         kind = row.pop("kind", None)
         if kind not in _EVENT_TYPES:
             rule = f"must be one of {', '.join(sorted(_EVENT_TYPES))}"
-            raise checks.error("event.kind", kind, rule, "Was this written by a newer version?")
+            raise checks.error("event.kind", kind, rule, "A newer version may have written it: update pate_torch.")
         try:
             events.append(_EVENT_TYPES[kind](**row))
         except TypeError as error:

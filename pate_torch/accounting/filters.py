@@ -1,20 +1,20 @@
-"""Privacy filters: they enforce a cap on (epsilon, delta) although later questions depend on earlier answers.
+"""Privacy filters, which enforce a cap on (epsilon, delta) although later questions depend on earlier answers.
 
 A data owner looks at one release before choosing the next, and a mechanism may stop early. The charges are then random,
 and theorems about a fixed list of mechanisms do not apply. A *filter* adds up one quantity, which is chosen when the
-account opens, and refuses a release that could make the sum exceed a fixed capacity before any noise is drawn. All
-releases together then satisfy the (epsilon, delta) of the cap.
+account opens. Before any noise is drawn, the filter refuses a release that could make the sum exceed a fixed capacity.
+All releases together then satisfy the (epsilon, delta) of the cap.
 
-- "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). It
-  prices Gaussian mechanisms exactly, and pure ones by the Gaussian that dominates them
+- "gdp": the sum of mu^2 is at most mu(epsilon, delta)^2 (Smith & Thakurta 2022; Koskela, Tobaben & Honkela 2022). The
+  filter prices Gaussian mechanisms exactly, and pure mechanisms by the Gaussian that dominates the mechanism
   (``gdp.compute_mu_of_pure_epsilon``).
 - "rdp": the sum of Renyi divergences at one order is at most the value that converts to (epsilon, delta) (Feldman &
-  Zrnic 2021). It prices every event with a finite divergence at this order.
+  Zrnic 2021). The filter prices every event with a finite divergence at this order.
 
 The theorems do not cover the best order *after* an adaptive run, because this order would depend on the answers. For
-the same reason they do not cover the smaller of two filters or a change of the filter, and this module offers none of
-these. Failure probabilities (Delta events) add up separately, within ``delta_reserve``, which is also fixed when the
-account opens: failures have at most this probability for any adaptive choices.
+the same reason the theorems cover neither the better of two filters nor a change of the filter, and this module offers
+neither. Failure probabilities (Delta events) add up separately. Their sum is at most ``delta_reserve``, which is also
+fixed when the account opens, and bounds the probability of a failure for any adaptive choices.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from pate_torch.core import checks
 
 @dataclass(frozen=True)
 class FilterCost:
-    """A cost in the quantity that a filter adds up.
+    """A cost in the units of a filter.
 
     Attributes:
-        scalar: mu^2, or the Renyi divergence at the order of the filter.
+        scalar: Sum of mu^2 for a "gdp" filter; Renyi divergence at the order of the filter for an "rdp" filter.
         delta: Failure probability.
     """
 
@@ -45,7 +45,7 @@ class FilterCost:
 
     def __post_init__(self) -> None:
         if not (self.scalar >= 0 and self.delta >= 0):  # also refuses NaN
-            raise checks.error("FilterCost", (self.scalar, self.delta), "must be numbers of at least 0")
+            raise checks.error("FilterCost", (self.scalar, self.delta), "must be two numbers of at least 0")
 
     @staticmethod
     def from_sum(summands: Iterable[FilterCost]) -> FilterCost:
@@ -56,17 +56,17 @@ class FilterCost:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyFilter:
-    """A cap of (epsilon, delta) and the quantity that enforces it.
+    """A cap of (epsilon, delta) and the quantity that enforces the cap.
 
     Attributes:
-        kind: "gdp" or "rdp".
+        kind: Kind of the filter, "gdp" or "rdp".
         epsilon: Epsilon of the cap.
         delta: Delta of the cap.
         delta_reserve: Part of delta that is reserved for failures (Delta events).
-        order: Renyi order of an "rdp" filter. None for "gdp".
+        order: Renyi order of an "rdp" filter. None for a "gdp" filter.
 
     Raises:
-        ValueError: The cap is too small: at the order of the filter even zero divergence converts to more.
+        ValueError: The cap is so small that even zero divergence at ``order`` converts to a larger epsilon.
     """
 
     kind: str
@@ -83,24 +83,20 @@ class PrivacyFilter:
         if self.delta_reserve >= self.delta:
             raise checks.error("delta_reserve", self.delta_reserve, f"must be below delta={self.delta:g}")
         if (self.kind == "rdp") != (self.order is not None):
-            raise checks.error("order", self.order, "must be given with filter=rdp, and only there")
+            raise checks.error("order", self.order, "must be a Renyi order if filter=rdp, and None if filter=gdp")
         if not self.capacity > 0:
             rule = f"is too small for an RDP filter of order {self.order:g} at delta={self.delta:g}"
-            raise checks.error("budget_epsilon", self.epsilon, rule, "Raise it, or plan Gaussian mechanisms only.")
+            fix = "Raise budget_epsilon, or plan Gaussian mechanisms only."
+            raise checks.error("budget_epsilon", self.epsilon, rule, fix)
 
     @classmethod
     def from_planned_events(
         cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float
     ) -> PrivacyFilter:
-        """Choose the filter for planned events: "gdp" if all are Gaussian, else "rdp" at the most suitable order.
+        """Choose the filter for planned worst-case events: "gdp" if all are Gaussian, else "rdp" at the best order.
 
-        The order maximizes capacity / planned divergence. For Gaussian plans this order converts best at the cap, and
-        a plan that was calibrated to the cap is admitted. Half of delta is reserved for Delta events, if there are any.
-
-        Args:
-            planned_events: Worst-case events of the planned releases.
-            epsilon: Epsilon of the cap.
-            delta: Delta of the cap.
+        The best order maximizes capacity / planned divergence, so the filter admits a plan that fits the cap (epsilon,
+        delta) at any order of the default grid. If the plan has Delta events, half of delta is reserved for them.
         """
         noise_events, failure_delta = split_off_deltas(planned_events)
         delta_reserve = delta / 2 if failure_delta else 0.0
@@ -113,25 +109,21 @@ class PrivacyFilter:
 
     @classmethod
     def can_admit(cls, planned_events: Iterable[PrivacyEvent], *, epsilon: float, delta: float) -> bool:
-        """Whether an account with this cap, opened for these events, would admit them."""
+        """Whether an account with this cap, opened for these planned events, admits all of them."""
         planned_events = tuple(planned_events)
         planned_filter = cls.from_planned_events(planned_events, epsilon=epsilon, delta=delta)
         return planned_filter.admits(FilterCost(), planned_filter.compute_cost(planned_events))
 
     @cached_property
     def capacity(self) -> float:
-        """Largest admissible sum of mu^2, or of divergences at ``order``."""
+        """Largest admissible sum of mu^2 ("gdp"), or of Renyi divergences at ``order`` ("rdp")."""
         delta_left = self.delta - self.delta_reserve
         if self.order is None:
             return gdp.compute_mu(self.epsilon, delta_left) ** 2
         return float((self.epsilon - rdp.compute_conversion_term(self.order, delta_left))[0])
 
     def compute_cost(self, events: Iterable[PrivacyEvent]) -> FilterCost:
-        """Compute the cost of these events.
-
-        Raises:
-            ValueError: The filter cannot bound an event.
-        """
+        """Compute the cost of these events, or raise ValueError if the filter cannot bound an event."""
         noise_events, failure_delta = split_off_deltas(events)
         return FilterCost(math.fsum(e.count * self._compute_event_scalar(e) for e in noise_events), failure_delta)
 
@@ -154,12 +146,13 @@ class PrivacyFilter:
             divergence = float(rdp.compute_curve([replace(event, count=1)], self.order)[0])
             if math.isfinite(divergence):
                 return divergence
-            raise checks.error("event", event, f"has no finite Renyi divergence at this account's order {self.order!r}")
+            rule = f"has no finite Renyi divergence at {self.order!r}, the order of this account's filter"
+            raise checks.error("event", event, rule)
         mu = gdp.compute_dominating_mu(event)
         if mu is None:
             fix = (
-                "Only Gaussian and pure events have a Gaussian that dominates them. Other noise, such as discrete"
-                " noise, must be planned when the account opens, which then gets an rdp filter."
+                "A gdp filter covers Gaussian noise and pure differential privacy only. Plan other noise, such as"
+                " noise=discrete, when the account opens: the account then gets an rdp filter."
             )
             raise checks.error("event", event, "cannot be charged to an account with a gdp filter", fix)
         return mu**2
@@ -172,6 +165,6 @@ def _select_best_order(planned_events: tuple[PrivacyEvent, ...], epsilon: float,
     capacity = epsilon - rdp.compute_conversion_term(orders, delta)
     num_copies = np.where(capacity > 0, capacity, 0) / rdp.compute_curve(planned_events, orders)
     if not num_copies.max() > 0:
-        fix = f"At least {np.min(epsilon - capacity):.4g} is needed before anything can be charged."
+        fix = f"Set budget_epsilon above {np.min(epsilon - capacity):.4g}; a smaller budget admits no release."
         raise checks.error("budget_epsilon", epsilon, f"is too small for an RDP filter at delta={delta:g}", fix)
     return float(orders[int(np.argmax(num_copies))])

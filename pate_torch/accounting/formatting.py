@@ -1,4 +1,4 @@
-"""Formatting of prices for people. Prices are rounded up here; files hold all digits."""
+"""Formatting of epsilon, delta and noise scales for people, rounded up where digits are dropped."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import numpy as np
 
 from pate_torch.core import checks
 
-_WIDE_CONTEXT = Context(prec=400)
-"""A decimal context with all digits of the largest float and three more."""
+_WIDE_CONTEXT = Context(prec=400)  # more digits than the largest float has before the point
 
 
 def format_epsilon(epsilon: float) -> str:
-    """Format epsilon with three decimals, or three digits if it is small, rounded up."""
+    """Format epsilon with three decimals, or three significant digits below 0.1, rounded up."""
     if epsilon == math.inf:
         return "infinite"
     checks.non_negative("epsilon", epsilon)
-    exact_value = Decimal(repr(float(epsilon)))  # the shortest decimal: 2.2 and not 2.2000000000000002
+    exact_value = Decimal(repr(float(epsilon)))  # 2.2, where Decimal(2.2) is 2.2000000000000002 and would round up
     decimals = 3 if epsilon >= 0.1 or epsilon == 0 else 2 - exact_value.adjusted()
     return str(exact_value.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING, context=_WIDE_CONTEXT))
 
@@ -29,7 +28,7 @@ def format_delta(delta: float) -> str:
 
 
 def format_noise_scale(sigma: float) -> str:
-    """Format sigma with four digits, rounded up, so that the formatted value costs no more than sigma."""
+    """Format sigma with four significant digits, rounded up, so that the formatted value costs no more than sigma."""
     checks.positive("sigma", sigma)
     exact_value = Decimal(repr(float(sigma)))
     return f"{float(exact_value.quantize(Decimal(1).scaleb(exact_value.adjusted() - 3), rounding=ROUND_CEILING)):g}"

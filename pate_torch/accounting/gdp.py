@@ -1,11 +1,11 @@
-"""Gaussian differential privacy: the exact price of Gaussian mechanisms, in log space.
+"""Gaussian differential privacy: the exact (epsilon, delta) of Gaussian mechanisms, computed in log space.
 
 Composition adds mu^2 (Dong, Roth & Su 2022), and (epsilon, delta) follow from the exact curve of Balle & Wang 2018,
 Theorem 8:  delta(eps) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2).
 
 Let x = eps/mu and let m(y) = (1 - Phi(y))/phi(y) be Mills' ratio. The second term is phi(x - mu/2) m(x + mu/2), so
-delta = phi(x - mu/2) [ m(x - mu/2) - m(x + mu/2) ]. This difference never overflows. Where it would cancel, it is
-computed as an integral of m'.
+delta = phi(x - mu/2) [ m(x - mu/2) - m(x + mu/2) ]. The difference of ratios never overflows. For small mu, where the
+subtraction would cancel, the difference is computed as an integral of m'.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pate_torch.core import checks
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _QUADRATURE_NODES, _QUADRATURE_WEIGHTS = np.polynomial.legendre.leggauss(20)
-_ROOT_RELATIVE_MARGIN = 1e-13  # roots are accurate to a relative 1e-14; this margin gives the safe side
+_ROOT_RELATIVE_MARGIN = 1e-13  # roots have a relative error of 1e-14, and the margin moves them to the safe side
 
 
 def compute_log_delta(epsilon: float, mu: float) -> float:
@@ -48,19 +48,19 @@ def compute_delta(epsilon: float, mu: float) -> float:
 
 
 def compute_epsilon(mu: float, delta: float) -> float:
-    """Compute the smallest epsilon >= 0 at which a mu-GDP mechanism is (epsilon, delta)-DP, to 1e-12 from above."""
+    """Compute the smallest epsilon >= 0 at which a mu-GDP mechanism is (epsilon, delta)-DP, rounded up by 1e-13."""
     checks.positive("mu", mu)
     checks.delta("delta", delta)
     compute_excess = _make_log_delta_excess(delta)
     if compute_excess(0.0, mu) <= 0:
         return 0.0
-    high = mu / 2 - float(ndtri_exp(math.log(delta)))  # at this point the first term alone is delta
+    high = mu / 2 - float(ndtri_exp(math.log(delta)))  # at x = high the first term alone equals delta
     root = brentq(lambda x: compute_excess(x * mu, mu), 0.0, max(high, 1e-300) * (1 + 1e-9), xtol=1e-300, rtol=1e-14)
     return float(root) * mu * (1 + _ROOT_RELATIVE_MARGIN)
 
 
 def compute_mu(epsilon: float, delta: float) -> float:
-    """Compute the largest mu for which mu-GDP implies (epsilon, delta)-DP, from below."""
+    """Compute the largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down."""
     checks.non_negative("epsilon", epsilon)
     checks.delta("delta", delta)
     compute_excess = _make_log_delta_excess(delta)
@@ -77,7 +77,7 @@ def compute_mu(epsilon: float, delta: float) -> float:
 
 
 def compute_total_mu(events: Iterable[PrivacyEvent]) -> float | None:
-    """Compute the mu of the composition if all events but Delta events are Gaussian, else None."""
+    """Compute the mu of the composed events apart from Delta events, or None if one of these is not Gaussian."""
     noise_events, _ = split_off_deltas(events)
     if not all(isinstance(e, GaussianEvent) for e in noise_events):
         return None
@@ -89,7 +89,7 @@ def compute_mu_of_pure_epsilon(epsilon: float) -> float:
 
     Proof. The trade-off curve of epsilon-DP is the polygon through (0, 1), (q, q), (1, 0) with q = 1/(1 + e^eps).
     G_mu is convex, has the same ends, and passes through (q, q) exactly if Phi(-mu/2) = q. A convex curve lies below
-    its chords, so G_mu lies below the polygon, as mu-GDP requires. For a smaller mu it lies above it at (q, q).
+    its chords, so G_mu lies below the polygon, as mu-GDP requires. For a smaller mu, G_mu at q exceeds q.
     """
     checks.positive("epsilon", epsilon)
     if epsilon < 1:  # 1 - 2q = tanh(eps/2) = erf(mu / (2 sqrt 2)) avoids cancellation at 1/2
@@ -100,7 +100,7 @@ def compute_mu_of_pure_epsilon(epsilon: float) -> float:
 
 
 def compute_dominating_mu(event: PrivacyEvent) -> float | None:
-    """Compute the mu of the Gaussian that dominates one such event, or None if only Renyi bounds are known."""
+    """Compute the mu of the Gaussian that dominates one event of this kind, or None if no such Gaussian is known."""
     if isinstance(event, GaussianEvent):
         return event.mu
     pure_epsilon = get_pure_epsilon(event)
@@ -108,7 +108,10 @@ def compute_dominating_mu(event: PrivacyEvent) -> float | None:
 
 
 def _make_log_delta_excess(delta: float) -> Callable[[float, float], float]:
-    """Make a function of (epsilon, mu) that is positive exactly if delta(epsilon, mu) > delta, well scaled."""
+    """Make a function of (epsilon, mu) that is positive exactly if delta(epsilon, mu) > delta.
+
+    The function compares ln delta, or ln(1 - delta) above 1/2, so that a root is found with full relative precision.
+    """
     log_target = math.log(delta)
     if delta <= 0.5:
         return lambda eps, mu: compute_log_delta(eps, mu) - log_target

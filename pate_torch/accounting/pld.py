@@ -1,8 +1,9 @@
 """Pessimistic privacy loss distributions for mixtures of Gaussian, Laplace and pure events, by dp_accounting.
 
-An event contains its sensitivity (a moved vote is mu = sqrt(2)/s, or two Laplace numbers), so each event is a mechanism
-of sensitivity 1 under the library's add-or-remove relation. Its replace-one relation would count the sensitivity twice.
-The library is imported when it is needed, because this takes a second and most plans are Gaussian.
+The parameter of an event is its sensitivity relative to its noise (with noise s a moved vote has mu = sqrt(2)/s), so
+each event is a mechanism of sensitivity 1 under the library's add-or-remove relation. The library's replace-one
+relation would count the sensitivity twice. The library is imported only where an event is not Gaussian, because the
+import takes a second.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from pate_torch.core import checks
 
 _MAX_GRID_STEP = 1e-4
 _MAX_GRID_CELLS = 2e6
-_ROUNDING_PER_COMPOSITION = 1e-14
-"""Part of delta for rounding, for each composition: k-fold powers of a transform have an error of k 1e-16 log n."""
+_ROUNDING_DELTA_PER_COMPOSITION = 1e-14
+"""Upper bound on the rounding error of delta by one composition. A k-fold power of a Fourier transform of length n has
+an error of k 1e-16 log n."""
 
 
 def can_price(events: Iterable[PrivacyEvent]) -> bool:
-    """Whether the loss distribution of every event is known and its grid takes at most a few seconds."""
+    """Whether the loss distribution of every event is known, and composing all of them takes at most a few seconds."""
     noise_events, _ = split_off_deltas(events)
     if not all(isinstance(e, GaussianEvent) or get_pure_epsilon(e) is not None for e in noise_events):
         return False
@@ -32,7 +34,10 @@ def can_price(events: Iterable[PrivacyEvent]) -> bool:
 
 
 def compute_epsilon(events: Iterable[PrivacyEvent], delta: float) -> float:
-    """Compute epsilon of the composed events at delta, rounded up; infinite if rounding errors could reach delta."""
+    """Compute epsilon of the composed events at delta, rounded up.
+
+    Epsilon is infinite if rounding errors could reach a thousandth of delta.
+    """
     checks.delta("delta", delta)
     noise_events, _ = split_off_deltas(events)
     delta_left = delta - _compute_rounding_delta(noise_events)
@@ -52,11 +57,12 @@ def compute_delta(events: Iterable[PrivacyEvent], epsilon: float) -> float:
 
 
 def _compute_rounding_delta(noise_events: tuple[PrivacyEvent, ...]) -> float:
-    return _ROUNDING_PER_COMPOSITION * sum(1 if isinstance(e, GaussianEvent) else e.count for e in noise_events)
+    num_compositions = sum(1 if isinstance(e, GaussianEvent) else e.count for e in noise_events)
+    return _ROUNDING_DELTA_PER_COMPOSITION * num_compositions
 
 
 def _get_largest_loss(event: PrivacyEvent) -> float:
-    """Return the largest privacy loss of an event, or the standard deviation mu of the loss of a Gaussian."""
+    """Return the largest privacy loss of an event; for a Gaussian event, the standard deviation mu of the loss."""
     loss = event.mu if isinstance(event, GaussianEvent) else get_pure_epsilon(event)
     assert loss is not None
     return loss
@@ -72,7 +78,7 @@ def _compute_loss_range(noise_events: tuple[PrivacyEvent, ...]) -> float:
 
 
 def _compute_grid_step(noise_events: tuple[PrivacyEvent, ...]) -> float:
-    """Choose a grid step that is small against all losses and divides the most frequent pure loss exactly."""
+    """Choose a grid step, small against the losses of all events, that divides the most frequent pure loss exactly."""
     step = min(_MAX_GRID_STEP, min(_get_largest_loss(e) for e in noise_events) / 4)
     pure_events = [e for e in noise_events if not isinstance(e, GaussianEvent | LaplaceEvent)]
     if pure_events:
@@ -86,7 +92,8 @@ def _compose(noise_events: tuple[PrivacyEvent, ...]) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as library
 
     if not can_price(noise_events):
-        raise checks.error("events", noise_events, "have no affordable privacy loss distribution", "Use the RDP route.")
+        rule = "have no known privacy loss distribution, or one that takes too long to compose"
+        raise checks.error("events", noise_events, rule, "Use the RDP accountant.")
     step = _compute_grid_step(noise_events)
     composed_distribution = library.identity(value_discretization_interval=step)
     for event in noise_events:
@@ -109,8 +116,8 @@ def _compose(noise_events: tuple[PrivacyEvent, ...]) -> Any:
 def _make_randomized_response(library: Any, loss: float, step: float) -> Any:
     """Make the pair that dominates every mechanism of this pure loss, with both losses rounded up to the grid.
 
-    The library's ``from_privacy_parameters`` is not used: a loss *on* the grid can exceed its cell by a rounding error,
-    and would be charged a whole cell more in each composition.
+    The library's ``from_privacy_parameters`` is not used, because a loss *on* the grid can exceed its cell by a
+    rounding error. That function would then round the loss up by a whole cell in each composition.
     """
 
     def round_up_to_cell(value: float) -> int:

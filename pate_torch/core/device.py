@@ -1,4 +1,4 @@
-"""Where and how torch computes: devices, reproducible float32, threads, and jobs that run in parallel."""
+"""Devices, settings of PyTorch for reproducible results, and jobs that run in parallel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on the device; a copy to a GPU starts from pinned memory and does not wait."""
+    """Return the tensor on the device; a copy from the CPU to a GPU is asynchronous, from pinned memory."""
     if device.type == "cuda" and x.device.type == "cpu":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
@@ -27,9 +27,9 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def float32_precision(*, tf32: bool = False) -> Iterator[None]:
-    """Compute products and convolutions of float32 in full precision, or round them to TF32.
+    """Compute matrix products and convolutions of float32 tensors in full precision, or in TF32 if ``tf32``.
 
-    By default PyTorch rounds in the convolutions of cuDNN, whatever is set for matrix products.
+    By default PyTorch uses TF32 in the convolutions of cuDNN, even if matrix products use full precision.
     """
     backends: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     previous_precisions = [backend.fp32_precision for backend in backends]
@@ -44,10 +44,10 @@ def float32_precision(*, tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def deterministic_mode(device: torch.device) -> Iterator[None]:
-    """Compute on this device with full float32 precision and deterministic algorithms; "cuda" means this device."""
+    """Compute with full float32 precision and deterministic algorithms, and make ``device`` the current device."""
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
-        if device.index is not None:  # set_device refuses a device without an index, which means the current one
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this at the first matrix product
+        if device.index is not None:  # torch.device("cuda") is the current device already
             torch.cuda.set_device(device)
     cudnn = torch.backends.cudnn
     previous_settings = cudnn.deterministic, cudnn.benchmark
@@ -61,10 +61,10 @@ def deterministic_mode(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def single_thread_mode(enabled: bool = True) -> Iterator[None]:
-    """Run the torch operations of this thread on one thread, if ``enabled``.
+    """Run the torch operations of the calling thread without further threads, if ``enabled``.
 
-    Small operations gain little from more threads, and on a busy machine they wait a hundred times longer than they
-    compute.
+    Small operations gain little from more threads. On a busy machine, waiting for the threads can take a hundred times
+    longer than the operations.
     """
     num_threads = torch.get_num_threads()
     if enabled:
@@ -76,11 +76,11 @@ def single_thread_mode(enabled: bool = True) -> Iterator[None]:
 
 
 def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.device, progress: Progress) -> list[T]:
-    """Run the jobs and return their results in order: on a CPU each in its own thread, elsewhere one by one.
+    """Run the jobs and return their results in order: in parallel threads on a CPU, else one by one.
 
-    On a CPU the operations of a job use one thread, however many processors there are, so that results do not depend
-    on their number. Jobs should take about equally long and spend their time in torch, which releases Python's lock.
-    (Processes would have to send the points and the results.) The first error ends all jobs and is raised.
+    On a CPU the operations of a job use one thread, so that results do not depend on the number of processors. Jobs
+    should take about equally long and spend their time in torch, which releases Python's global interpreter lock.
+    (Processes would need copies of the points and the results.) The first error ends all jobs and is raised.
     """
     counts_by_job: dict[int, tuple[int, int]] = {}
     lock, stop_event = threading.Lock(), threading.Event()
@@ -88,10 +88,10 @@ def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.devic
     def report(job: int, done: int, total: int) -> None:
         with lock:
             if stop_event.is_set():
-                raise RuntimeError("ended, because another job of the same kind failed")
+                raise RuntimeError("This job was stopped because another job failed.")
             counts_by_job[job] = done, total
             dones, totals = zip(*counts_by_job.values(), strict=True)
-            num_waiting = len(jobs) - len(totals)  # each is expected to be as long as the longest one that has begun
+            num_waiting = len(jobs) - len(totals)  # a waiting job counts like the longest job that has begun
             progress(sum(dones), sum(totals) + max(totals) * num_waiting)
 
     work = [functools.partial(job, functools.partial(report, k)) for k, job in enumerate(jobs)]
@@ -102,7 +102,7 @@ def run_in_parallel(jobs: Sequence[Callable[[Progress], T]], device: torch.devic
         futures = [pool.submit(run_job) for run_job in work]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:  # raises the first error, not that of a job which the first error ended
+            for future in done:  # raises the first error, before the RuntimeError of a stopped job
                 future.result()
         finally:
             stop_event.set()

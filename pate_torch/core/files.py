@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, PRIVATE folders, tensors on disk, digests, and escaped names."""
+"""Atomic writing of files, PRIVATE folders, tensors on disk, digests, and escaped names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-PRIVATE_README = """PRIVATE: do not publish, and do not copy to where others can read it.
+PRIVATE_README = """PRIVATE: do not publish this folder, and do not copy it to where others can read it.
 
-What lies here was computed from private records without noise: teachers, votes, accuracies, prices that depend on the
-votes, the result of an attack. Whoever has it can learn about single records; no privacy guarantee covers it. Choosing
-a parameter of a later release after a look at it is a release too, one that no ledger charges.
-Keep teachers together with the privacy ledger beside them, which remembers what was released from these data. What may
-be published lies in the folder `release` of a run.
+The files were computed from private records without noise: teachers, votes, accuracies, prices that depend on the
+votes, the result of an attack. A reader of the files can learn about single records, and no privacy guarantee covers
+this. If you choose a parameter of a later release after reading the files, no ledger charges for this choice.
+Keep teachers together with the privacy ledger beside them, which records the releases from these data. The folder
+`release` of a run holds all files that may be published.
 """
 PRIVATE_FILE_MODE, SHARED_FILE_MODE = 0o600, 0o644
 
 
 def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path:
-    """Create a folder that only its owner can enter, with a README that says why, and return it."""
+    """Create a folder that only its owner can enter, with a README that gives the reason, and return its path."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.chmod(0o700)
     readme_path = path / "README"
@@ -39,7 +39,7 @@ def create_private_folder(path: Path, readme_text: str = PRIVATE_README) -> Path
 
 @contextlib.contextmanager
 def atomic_replacement(path: Path, mode: int = PRIVATE_FILE_MODE) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``, with a random name; at the end that file replaces ``path``."""
+    """Yield a temporary path beside ``path``; when the ``with`` block ends, the temporary file replaces ``path``."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     try:
         yield temporary
@@ -57,18 +57,18 @@ def atomic_replacement(path: Path, mode: int = PRIVATE_FILE_MODE) -> Iterator[Pa
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; a link at ``path`` is replaced and not followed."""
-    # Mode x fails where anything has the name, a link too.
+    """Write a file whole or not at all; a symbolic link at ``path`` is replaced and not followed."""
+    # Mode x fails if a file or a link has the temporary name already.
     with atomic_replacement(path, SHARED_FILE_MODE) as temporary, open(temporary, "xb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file; a ValueError names a file that is missing, damaged or another kind."""
+    """Read the tensors of a safetensors file, or raise ValueError if the file is missing or damaged."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise ValueError(f"{path}: missing, damaged or not a safetensors file") from error
+        raise ValueError(f"{path}: the file is missing, damaged or not a safetensors file") from error
 
 
 def compute_file_digest(path: Path) -> str:
@@ -84,19 +84,19 @@ def compute_tensor_digest(x: Tensor) -> str:
 
 
 def get_tensor_bytes(x: Tensor) -> memoryview:
-    """Return the bytes of a tensor, for hashing."""
+    """Return the bytes of a tensor."""
     return x.detach().cpu().contiguous().numpy().data.cast("B") if x.numel() else memoryview(b"")
 
 
 def escape_control_chars(text: str) -> str:
-    """Write out the control characters of a text, so that no terminal obeys them."""
+    """Replace control characters by escape sequences, so that a terminal does not execute them."""
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) == "Cc" else c for c in text)
 
 
 def escape_spreadsheet_cell(name: str) -> str:
-    """Put an apostrophe before a text that a spreadsheet would compute as a formula; numbers stay as they are."""
+    """Prefix an apostrophe to a text that a spreadsheet would compute as a formula, unless the text is a number."""
     name = escape_control_chars(name)
     with contextlib.suppress(ValueError):
         if math.isfinite(float(name)):

@@ -1,7 +1,7 @@
-"""Fused optimizers of networks and of stacked teachers; each update is one pass over memory.
+"""Fused optimizers for networks and for stacked teachers.
 
-The first step of ``torch.optim`` imports torch's compiler, which takes two to three seconds in every process. All
-updates are element-wise, so that no norm or clipping mixes stacked teachers.
+The first step of an optimizer of ``torch.optim`` imports PyTorch's compiler, which takes two to three seconds in every
+process. All updates are element-wise, so that no norm or clipping mixes the parameters of different teachers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """AdamW (Loshchilov and Hutter 2019), which is Adam without weight decay.
+    """AdamW (Loshchilov and Hutter 2019), which equals Adam if ``weight_decay`` is 0.
 
     Args:
         params: Parameters, updated in place.
@@ -30,7 +30,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the parameters by their gradients, at this learning rate."""
+        """Update the parameters with learning rate ``rate``."""
         torch._foreach_add_(self.count, 1)
         torch._fused_adamw_(
             self.params,
@@ -54,8 +54,8 @@ class Sgd:
 
     Args:
         params: Parameters, updated in place.
-        momentum: Share of the last update that is kept.
-        weight_decay: Weight decay, added to the gradient.
+        momentum: Momentum factor.
+        weight_decay: Coefficient of the L2 penalty.
     """
 
     def __init__(self, params: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
@@ -64,7 +64,7 @@ class Sgd:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update the parameters by their gradients, at this learning rate."""
+        """Update the parameters with learning rate ``rate``."""
         grads = _get_gradients(self.params)
         if self.weight_decay:
             grads = list(torch._foreach_add(grads, self.params, alpha=self.weight_decay))
@@ -75,5 +75,5 @@ class Sgd:
 
 def _get_gradients(params: Sequence[Tensor]) -> list[Tensor]:
     grads = [p.grad for p in params if p.grad is not None]
-    assert len(grads) == len(params), "every parameter takes part in the loss"
+    assert len(grads) == len(params), "a parameter has no gradient"
     return grads

@@ -1,4 +1,4 @@
-"""Progress of every long stage: bars with the time left on a terminal, plain lines in a pipe, nothing when quiet.
+"""Progress of long stages: bars on a terminal, plain lines in a pipe, and nothing if ``quiet``.
 
 with Stages() as stages:
     train(..., progress=stages("Training 250 teachers"))
@@ -23,15 +23,15 @@ from rich.text import Text
 from pate_torch.core import checks
 
 Progress = Callable[[int, int], None]
-"""Called as progress(done, total), as often as its caller likes, by everything that takes long."""
+"""Callback progress(done, total), which every long function calls as often as it likes."""
 Log = Callable[[str, float, int], None]
-"""Called as log(tag, value, step); whoever passes it decides whether the values are private."""
+"""Callback log(tag, value, step). The function that passes the callback decides whether the values are private."""
 LINE_INTERVAL_SECONDS = 60.0
-"""Seconds between two lines of a stage in a pipe."""
+"""Number of seconds between two lines of a stage in a pipe."""
 
 
 def do_nothing(*_: object) -> None:
-    """Serve as a Progress or a Log that shows nothing."""
+    """Ignore all arguments, as a ``Progress`` or a ``Log`` that shows nothing."""
 
 
 def format_duration(seconds: float) -> str:
@@ -46,11 +46,11 @@ def format_duration(seconds: float) -> str:
 class Stages:
     """A factory of stages that share one display. A stage is a ``Progress``.
 
-    In a pipe a stage prints a line when it begins and when it is done, and one each minute in between.
+    In a pipe a stage prints a line when it begins, once per minute, and when it is done.
 
     Args:
         quiet: Whether to show nothing.
-        stream: Stream to write to; None if it is standard error.
+        stream: Stream to write to. None for standard error.
     """
 
     def __init__(self, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -58,7 +58,7 @@ class Stages:
         self.stream = sys.stderr if stream is None else stream
         self.live_display: LiveDisplay | None = None
         console = Console(file=self.stream)
-        # Not Console.is_terminal: FORCE_COLOR would draw bars into a file.
+        # Console.is_terminal would be True in a file, too, if FORCE_COLOR is set.
         if not quiet and self.stream.isatty() and not console.is_dumb_terminal:
             columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
             self.live_display = LiveDisplay(TextColumn("{task.description}"), *columns, console=console)
@@ -73,7 +73,7 @@ class Stages:
             self.live_display.stop()
 
     def __call__(self, name: str) -> Progress:
-        """Begin a stage, and show its name before its first step is done."""
+        """Begin a stage and show its name."""
         if self.quiet:
             return do_nothing
         if self.live_display is None:
@@ -96,7 +96,7 @@ class Stages:
         def report(done: int, total: int) -> None:
             nonlocal start, last_line, previous_done, is_finished
             now = time.monotonic()
-            if done < previous_done:  # the stage begins again, like a student that guides several rounds
+            if done < previous_done:  # the stage begins again, as for a student that is trained in each round
                 start, last_line, is_finished = now, now, False
             previous_done, elapsed = done, format_duration(now - start)
             if done == total and done > 0 and not is_finished:
@@ -112,13 +112,13 @@ class Stages:
 
 @dataclass(eq=False)
 class StageTimer:
-    """Seconds per stage, by its name."""
+    """A timer that adds up the seconds of each stage in ``seconds``, by the name of the stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Add the time spent within this ``with`` statement to the stage."""
+        """Add the time spent in the ``with`` block to the stage."""
         start = time.monotonic()
         yield
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.monotonic() - start, 3)

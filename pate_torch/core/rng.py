@@ -1,7 +1,8 @@
-"""Seeded random streams: splits, initialization, batches and augmentation. Never noise (see ``privacy/noise.py``).
+"""Seeded random streams for splits, initialization, batches and augmentation.
 
-Every consumer names its own stream, so that a draw in one place changes no draw elsewhere. Teacher k's stream depends
-on (seed, k) alone, whatever the backend, the chunk or the rank that trains the teacher.
+The noise of mechanisms never comes from these streams (see ``privacy/noise.py``). Each use has a stream with its own
+name, so that a draw in one place changes no draw elsewhere. The stream of teacher k depends on (seed, k) only, and not
+on the backend, the chunk or the rank that trains the teacher.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import torch
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Derive a 63-bit seed for the stream called ``names``, by BLAKE2b, so that streams are independent in practice."""
+    """Derive a 63-bit seed for the stream ``names`` by BLAKE2b, so that streams are independent in practice."""
     text = "\x1f".join(str(part) for part in (seed, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def derive_member_seed(seed: int, k: int) -> int:
-    """Derive the seed of the k-th student or encoder of several; the first one's is the seed of a single one."""
+    """Derive the seed of the k-th of several students or encoders; the first has the same seed as a single one."""
     return seed if k == 0 else derive_seed(seed, "student", "member", k)
 
 

@@ -1,10 +1,9 @@
-"""Names and places of runs, and locks on their folders.
+"""Names and folders of runs, and locks on folders.
 
-A lock is a file that one process at a time holds by flock (``filelock``). Its holder deletes the file when it releases
-the lock, and the system releases the lock of a process that ends: a lock file that nobody holds was left behind by a
-killed process.
+A lock is a file that at most one process holds by flock (``filelock``). The holder deletes the file when it releases
+the lock. The operating system releases the lock of a killed process, whose lock file stays behind without a holder.
 
-Importing this module does not import torch, so that ``--help`` and shell completion stay quick.
+This module does not import torch, so that ``--help`` and shell completion are quick.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from pate_torch.core import checks
 
 LOCK_FILE_NAME = ".lock"
 _PARTIAL_FILE_PATTERN = re.compile(r"\.(tmp\w{6}|.+\.partial|.+\.[0-9a-f]{12})")
-"""Names of unfinished files: of safetensors, of ``replace`` and of ``atomic_replacement``."""
+"""Names of the unfinished files of safetensors, of ``replace`` and of ``atomic_replacement``."""
 _RELEASE_SECONDS = 0.05
-"""How long a lock may still look held while its holder releases it."""
+"""Number of seconds to wait for a lock that its holder may be releasing."""
 
 
 def get_run_id() -> str:
-    """Return one name for all ranks of a run: PATE_RUN_ID, else the launcher's id, else a name made of the time."""
+    """Return the same name in all ranks of a run: PATE_RUN_ID, else the launcher's id, else a name made of the time."""
     torchrun_id, slurm_id = os.environ.get("TORCHELASTIC_RUN_ID", "none"), os.environ.get("SLURM_JOB_ID")
     run_id = os.environ.get("PATE_RUN_ID") or (torchrun_id if torchrun_id != "none" else None)
     if run_id or slurm_id:
@@ -40,12 +39,12 @@ def get_run_id() -> str:
 
 
 def make_unique_run_id() -> str:
-    """Return the time to the microsecond with four random digits: a different name in every call."""
+    """Return the time in microseconds and four random hexadecimal digits: a different name in every call."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}-{secrets.token_hex(2)}"
 
 
 def create_protected_folder(folder: Path) -> None:
-    """Create a folder and those above it; neither the folder nor its parent can be written by others afterwards."""
+    """Create a folder and its parents, and withdraw write permission for other users from the folder and its parent."""
     for parent_folder in reversed((folder, *folder.parents)):
         if not parent_folder.exists():
             parent_folder.mkdir(mode=0o755, exist_ok=True)
@@ -55,53 +54,53 @@ def create_protected_folder(folder: Path) -> None:
 
 
 def get_user_store() -> Path:
-    """Return the folder of this user's ledger and teachers, which does not depend on the working directory."""
+    """Return the default folder of this user's ledger and teachers, which is independent of the working directory."""
     import platformdirs
 
     return platformdirs.user_data_path("pate_torch")
 
 
 def find_config_folder() -> str:
-    """Return the folder of the configuration: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the YAML files: inside the installed package, or beside the package in a checkout."""
     package = Path(__file__).resolve().parent.parent
     packaged_folder = package / "conf"
     return str(packaged_folder if packaged_folder.is_dir() else package.parent / "conf")
 
 
 def get_home_folder(root: object = None) -> str:
-    """Return the folder of ledger and teachers: ``root``, else PATE_HOME, else the store of this user."""
+    """Return the folder of ledger and teachers: ``root``, else PATE_HOME, else ``get_user_store()``."""
     return str(root or os.environ.get("PATE_HOME") or get_user_store())
 
 
 def get_runs_folder(root: Path) -> Path:
-    """Return the folder of all runs: in ``root``; for the user's store, ``outputs/runs`` of the working directory."""
+    """Return the folder of all runs: ``root``/runs, or ``outputs/runs`` if ``root`` is the default folder."""
     return (Path("outputs") if root == get_user_store() else root) / "runs"
 
 
 def get_run_folder(root: object, dataset: object, mechanism: object) -> str:
-    """Return ``<runs>/<dataset>/<mechanism>``; names are checked here because Hydra creates the folder first of all."""
+    """Return ``<runs>/<dataset>/<mechanism>`` after a check of both names, because Hydra creates the folder first."""
     names = _check_safe_name(dataset, "dataset.name"), _check_safe_name(mechanism, "mechanism.name")
     return str(get_runs_folder(check_root(root)).joinpath(*names))
 
 
 def check_root(root: object) -> Path:
-    """Return the folder of ledger and teachers, with ``~`` expanded; an empty path would be the working directory."""
+    """Return the folder of ledger and teachers with ``~`` expanded, or raise ValueError for an empty path."""
     if not isinstance(root, str) or not root.strip():
-        fix = "Set PATE_HOME or paths.root, or unset both."
+        fix = "Set PATE_HOME or paths.root to a folder, or unset both."
         raise checks.error("paths.root", root, "must be the path of a folder", fix)
     return Path(root).expanduser()
 
 
 @contextlib.contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Lock a run's folder for this process, and remove the unfinished files of a killed run in it.
+    """Lock a run's folder for this process, and remove the files in it that a killed run left unfinished.
 
     Raises:
         ValueError: Another run is writing into the folder.
     """
 
     def refuse(holder: str) -> None:
-        fix = "Give this run a folder of its own: another PATE_RUN_ID or paths.run, or none."
+        fix = "Choose another folder: set another PATE_RUN_ID or paths.run, or unset both."
         raise checks.error("paths.run", str(folder), f"is being written by {holder}", fix)
 
     create_protected_folder(folder)
@@ -111,7 +110,7 @@ def hold(folder: Path) -> Iterator[None]:
             yield
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # removes an empty folder only: a refused run wrote nothing
+            folder.rmdir()  # fails if the folder is not empty; a refused run wrote nothing
 
 
 def remove_killed_run_files(root: Path) -> None:
@@ -129,9 +128,9 @@ def _check_safe_name(name: object, key: str = "PATE_RUN_ID") -> str:
 
 
 def check_hex_id(key: str, value: object) -> str:
-    """Check for the id of teachers or of a release, 16 hexadecimal digits, so that no id can be a path."""
+    """Check for the id of teachers or of a release, 16 hexadecimal digits, so that an id cannot be a path."""
     if not re.fullmatch(r"[0-9a-f]{16}", str(value)):
-        raise checks.error(key, value, "must be 16 hexadecimal digits", "Ids are shown in the closing table of a run.")
+        raise checks.error(key, value, "must be 16 hexadecimal digits", "The table at the end of a run shows the ids.")
     return str(value)
 
 
@@ -144,17 +143,17 @@ def remove_partial_files(folder: Path) -> None:
 
 @contextlib.contextmanager
 def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock, and yield whether it is held: with ``wait``, it always is.
+    """Acquire a lock, and yield whether this process holds the lock, which is always true with ``wait``.
 
     Args:
-        path: The lock file.
-        key: The setting that names the file's folder, for messages.
-        wait: Whether to wait for the process that holds the lock now.
+        path: Path of the lock file.
+        key: Name of the setting that determines the folder of the file, for messages.
+        wait: Whether to wait while another process holds the lock.
 
     Raises:
-        ValueError: The file system has no locks.
+        ValueError: The file system does not support locks.
     """
-    # No soft lock, whose file outlives a killed process; one lock for all threads, as another one may release it.
+    # A soft lock would stay locked after its process is killed. Any thread of the process may release the lock.
     lock = filelock.UnixFileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
     try:
         with contextlib.suppress(filelock.Timeout), _refuse_unlockable(path, key):
@@ -166,20 +165,20 @@ def try_hold_lock(path: Path, key: str, *, wait: bool = False) -> Iterator[bool]
     finally:
         if lock.is_locked:  # not in a forked child, where filelock closes the inherited descriptor
             with contextlib.suppress(OSError):
-                path.unlink()  # before the release: a process that waits opens a new file
+                path.unlink()  # before the release, because a waiting process then opens a new file
             lock.release()
 
 
 @contextlib.contextmanager
 def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iterator[None]:
-    """Hold a lock like ``try_hold_lock``; where another process holds it, call ``on_wait`` and wait.
+    """Hold a lock like ``try_hold_lock``. If another process holds the lock, call ``on_wait`` and wait for the lock.
 
-    ``on_wait`` gets "process 7 on node1 since 2026-01-01T00:00:00+00:00", and may raise an error.
+    ``on_wait`` is called with a text like "process 7 on node1 since 2026-01-01T00:00:00+00:00", and may raise an error.
     """
     with contextlib.ExitStack() as exit_stack:
         if not exit_stack.enter_context(try_hold_lock(path, key)):
             holder = "another process"
-            with contextlib.suppress(OSError, ValueError):  # the holder is just taking or releasing the lock
+            with contextlib.suppress(OSError, ValueError):  # the holder is acquiring or releasing the lock right now
                 holder = "process {} on {} since {}".format(*json.loads(path.read_text()))
             on_wait(holder)
             exit_stack.enter_context(try_hold_lock(path, key, wait=True))
@@ -187,7 +186,7 @@ def hold_lock(path: Path, key: str, *, on_wait: Callable[[str], object]) -> Iter
 
 
 def try_lock_descriptor(descriptor: int, path: Path, key: str) -> bool:
-    """Lock an open file until it is closed; False if another process holds it. Raises like ``try_hold_lock``."""
+    """Lock an open file until it is closed, or return False if another process holds the lock."""
     with _refuse_unlockable(path, key):
         return filelock.lock_descriptor(descriptor, blocking=False)
 
@@ -200,5 +199,6 @@ def _refuse_unlockable(path: Path, key: str) -> Iterator[None]:
         raise
     except (OSError, NotImplementedError) as error:
         reason = error.strerror if isinstance(error, OSError) else "this system has no flock"
-        message = f"is where files cannot be locked ({reason}), and two runs at once could overwrite each other's"
-        raise checks.error(key, str(path), message, "Use a local disk (PATE_HOME), of Linux, macOS or WSL.") from error
+        rule = f"is in a folder where files cannot be locked ({reason}), so two runs could overwrite each other's files"
+        fix = "Use a folder on a local disk of Linux, macOS or WSL, for example by PATE_HOME."
+        raise checks.error(key, str(path), rule, fix) from error

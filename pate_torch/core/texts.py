@@ -1,4 +1,4 @@
-"""Texts as tensors, UTF-8 in zero-padded rows of one length, and the canonical text of a single value."""
+"""Texts as uint8 tensors (UTF-8 in zero-padded rows), and the canonical text of a value."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def encode_texts(key: str, texts: Sequence[str], length: int) -> Tensor:
     """Encode texts as uint8 [N, length]; a longer text is cut between two characters.
 
     Args:
-        key: The setting or argument that names the texts, for messages.
+        key: Name of the setting or argument that holds the texts, for messages.
         texts: Texts that are not empty.
         length: Number of bytes of a row, which is public.
 
     Raises:
-        ValueError: An entry is empty or no text; the message does not quote the entry, because it may be private.
+        ValueError: An entry is empty or not a string. The message does not quote the entry, which may be private.
     """
     x = torch.zeros(len(texts), checks.integer("length", length, low=4), dtype=torch.uint8)
     for row, text in enumerate(texts):
         if not is_text(text):
-            raise ValueError(f"{key}: every one must be a text that is not empty")
+            raise ValueError(f"{key}: every text must be a non-empty string")
         text_bytes = text.replace("\0", " ").encode(errors="replace")[:length].decode(errors="ignore").encode()
         x[row, : len(text_bytes)] = torch.frombuffer(bytearray(text_bytes), dtype=torch.uint8)
     return x
@@ -48,15 +48,15 @@ def is_text(value: object) -> bool:
 
 
 def to_canonical_text(value: Any) -> str:
-    """Write one value as a text that does not depend on the type which its column has because of other values.
+    """Convert one value to a text that is independent of the type that other values give to the column.
 
-    427 and "427" give one text, and so do a date, midnight of that day and the texts of both, seconds with any number
-    of decimals, and a length of time in any unit.
+    427 and "427" have the same text. A date, midnight of the same day and their texts have the same text. So have
+    timestamps whose seconds have different numbers of trailing zeros, and durations in different units.
     """
     if type(value) is str:
         pass
     elif isinstance(value, np.datetime64):
-        value = value + 0 * _ONE_SECOND  # written to the second at least
+        value = value + 0 * _ONE_SECOND  # the text then has at least seconds
     elif isinstance(value, np.timedelta64 | datetime.timedelta):
         value = float(round(np.timedelta64(value) / _ONE_SECOND, 6))
     text = str(value).strip()

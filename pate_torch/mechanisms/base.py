@@ -1,4 +1,4 @@
-"""The base class of mechanisms: a name, a kind of noise, a price, and the check of the values that are opened."""
+"""The base classes of mechanisms."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Mechanism(ABC):
     """A mechanism that answers questions about sensitive values with noise.
 
     A mechanism is a frozen keyword-only dataclass. Its methods are pure functions, apart from the noise that they draw.
-    The kind of noise belongs to the mechanism, because it decides the price: integer noise is priced by zCDP or pure
-    DP and never by the curve of continuous noise, which its delta exceeds. ``privacy_events`` prices a whole release of
-    ``num_queries`` questions in at most ``rounds`` calls of ``release``, and is reserved before any noise is drawn. The
-    events of the ``Answers`` of all calls together never exceed it.
+    The kind of noise is a field of the mechanism, because the price depends on it: integer noise is priced by zCDP or
+    pure DP, because its delta exceeds the delta of continuous noise with the same sigma. The events that
+    ``privacy_events`` returns for a whole release of ``num_queries`` questions, in at most ``rounds`` calls of
+    ``release``, are reserved before any noise is drawn. The ``Answers`` together never cost more than these events.
 
     Attributes:
         name: Name of the mechanism in settings and reports.
@@ -37,7 +37,7 @@ class Mechanism(ABC):
         noise: Kind of noise, "torch" (continuous) or "discrete" (integers).
         noise_kinds: Kinds of noise that the mechanism supports.
         uses_guide: Whether ``draw`` reads ``context.student_QC``.
-        soft: Whether the mechanism takes class probabilities of teachers instead of votes.
+        soft: Whether the mechanism opens class probabilities of teachers as well as votes.
         sensitivity_unit: Unit to which ``max_sensitivity`` applies: "question", "round" or "step".
     """
 
@@ -55,7 +55,7 @@ class Mechanism(ABC):
         checks.one_of("mechanism.noise", self.noise, ("torch", "discrete"))
         if self.noise not in self.noise_kinds:
             rule = f"must be {' or '.join(self.noise_kinds)} with mechanism={self.name}"
-            raise checks.error("noise", self.noise, rule, "Set noise=torch.")
+            raise checks.error("noise", self.noise, rule, f"Set noise={self.noise_kinds[0]}.")
 
     @property
     def discrete(self) -> bool:
@@ -69,37 +69,39 @@ class Mechanism(ABC):
 
     @property
     def has_independent_queries(self) -> bool:
-        """Whether answers to different questions are independent given the votes; an audit then draws them together."""
+        """Whether answers to different questions are independent given the votes, so that an audit may batch them."""
         return True
 
     @property
     def count_noise_scale(self) -> float | None:
-        """Scale of the noise on each count, in votes, for audits. None if the noise has another form."""
+        """Scale of the noise on each count, in votes, for audits. None if the mechanism has no noise on counts."""
         return None
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Return neighboring values on which the noise shows most, for audits: votes, by ``count_noise_scale``.
+        """Return pairs of neighboring values that are hard to hide, for audits.
+
+        By default these are votes whose gaps are multiples of ``count_noise_scale``.
 
         Raises:
             ValueError: ``count_noise_scale`` is None, and the mechanism does not define this method.
         """
         if self.count_noise_scale is None:
             fix = "Define count_noise_scale or worst_case_neighbors, or audit the mechanism on pairs that you make."
-            raise checks.error("mechanism", self.name, "has no known votes on which its noise shows", fix)
+            raise checks.error("mechanism", self.name, "defines no neighboring values for an audit", fix)
         return neighbors.make_gap_pairs(self.count_noise_scale, num_queries)
 
     @property
     @abstractmethod
     def max_sensitivity(self) -> Sensitivity:
-        """Largest sensitivity that ``privacy_events`` covers. A value of a larger sensitivity is not opened."""
+        """Largest sensitivity that ``privacy_events`` covers. ``release`` refuses values of a larger sensitivity."""
 
     @abstractmethod
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the events of the worst case of a whole release."""
+        """Return the worst-case events of a whole release of ``num_queries`` questions in at most ``rounds`` calls."""
 
     @final
     def release(self, sensitive: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer questions with noise; the answers carry the id of the reservation that paid for the noise.
+        """Answer questions with noise. The answers contain the id of the reservation that paid for the noise.
 
         Raises:
             ValueError: The price does not cover the type or the sensitivity of the value, or the kind of noise.
@@ -108,17 +110,17 @@ class Mechanism(ABC):
 
     @abstractmethod
     def draw(self, votes: Any, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Compute the answers, with noise from ``noise`` only, and the events that they incur."""
+        """Compute the answers, with noise from ``noise`` only, and the events that these answers cost."""
 
     def make_outcome_model(self) -> OutcomeModel | None:
-        """Return the distribution of one answer (``theorems``), or None without data-dependent price."""
+        """Return the distribution of one answer, or None if the mechanism has no data-dependent price."""
         return None
 
     def _check_input(self, sensitive: Any, noise: NoiseSource) -> Any:
         """Return ``sensitive`` after checking that the price covers it and the noise."""
         if noise.kind != self.noise:
-            rule = f"must be {self.noise!r}, the kind {self.name} was priced for"
-            raise checks.error("noise.kind", noise.kind, rule, "Build both from the top-level key noise.")
+            rule = f"must be {self.noise!r}, the kind of noise that mechanism={self.name} was priced for"
+            raise checks.error("noise.kind", noise.kind, rule, "Set the kind of noise by the top-level key noise only.")
         if not isinstance(sensitive, self.input_type):
             input_name = "teachers" if isinstance(sensitive, Votes) else type(sensitive).__name__.lower()
             fix = f"Use method={self.method}."
@@ -143,7 +145,7 @@ class VoteMechanism(Mechanism):
     input_type: ClassVar[Any] = Votes
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError for a plan that cannot give useful answers."""
+        """Raise ValueError if a plan with these numbers cannot give useful answers."""
         checks.integer("num_teachers", num_teachers, low=1)
         checks.integer("num_queries", num_queries, low=0)
         checks.integer("num_classes", num_classes, low=2, fix="A vote needs at least two classes.")
@@ -153,12 +155,37 @@ class VoteMechanism(Mechanism):
     def max_sensitivity(self) -> Sensitivity:
         return VOTE_SENSITIVITY
 
+    def _make_laplace_event(self, ratio: float, count: int) -> PrivacyEvent:
+        """Make the event of ``count`` numbers with Laplace noise; ``ratio`` is sensitivity / scale."""
+        if self.discrete:
+            return events.PureDPEvent(epsilon=ratio, count=count)
+        return events.LaplaceEvent(ratio=ratio, count=count)
+
     def _draw_labels_where(self, votes: Votes, noise: NoiseSource, sigma: float, passed_Q: Tensor) -> Tensor:
         """Draw argmax(n + N(0, sigma^2)) where ``passed_Q`` is true, and return NO_ANSWER elsewhere, int64 [Q]."""
         label_Q = torch.full_like(passed_Q, NO_ANSWER, dtype=torch.int64)
         passed_votes = votes.select(passed_Q.nonzero().squeeze(1))
         label_Q[passed_Q] = self._draw_noisy_counts(passed_votes, noise, sigma).argmax(1)
         return label_Q
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyMaximum(VoteMechanism):
+    """Base of the mechanisms that answer with the argmax of noisy counts.
+
+    Attributes:
+        sigma: Noise scale, in votes.
+    """
+
+    sigma: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.noise_scale("mechanism.sigma", self.sigma, "mechanism.sigma is the noise scale, in votes.")
+
+    @property
+    def count_noise_scale(self) -> float:
+        return self.sigma
 
 
 @dataclass(frozen=True, kw_only=True)

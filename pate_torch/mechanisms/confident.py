@@ -1,4 +1,4 @@
-"""Confident and Interactive GNMax: a noisy check of each question, and GNMax for the questions that pass it."""
+"""Confident and Interactive GNMax: a noisy check of each question, and GNMax for the questions that pass the check."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ class _ScreenedMechanism(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
-        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, "It is the noise of the check, in votes.")
-        checks.number("mechanism.threshold", self.threshold, "It is a number of votes.")
+        checks.noise_scale("mechanism.sigma", self.sigma, "mechanism.sigma is the noise of an answer, in votes.")
+        fix = "mechanism.screen_sigma is the noise of the check, in votes."
+        checks.noise_scale("mechanism.screen_sigma", self.screen_sigma, fix)
+        checks.number("mechanism.threshold", self.threshold, "mechanism.threshold is a number of votes.")
 
     def _make_events(self, num_asked: int, num_answered: int) -> tuple[PrivacyEvent, ...]:
-        """Make the events of checks of a number that a moved vote changes by at most 1, and of GNMax answers."""
+        """Make the events of ``num_asked`` checks, whose sensitivity is 1, and of ``num_answered`` GNMax answers."""
         screen_event: PrivacyEvent = (
             events.ZCDPEvent(rho=1 / (2 * self.screen_sigma**2), count=num_asked)
             if self.discrete
@@ -54,19 +55,18 @@ class _ScreenedMechanism(VoteMechanism):
 class ConfidentGNMax(_ScreenedMechanism):
     """Confident GNMax: argmax(n + N(0, sigma^2)) if max(n) + N(0, screen_sigma^2) >= threshold, else no answer.
 
-    The noise of the check is *one* number for each question. Noise on each class before the maximum would be another
-    mechanism with a higher price.
+    The noise of the check is *one* number for each question. (Noise on the count of each class, before the maximum,
+    would have a higher price.)
 
     Attributes:
         threshold: Number of votes that the noisy top count must reach.
-        max_answers: Number of answers, over all rounds, after which the mechanism stops. None if it never stops. Later
-            questions cost nothing, and the answers are those of a *prefix* of the questions.
+        max_answers: Number of answers, over all rounds, after which the mechanism stops. None if the mechanism never
+            stops. Later questions cost nothing, and the answers are those of a *prefix* of the questions.
 
     Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each answered question, both
     Gaussian (GDP with mu = 1/screen_sigma and sqrt(2)/sigma), under the adjacency of the shards (the top count has
-    sensitivity 1). The set of answered questions depends on private data, so the guarantee is the worst case that
-    ``privacy_events`` returns (Smith & Thakurta 2022) and not the incurred cost. Discrete noise has the same rho, by
-    zCDP.
+    sensitivity 1). The set of answered questions depends on private data, so the guarantee of a release is the worst
+    case that ``privacy_events`` returns (Smith & Thakurta 2022). Discrete noise has the same rho, but no GDP guarantee.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 1.
     """
 
@@ -76,14 +76,14 @@ class ConfidentGNMax(_ScreenedMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_answers is not None:
-            checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap.")
+            checks.integer("mechanism.max_answers", self.max_answers, low=1, fix="Null sets no cap on answers.")
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError for a threshold that unanimous teachers pass less than once in a thousand questions."""
+        """Raise ValueError if unanimous teachers pass the check less than once in a thousand questions."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         if self.threshold > num_teachers + 3.1 * self.screen_sigma:
             rule = f"is out of reach of {num_teachers} teachers, even unanimous, at screen_sigma={self.screen_sigma:g}"
-            fix = f"Set it below {num_teachers}, or train more teachers."
+            fix = f"Set mechanism.threshold below {num_teachers}, or train more teachers."
             raise checks.error("mechanism.threshold", self.threshold, rule, fix)
 
     @property
@@ -94,15 +94,13 @@ class ConfidentGNMax(_ScreenedMechanism):
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of a check for each question and of the largest possible number of answers."""
         num_answered = num_queries if self.max_answers is None else min(num_queries, self.max_answers)
         return self._make_events(num_queries, num_answered)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Check all questions, then answer those that pass."""
         top_Q = self._cast_counts(votes).max(1).values
         passed_Q = top_Q + noise.draw_gaussian((len(votes),), self.screen_sigma, top_Q.device) >= self.threshold
-        if self.max_answers is not None:  # up to the last pass that is allowed
+        if self.max_answers is not None:  # keep the questions up to the last answer that is allowed
             max_passes = self.max_answers - context.num_answered
             passed_Q = passed_Q[: int((passed_Q.cumsum(0) - passed_Q.long() < max_passes).sum())]
         num_asked = len(passed_Q)
@@ -111,7 +109,6 @@ class ConfidentGNMax(_ScreenedMechanism):
         return Answers(label_Q, self._make_events(num_asked, int(passed_Q.sum())))
 
     def make_outcome_model(self) -> ConfidentOutcomes | None:
-        """Return the distribution of one answer, or None with ``max_answers`` or discrete noise."""
         if self.discrete or self.max_answers is not None:
             return None
         return ConfidentOutcomes(screen_sigma=self.screen_sigma, threshold=self.threshold, sigma=self.sigma)
@@ -119,12 +116,12 @@ class ConfidentGNMax(_ScreenedMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class InteractiveGNMax(_ScreenedMechanism):
-    """Interactive GNMax: a check of the votes against the student's expectation, then GNMax for those that exceed it.
+    """Interactive GNMax: the teachers answer by GNMax where their votes contradict the student's prediction.
 
     Let p be the class probabilities of the student, which are public. If max_c(n_c - K p_c) + N(0, screen_sigma^2) >=
-    threshold, the answer is argmax(n + N(0, sigma^2)). Otherwise it is the student's label if max p >
-    student_confidence, and there is no answer if not. In the first round there is no student: p is uniform, and no
-    label is the student's.
+    threshold, the answer is argmax(n + N(0, sigma^2)). Otherwise the answer is the student's label if max p >
+    student_confidence, else there is no answer. In the first round there is no student: p is uniform, and only the
+    teachers answer.
 
     Attributes:
         threshold: Threshold of the check, in votes.
@@ -132,9 +129,9 @@ class InteractiveGNMax(_ScreenedMechanism):
 
     Guarantee: rho = 1/(2 screen_sigma^2) for each checked question and 1/sigma^2 for each question that the teachers
     answer, both Gaussian, under the adjacency of the shards (p depends on a unit only through earlier answers, and
-    max_c(n_c - K p_c) has sensitivity 1). The guarantee is the worst case that ``privacy_events`` returns. With
-    discrete noise K p_c is rounded to whole votes, because integer noise protects integers only; rho is the same, by
-    zCDP.
+    max_c(n_c - K p_c) has sensitivity 1). The guarantee of a release is the worst case that ``privacy_events`` returns.
+    With discrete noise, which protects integers only, K p_c is rounded to whole votes. Discrete noise has the same rho,
+    but no GDP guarantee.
     Source: PATE 2018 (arXiv 1802.08908) Algorithm 2.
     """
 
@@ -147,19 +144,13 @@ class InteractiveGNMax(_ScreenedMechanism):
         checks.between("mechanism.student_confidence", self.student_confidence, 0, 1)
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Return pairs for a student that is sure of the second class, so that the count of the first is the excess."""
+        # The student is sure of the second class, so the count of the first class is the value of the check.
         return make_screened_pairs(self.threshold, self.screen_sigma, self.sigma, num_queries, student=(0.0, 1.0))
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of a check and an answer for each question."""
         return self._make_events(num_queries, num_queries)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Check all questions, then answer.
-
-        Raises:
-            ValueError: The student's probabilities are no probabilities.
-        """
         counts_QC = self._cast_counts(votes)
         student_QC = _get_student_probabilities(votes, context)
         expected_QC = votes.num_teachers * student_QC
@@ -176,14 +167,14 @@ class InteractiveGNMax(_ScreenedMechanism):
 
 
 def _get_student_probabilities(votes: Votes, context: MechanismContext) -> Tensor:
-    """Return the student's probabilities on the device of the votes, float64 [Q, C]; uniform without a student."""
+    """Return the student's probabilities on the device of the votes, float64 [Q, C], or 1/C without a student."""
     shape, device = votes.counts_QC.shape, votes.counts_QC.device
     if context.student_QC is None:
         return torch.full(shape, 1 / shape[1], dtype=torch.float64, device=device)
     student_QC = context.student_QC.to(device, torch.float64)
     if student_QC.shape != shape:
-        raise ValueError(f"student probabilities: shape {tuple(student_QC.shape)}, must be {tuple(shape)}")
+        raise ValueError(f"student probabilities: the shape must be {tuple(shape)}, not {tuple(student_QC.shape)}")
     is_probability_QC, is_normalized_Q = (student_QC >= 0) & (student_QC <= 1), (student_QC.sum(1) - 1).abs() < 1e-3
     if not (bool(is_probability_QC.all()) and bool(is_normalized_Q.all())):  # also refuses NaN
-        raise ValueError("student probabilities: every row must lie in [0, 1] and sum to 1")
+        raise ValueError("student probabilities: all values must lie in [0, 1], and every row must sum to 1")
     return student_QC

@@ -14,14 +14,14 @@ from pate_torch.accounting import events
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext
 from pate_torch.privacy.sensitive import Votes
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialMechanism(VoteMechanism):
+class ExponentialMechanism(NoisyMaximum):
     """The exponential mechanism: P(c) proportional to exp(h n_c), h = sqrt(2)/sigma, drawn by Gumbel-max.
 
     Attributes:
@@ -29,34 +29,23 @@ class ExponentialMechanism(VoteMechanism):
             two can be compared at one value.
 
     Guarantee: a moved vote decreases one count by 1 and increases another by 1, so each question has 2h-bounded range,
-    hence pure 2h and rho = h^2/2 (Cesar & Rogers 2021; a quarter of what pure 2h alone would give), under the
-    adjacency of the shards.
+    and is 2h-DP with rho = h^2/2 (Cesar & Rogers 2021; 2h-DP alone would give rho = 2 h^2), under the adjacency of the
+    shards.
     Source: McSherry & Talwar 2007; the private prediction of DF20 Lemma 6 (Dwork & Feldman 2018).
     """
 
     name: str = "exponential"
-    sigma: float
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is in votes; the rate is sqrt(2)/sigma.")
 
     @property
     def rate(self) -> float:
-        """Exponent h, for each vote."""
+        """Rate h, per vote."""
         return math.sqrt(2) / self.sigma
 
-    @property
-    def count_noise_scale(self) -> float:
-        return self.sigma
-
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one answer for each question, in any number of rounds."""
         return (events.BoundedRangeEvent(eta=2 * self.rate, count=num_queries),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions."""
         score_QC = self.rate * self._cast_counts(votes)
         label_Q = (score_QC + noise.draw_gumbel(tuple(score_QC.shape), score_QC.device)).argmax(1)
         return Answers(label_Q, self.privacy_events(len(votes)))
@@ -66,7 +55,7 @@ class ExponentialMechanism(VoteMechanism):
 
 
 def compute_log_probabilities(utility_M: NDArray[Any], rate: float) -> NDArray[np.float64]:
-    """Compute ln P(i), where P(i) is proportional to exp(rate utility_i), float64 [M].
+    """Compute ln P(i), float64 [M], where P(i) is proportional to exp(rate * utility_i).
 
     Raises:
         ValueError: A utility is NaN or infinite.
@@ -90,11 +79,11 @@ def draw_model_index(
     """Draw the index of a model with few errors by the exponential mechanism.
 
     Args:
-        errors_M: Error *counts* on a private validation split that trained no model, int [M]. Error rates are not
-            allowed, because their denominator is private under add/remove.
-        epsilon: Price of the choice (bounded range).
+        errors_M: Error *counts* on private validation records that trained no model, int [M]. Error rates are not
+            allowed, because their denominator is private under add_remove.
+        epsilon: Price of the choice, a bounded range.
         noise: Source of noise that was paid for.
-        adjacency: "replace_one" or "add_remove".
+        adjacency: Neighboring relation, "replace_one" or "add_remove".
         sensitivity: Largest number of validation records of one privacy unit.
 
     Guarantee: BoundedRange(epsilon), so epsilon-DP and rho = epsilon^2/8 (never looser than PureDP(epsilon)), under
@@ -109,8 +98,10 @@ def draw_model_index(
     checks.one_of("adjacency", adjacency, ("add_remove", "replace_one"))
     errors = np.asarray(errors_M)
     if errors.ndim != 1 or len(errors) == 0:
-        raise checks.error("errors_M.shape", errors.shape, "must be one count per model, at least one")
+        raise checks.error(
+            "errors_M.shape", errors.shape, "must be (M,), with one error count for each of M >= 1 models"
+        )
     if not np.issubdtype(errors.dtype, np.integer) or (errors < 0).any():
-        raise ValueError("errors_M: must be counts of errors (integers, at least 0), not rates")
+        raise ValueError("errors_M: must be error counts (integers of at least 0), not error rates")
     rate = epsilon / sensitivity if adjacency == "add_remove" else epsilon / (2 * sensitivity)
     return draw_gumbel_max(-errors.astype(np.int64), rate, noise)

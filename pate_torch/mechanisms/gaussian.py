@@ -11,7 +11,7 @@ from pate_torch.accounting import events
 from pate_torch.accounting.data_dependent import theorems
 from pate_torch.accounting.events import PrivacyEvent
 from pate_torch.core import checks
-from pate_torch.mechanisms.base import VoteMechanism
+from pate_torch.mechanisms.base import NoisyMaximum
 from pate_torch.privacy.noise import NoiseSource
 from pate_torch.privacy.records import Answers, MechanismContext, NoisyCounts
 from pate_torch.privacy.sensitive import Votes
@@ -25,7 +25,7 @@ def make_answer_event(sigma: float, count: int, discrete: bool) -> PrivacyEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GNMax(VoteMechanism):
+class GNMax(NoisyMaximum):
     """GNMax: argmax_c(n_c + N(0, sigma^2)) for all questions, with independent noise for each question and class.
 
     The binary form of LZCW21, which adds N(0, s1^2) to the count of ones and compares the sum with K/2, is this
@@ -33,8 +33,8 @@ class GNMax(VoteMechanism):
 
     Attributes:
         sigma: Standard deviation of the noise, in votes.
-        counts: Whether to release the noisy counts and the argmax of these. They are rounded to whole votes, because
-            the last bits of a floating-point sum could reveal the exact count.
+        counts: Whether to release the noisy counts beside their argmax. The noisy counts are rounded to whole votes,
+            because the last bits of a floating-point sum could reveal the exact count.
 
     Guarantee: sqrt(2)/sigma-GDP for each question, hence rho = 1/sigma^2 (zCDP) and RDP(a) = a/sigma^2, under the
     adjacency of the shards (one teacher changes its vote, so the L2 sensitivity is sqrt(2)). With discrete noise only
@@ -44,28 +44,20 @@ class GNMax(VoteMechanism):
     """
 
     name: str = "gaussian"
-    sigma: float
     counts: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.noise_scale("mechanism.sigma", self.sigma, "It is the noise of the answer, in votes.")
         checks.boolean("mechanism.counts", self.counts)
 
     @property
     def releases_counts(self) -> bool:
         return self.counts
 
-    @property
-    def count_noise_scale(self) -> float:
-        return self.sigma
-
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one answer for each question, in any number of rounds."""
         return (make_answer_event(self.sigma, num_queries, self.discrete),)
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions."""
         answer_events = self.privacy_events(len(votes))
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         if not self.counts:
@@ -74,5 +66,4 @@ class GNMax(VoteMechanism):
         return Answers(noisy_QC.argmax(1), answer_events, noisy_counts=NoisyCounts(noisy_QC, self.sigma))
 
     def make_outcome_model(self) -> theorems.GNMaxOutcomes | None:
-        """Return the distribution of one label, or None if counts are released or the noise is discrete."""
         return None if self.discrete or self.counts else theorems.GNMaxOutcomes(sigma=self.sigma)

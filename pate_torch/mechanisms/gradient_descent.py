@@ -27,20 +27,20 @@ from pate_torch.privacy.sensitive import (
 class GradientDescent(RecordMechanism):
     """W <- W + step_size * scale * (sum of clipped gradients(W) / clip_norm + N(0, sigma^2)), from W = 0.
 
-    It is the mechanism of ``method=gradients``. All public points get a label and logits, so the number of questions
-    does not affect the price.
+    This is the mechanism of ``method=gradients``. The price pays for a model, which gives labels and logits for all
+    public points, so the price does not depend on the number of questions.
 
     Attributes:
-        sigma: Standard deviation of the noise of each number of the sum, in clipping norms.
-        early_noise_multiplier: Factor of sigma in all rounds but the last. The early models only serve to learn the
-            features in which the last model is fitted.
+        sigma: Standard deviation of the noise of each coordinate of the sum, in clipping norms.
+        early_noise_multiplier: Factor of sigma in all rounds but the last. The models of these rounds only serve to
+            learn the features in which the last model is fitted.
         clip_norm: Clipping norm of a record's residual e_y - softmax(z W), at most 1. After a few steps most residuals
-            are short, because the model predicts these records well. A smaller clipping norm gives these records more
-            weight relative to the noise and to the other records.
+            are short, because the model predicts most records well. A smaller clipping norm gives well-predicted
+            records more weight relative to the noise and to the other records.
         steps: Number of steps in each round.
-        first_step_size: Size of the first step. If R is the length of whitened features, which are divided by R for the
-            fit, a step of size R is a Newton step for a loss of curvature ``clip_norm`` (the curvature of a logistic
-            loss is at most 1/2 and mostly far smaller).
+        first_step_size: Size of the first step. Whitened features are divided by their length R before the fit. A step
+            of size R is then a Newton step for a loss of curvature ``clip_norm``. (The curvature of a logistic loss is
+            at most 1/2, and mostly far smaller.)
         step_size: Size of the later steps, in the same unit.
         adjacency: Adjacency of the partition.
 
@@ -50,7 +50,7 @@ class GradientDescent(RecordMechanism):
     Source: Bassily, Smith & Thakurta 2014, Algorithm 1, with full batches; Dong, Roth & Su 2022, Corollary 3.3.
     """
 
-    # The tables of the discrete sampler grow with the noise scale, which is about 2^30 grid units here.
+    # No discrete noise: the tables of the discrete sampler grow with the noise scale, here about 2^30 grid units.
     noise_kinds: ClassVar[tuple[str, ...]] = ("torch",)
     method: ClassVar[str] = "gradients"
     input_type: ClassVar[Any] = GradientSums
@@ -72,7 +72,7 @@ class GradientDescent(RecordMechanism):
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """Sensitivity in clipping norms: a unit adds one clipped gradient. The L1 distance has no price."""
+        # In clipping norms: a unit adds one clipped gradient. L1 is infinite, because the price depends on L2 only.
         return replace(make_vector_sum_sensitivity(self.adjacency, 1), l1=math.inf)
 
     @property
@@ -80,18 +80,16 @@ class GradientDescent(RecordMechanism):
         return False
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Return one pair for any number of queries; the noise of the logits is 1 after one step."""
+        # With this scale the noise of a logit after the first step has standard deviation 1.
         return [make_gradient_pair(1 / (self.first_step_size * self.sigma), self.adjacency)]
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of ``steps`` sums for each round, for any number of questions."""
         if num_queries == 0:
             return (self._make_event(0),)
         early_events = (self._make_event(self.steps * (rounds - 1), self.early_noise_multiplier),) if rounds > 1 else ()
         return (*early_events, self._make_event(self.steps))
 
     def draw(self, votes: GradientSums, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions of a round."""
         if len(votes) == 0:
             return Answers(torch.zeros(0, dtype=torch.int64), (self._make_event(0),))
         noise_factor = 1.0 if context.is_last_round else self.early_noise_multiplier

@@ -19,7 +19,7 @@ from pate_torch.privacy.sensitive import COUNT_SENSITIVITY, CellHistogram, Sensi
 class Histogram(RecordMechanism):
     """Noisy counts n_qc + N(0, sigma^2) for all questions q and classes c of a round, and the argmax of each question.
 
-    It is the mechanism of ``method=reverse_knn``, where each unit is counted at one question and one class. The price
+    This is the mechanism of ``method=reverse_knn``, where each unit is counted at one question and one class. The price
     of a round therefore does not depend on the number of questions. Votes of teachers, who vote on every question, are
     refused. Counts are rounded to whole records, because the last bits of a float could reveal the exact count.
 
@@ -40,18 +40,16 @@ class Histogram(RecordMechanism):
 
     @property
     def max_sensitivity(self) -> Sensitivity:
-        """Sensitivity of the whole table, which counts each unit once."""
         return COUNT_SENSITIVITY[self.adjacency]
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_histogram_pairs(self.sigma, self.adjacency, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of one table for each round, for any number of questions."""
+        # A round costs one table, for any number of questions.
         return (self._make_event(rounds if num_queries else 0),)
 
     def draw(self, votes: CellHistogram, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer all questions of a round."""
         noisy_QC = self._draw_noisy_counts(votes, noise, self.sigma)
         noisy_QC = noisy_QC if self.discrete else noisy_QC.round().to(torch.int64)
         event = self._make_event(1 if len(votes) else 0)

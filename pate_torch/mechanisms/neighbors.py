@@ -1,6 +1,7 @@
-"""Neighboring sensitive values on which the noise of a mechanism shows most, for audits: made up, and not private.
+"""Pairs of artificial neighboring values, which audits use to test mechanisms.
 
-Audits test mechanisms with these values. No price, noise or claim depends on them.
+The values are chosen so that a mechanism with too little noise is found quickly. No price, noise or claim depends on
+these values.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ SensitiveValue = Votes | SoftVotes | CellHistogram | GradientSums
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NeighborPair:
-    """Two neighboring values: in every row at most one vote has moved, or in the whole table one unit has changed.
+    """Two neighboring values: at most one vote has moved in every row, or one unit has changed in the whole table.
 
     Attributes:
-        name: What the pair shows, in words.
-        left: One value.
-        right: Its neighbor.
-        student_QC: The student's class probabilities, for mechanisms that look at them.
+        name: Short description of the pair.
+        left: Sensitive value of one data set.
+        right: Sensitive value of the neighboring data set.
+        student_QC: Class probabilities of the student, for mechanisms with ``uses_guide``. None without a student.
 
     Raises:
-        ValueError: The values are no neighbors.
+        ValueError: The values are not neighbors.
     """
 
     name: str
@@ -39,19 +40,19 @@ class NeighborPair:
     def __post_init__(self) -> None:
         left, right, rule = self.left, self.right, ""
         if _get_rows(left).shape != _get_rows(right).shape:
-            rule = "both sides need the same teachers, queries and classes"
+            rule = "both values must have the same teachers, queries and classes"
         elif isinstance(left, Votes) and isinstance(right, Votes):
             if left.num_teachers != right.num_teachers or ((left.counts_QC - right.counts_QC).abs().sum(1) > 2).any():
-                rule = "one vote of the same teachers may move in each query"
+                rule = "the teachers must be the same, and at most one vote may move in each query"
         elif isinstance(left, SoftVotes) and isinstance(right, SoftVotes):
             if (left.score_KQS != right.score_KQS).flatten(1).any(1).sum() > 1:
-                rule = "one teacher may have moved"
+                rule = "the scores of at most one teacher may differ"
         elif isinstance(left, CellHistogram):
             difference_QC, max_changes = _get_rows(left) - _get_rows(right), left.sensitivity.l1
             if difference_QC.abs().sum() > max_changes or (max_changes == 2 and difference_QC.sum() != 0):
-                rule = "one record may change in the whole table"
+                rule = "at most one record may change in the whole table"
         if rule:
-            raise ValueError(f"pair {self.name!r}: the sides are not neighbors ({rule})")
+            raise ValueError(f"pair {self.name!r}: left and right are not neighbors: {rule}")
 
     @property
     def num_queries(self) -> int:
@@ -60,13 +61,13 @@ class NeighborPair:
 
     @property
     def groups(self) -> list[int]:
-        """A number for each query; queries with equal rows on both sides share it."""
+        """Group of each query. Queries with the same row in ``left`` and the same row in ``right`` share a group."""
         rows = [tuple(row) for row in torch.cat([_get_rows(self.left), _get_rows(self.right)], 1).tolist()]
         return [rows.index(row) for row in rows]
 
 
 def _get_rows(value: SensitiveValue) -> Tensor:
-    """Return the values on which the answer to each query depends, [Q, ...]."""
+    """Return the values that determine the distribution of the answer to each query, [Q, ...]."""
     if isinstance(value, SoftVotes):
         return value.score_KQS.transpose(0, 1).flatten(1)
     return torch.arange(len(value))[:, None] if isinstance(value, GradientSums) else value.counts_QC
@@ -86,7 +87,10 @@ def make_count_pair(name: str, left_QC: Tensor, right_QC: Tensor, adjacency: str
 
 
 def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C: Tensor) -> NeighborPair:
-    """Make a pair of class probabilities of teachers of two opinions; a row has the number of teachers of each."""
+    """Make a pair where each teacher gives one of two vectors of class probabilities.
+
+    ``left_QC`` and ``right_QC`` are the numbers of teachers that give the first and the second vector, [Q, 2].
+    """
 
     def to_scores(counts_QC: Tensor) -> SoftVotes:
         is_second_KQ = torch.arange(int(counts_QC[0].sum()))[:, None] >= counts_QC[:, 0]
@@ -96,7 +100,7 @@ def make_soft_pair(name: str, left_QC: Tensor, right_QC: Tensor, probability_2C:
 
 
 def make_gap_pairs(sigma: float, num_queries: int) -> list[NeighborPair]:
-    """Make votes of two classes whose counts lie 0 to 4 noise scales apart, where one answer becomes unlikely."""
+    """Make votes for two classes whose counts are 0 to 4 noise scales apart, so that one answer is rare."""
     num_teachers = 2 * math.ceil(4 * sigma) + 20
     pairs = []
     for gap in (0, 2, 3, 4):
@@ -109,7 +113,7 @@ def make_gap_pairs(sigma: float, num_queries: int) -> list[NeighborPair]:
 def make_screened_pairs(
     threshold: float, screen_sigma: float, sigma: float, num_queries: int, student: tuple[float, float] | None = None
 ) -> list[NeighborPair]:
-    """Make votes near the threshold of a check and beyond it, with tied and with different counts."""
+    """Make votes below, at and above the threshold of a check, with tied and with different counts."""
     low_votes, edge_votes, high_votes = (max(2, math.ceil(threshold + z * screen_sigma)) for z in (-2, 0, 6))
     counts_by_name = {
         "at the threshold": (edge_votes, edge_votes // 2),
@@ -123,33 +127,36 @@ def make_screened_pairs(
 
 
 def make_distance_pairs(threshold: float, width: float, num_queries: int, *, soft: bool = False) -> list[NeighborPair]:
-    """Make distances to instability at the threshold, which all move one way or the last against the others, and ties.
+    """Make votes whose distance to instability is close to the threshold, and votes that are nearly tied.
+
+    Between the neighbors the distances of all queries move in the same direction, or the distance of the last query
+    moves in the other direction.
 
     Args:
         threshold: Threshold of the distance, in votes.
         width: Scale of the noise on a distance, in votes.
         num_queries: Number of queries.
-        soft: Whether teachers of three classes give probabilities.
+        soft: Whether the teachers give probabilities of three classes instead of votes.
     """
     num_teachers = 4 * round(threshold) + 40
     first_votes = num_teachers // 2 + round(threshold) + 1
     low = torch.tensor([[first_votes, num_teachers - first_votes]])
     high = low + torch.tensor([1, -1])
-    sides_by_name = {"all moved one way": (high.repeat(num_queries, 1), low.repeat(num_queries, 1))}
+    counts_by_name = {"all moved one way": (high.repeat(num_queries, 1), low.repeat(num_queries, 1))}
     if num_queries > 1:
         left_QC, right_QC = (torch.cat([a.repeat(num_queries - 1, 1), b]) for a, b in ((high, low), (low, high)))
-        sides_by_name["the last moved against the others"] = left_QC, right_QC
+        counts_by_name["the last moved against the others"] = left_QC, right_QC
     half_votes = round(threshold + 2 * width) + 2
     tied_QC = torch.tensor([[half_votes + 1, half_votes]]).repeat(num_queries, 1)
-    sides_by_name["the winner changes"] = tied_QC, tied_QC + torch.tensor([-1, 1])
-    if soft:  # probabilities of one class lie in different bins, for any number of bins
-        opinions_2C = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
-        return [make_soft_pair(f"soft, {name}", *sides, opinions_2C) for name, sides in sides_by_name.items()]
-    return [make_vote_pair(name, *sides) for name, sides in sides_by_name.items()]
+    counts_by_name["the winner changes"] = tied_QC, tied_QC + torch.tensor([-1, 1])
+    if soft:  # the two probabilities of each class lie in different bins, for any number of bins
+        probability_2C = torch.tensor([[0.2, 0.2, 0.6], [0.5, 0.5, 0.0]])
+        return [make_soft_pair(f"soft, {name}", *counts, probability_2C) for name, counts in counts_by_name.items()]
+    return [make_vote_pair(name, *counts) for name, counts in counts_by_name.items()]
 
 
 def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list[NeighborPair]:
-    """Make tables that differ by one more count, or by one that moved to another class or to another query."""
+    """Make tables that differ by one additional record, or by one record that moved to another class or query."""
     left_QC = torch.full((num_queries, 2), 2 * math.ceil(4 * sigma))
     changes_by_name = {"one more": [(0, 0, 1)]}
     if adjacency == "replace_one":
@@ -166,10 +173,10 @@ def make_histogram_pairs(sigma: float, adjacency: str, num_queries: int) -> list
 
 
 def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:
-    """Make gradient sums of no record and of one, or of one record in place of another; ``scale`` of ``GradientSums``.
+    """Make gradient sums with and without one record, or with one record in place of another.
 
-    The record lies at the one public point that is asked, and its features have length 1. With 50 classes its gradient
-    e_y - p at W = 0 has length 0.99, where 1 is the clipping norm.
+    The record has the features of the only public point, of length 1. With 50 classes the record's gradient e_y - p at
+    W = 0 has length 0.99, almost the clipping norm 1. ``scale`` is ``GradientSums.scale`` of both values.
     """
     num_classes = 50
 
@@ -191,7 +198,7 @@ def make_gradient_pair(scale: float, adjacency: str) -> NeighborPair:
 def _make_repeated_pair(
     name: str, counts: tuple[int, int], num_queries: int, student: tuple[float, float] | None = None
 ) -> NeighborPair:
-    """Make a pair with two counts in every query, where one vote moves from the first class to the second."""
+    """Make a pair with the same two counts in every query, where one vote moves from the first class to the second."""
     left_QC = torch.tensor([counts]).repeat(num_queries, 1)
     student_QC = None if student is None else torch.tensor([student], dtype=torch.float64).repeat(num_queries, 1)
     return make_vote_pair(name, left_QC, left_QC + torch.tensor([-1, 1]), student_QC)

@@ -1,8 +1,8 @@
-"""Publication of the data-dependent price: it is computed from the votes, made private by noise, and charged.
+"""Publication of a data-dependent price, which is computed from the votes, made private by noise, and charged.
 
-The guarantee of a release stays its data-independent price. The data-dependent price is smaller if the teachers agree.
-It holds with a stated confidence over the noise of its publication (PATE 2018, appendix B, with the corrections of
-``private_price``).
+The guarantee of a release is its data-independent price. The published data-dependent price is smaller if the teachers
+agree, and is valid with a stated confidence over the noise of the publication (PATE 2018, appendix B, with the
+corrections of ``private_price``).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PrivateEpsilon:
     """The settings of the publication of a data-dependent price.
 
     Attributes:
-        agreement: Public guesses of the winner's share of the votes, by which order and noise are chosen. They must not
-            come from the votes.
-        confidence: Probability that the published price is at least the true one.
-        allow_net_loss: Whether to publish if labels and publication together would cost more than the labels alone, for
-            votes like these guesses.
+        agreement: Public guesses of the winner's share of the votes, which determine the Renyi order and the noise. Do
+            not derive the guesses from the private votes.
+        confidence: Probability that the published price is at least the true price.
+        allow_net_loss: Whether to publish even if, for votes as in ``agreement``, labels and publication together cost
+            more than the data-independent price of the labels.
     """
 
     agreement: Sequence[float] = (1.0, 0.98, 0.95, 0.9, 0.8, 0.6)
@@ -47,7 +47,7 @@ class PrivateEpsilon:
 
     def __post_init__(self) -> None:
         if not self.agreement:
-            raise checks.error("private_epsilon.agreement", self.agreement, "must hold at least one share")
+            raise checks.error("private_epsilon.agreement", self.agreement, "must contain at least one share")
         for share in self.agreement:
             checks.between("private_epsilon.agreement", share, 0, 1)
         checks.between("private_epsilon.confidence", self.confidence, 0.5, 0.999999)
@@ -56,25 +56,20 @@ class PrivateEpsilon:
     def make_plan(
         self, mechanism: Mechanism, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int, delta: float
     ) -> private_price.PublicationPlan:
-        """Choose the public parameters of the publication.
-
-        Args:
-            mechanism: Mechanism of the release.
-            num_queries: Number of questions.
-            num_teachers: Number K of teachers.
-            num_classes: Number C of classes.
-            rounds: Number of rounds, which must be 1: data-dependent prices of several rounds do not add.
-            delta: Delta of the account.
+        """Choose the public parameters of the publication for a release of this mechanism and the account's delta.
 
         Raises:
-            ValueError: The price cannot be published.
+            ValueError: The price cannot be published, for example because ``rounds`` is not 1, or the publication would
+                probably cost more than it saves.
         """
-        fix = "Set private_epsilon=none: the data-independent price is published in any case."
+        fix = "Set private_epsilon=none. The data-independent price is published in any case."
         model = mechanism.make_outcome_model()
         if model is None:
             raise checks.error("private_epsilon", "set", f"{mechanism.name} has no data-dependent price", fix)
         if rounds > 1:
-            rule = f"questions in {rounds} rounds depend on answers, and their prices do not add"
+            rule = (
+                f"data-dependent prices do not add up over {rounds} rounds, where questions depend on earlier answers"
+            )
             raise checks.error("private_epsilon", "set", rule, fix)
         key = (mechanism, num_queries, num_teachers, num_classes, delta)
         if key in self._plans:
@@ -85,20 +80,20 @@ class PrivateEpsilon:
                 model, example_votes, num_queries=num_queries, delta=delta, confidence=self.confidence
             )
         except ValueError as error:
-            message = f"private_epsilon: {mechanism.name} has no price that can be published here ({error}) {fix}"
+            message = f"private_epsilon: {mechanism.name} has no data-dependent price to publish here ({error}) {fix}"
             raise ValueError(message) from error
         expected_epsilon = private_price.forecast_epsilon(
             plan, model, example_votes, num_queries=num_queries, delta=delta
         )
         labels_epsilon = accountant.compute_guarantee(mechanism.privacy_events(num_queries), delta).epsilon
         if expected_epsilon >= labels_epsilon and not self.allow_net_loss:
-            message = (
-                f"would cost more than it saves: for votes like private_epsilon.agreement epsilon "
-                f"{format_epsilon(expected_epsilon)} in the median, its own price included, where the labels alone "
-                f"cost {format_epsilon(labels_epsilon)} whatever the votes"
+            rule = (
+                f"would cost more than it saves: with votes as in private_epsilon.agreement, labels and publication "
+                f"together have epsilon {format_epsilon(expected_epsilon)} in the median, while the labels alone cost "
+                f"{format_epsilon(labels_epsilon)} for any votes"
             )
-            fix = f"{fix} To publish all the same: private_epsilon.allow_net_loss=true."
-            raise checks.error("private_epsilon", "set", message, fix)
+            fix = f"{fix} To publish nevertheless, set private_epsilon.allow_net_loss=true."
+            raise checks.error("private_epsilon", "set", rule, fix)
         self._plans[key] = plan
         return plan
 
@@ -116,10 +111,10 @@ class PrivateEpsilon:
         delta: float,
         folder: Path,
     ) -> tuple[float, str]:
-        """Charge, draw the noise and write ``sanitised.json``.
+        """Charge the publication, draw its noise and write ``sanitised.json``.
 
         Returns:
-            Epsilon of labels and publication together, and the reservation's id.
+            Epsilon of labels and publication together, and the id of the reservation.
         """
         model = mechanism.make_outcome_model()
         assert model is not None
@@ -127,7 +122,8 @@ class PrivateEpsilon:
             standard_normal = float(spending.noise.draw_gaussian((1,), 1.0, torch.device("cpu"))[0])
             counts_QC = votes.counts_QC.cpu().numpy()
             price = private_price.publish_price(plan, model, counts_QC, standard_normal, adaptive=False)
-            # Both are rounded up to three decimals, because the last bits could reveal the private scale of the noise.
+            # Price and epsilon are rounded up to three decimals, because the last bits of a float could reveal the
+            # private scale of the noise.
             price = replace(price, rdp=_round_up(price.rdp))
             epsilon = _round_up(price.compute_epsilon(delta))
             record = {

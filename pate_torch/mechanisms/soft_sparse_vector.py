@@ -1,4 +1,4 @@
-"""Soft labels by stability: class scores in [0, 1] for each question; each failure of a test is paid for."""
+"""Soft labels by stability: class scores in [0, 1] for each question, at a price for each failed test."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pate_torch.privacy.sensitive import SoftVotes, Votes
 class SoftSparseVector(SparseVectorMechanism):
     """Class scores by stable histograms with bins of width g = 1/bins, and with the same bins shifted by g/2.
 
-    With two classes the score of the second is tested, with more classes the score of each, one after the other. The
-    histogram of the teachers' scores is tested as in ``sparse_vector``. If it fails, the threshold is redrawn and the
-    shifted histogram is tested. If this fails too, the threshold is redrawn and there is no score. ``score_QC`` holds
-    the center (2v-1)g/2 of the fullest bin, or v g for a shifted bin. ``label_Q`` is the class of the largest score, if
-    all scores of the question are there. The mechanism stops after T failures, and the answers are those of a *prefix*.
-    Votes are treated as scores 0 and 1.
+    With two classes the score of the second class is tested, with more classes the scores of all classes, one after the
+    other. The histogram of the teachers' scores is tested as in ``sparse_vector``. If the test fails, the threshold is
+    redrawn and the shifted histogram is tested. If this test fails, too, the threshold is redrawn and there is no
+    score. ``score_QC`` holds the center (2v-1)g/2 of the fullest bin, or v g for a shifted bin. ``label_Q`` is the
+    class of the largest score, or NO_ANSWER if a score of the question is missing. The mechanism stops after T
+    failures, and the answers are those of a *prefix*. Votes are treated as scores 0 and 1.
 
     Attributes:
         bins: Number of bins, 1/g.
 
-    Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, S scores for
-    each question (a score may be tested twice), under the adjacency of the shards: one teacher moves its scores, and
-    both distances have sensitivity 1.
+    Guarantee: (epsilon, delta) for the whole release, as for ``sparse_vector`` with at most l S + T tests, under the
+    adjacency of the shards. Here l is the number of questions and S the number of scores for each question. T scores
+    may be tested twice. One teacher changes its scores, and both distances have sensitivity 1.
     Source: BTT18 Algorithms 6-8 (``sparse_vector`` lists the corrected errors).
     """
 
@@ -44,20 +44,18 @@ class SoftSparseVector(SparseVectorMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.integer("mechanism.bins", self.bins, low=2, fix="It is 1/g, g the width of a bin.")
+        checks.integer("mechanism.bins", self.bins, low=2, fix="A histogram of scores needs two bins.")
 
     def count_tests(self, num_queries: int, num_classes: int) -> int:
-        """Return the largest number of tests: at most ``max_failures`` scores are tested twice."""
+        # At most ``max_failures`` scores are tested twice.
         return num_queries * _count_scores_per_query(num_classes) + self.max_failures
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
-        """Return pairs of votes, and of probabilities of three classes, where each query has three scores."""
         scales = self.compute_scales(num_queries, 3)
         soft_pairs = make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries, soft=True)
         return super().worst_case_neighbors(num_queries) + soft_pairs
 
     def draw(self, votes: Votes | SoftVotes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer questions until the T-th failure."""
         if isinstance(votes, SoftVotes):
             counts_SV, shifted_SV = votes.compute_histogram(self.bins), votes.compute_shifted_histogram(self.bins)
         else:
@@ -71,7 +69,7 @@ class SoftSparseVector(SparseVectorMechanism):
         # view would share memory with the scores of later questions.
         score_QC = score_S[: len(score_S) // num_scores * num_scores].view(-1, num_scores).clone()
         score_QC = torch.cat([1 - score_QC, score_QC], 1) if num_scores == 1 else score_QC
-        # Among equal scores the last class wins, as the paper has it.
+        # Among equal scores the last class wins, as in the paper.
         largest_class_Q = score_QC.shape[1] - 1 - score_QC.flip(1).argmax(1)
         label_Q = torch.where(score_QC.isnan().any(1), NO_ANSWER, largest_class_Q)
         return Answers(label_Q, incurred_events, score_QC=score_QC)
@@ -79,10 +77,10 @@ class SoftSparseVector(SparseVectorMechanism):
     def _draw_scores(
         self, counts_SV: Tensor, shifted_SV: Tensor, num_classes: int, noise: NoiseSource, context: MechanismContext
     ) -> tuple[Tensor, tuple[PrivacyEvent, ...]]:
-        """Draw the scores of a prefix of the questions, NaN where there is none, and their events."""
+        """Draw the scores of a prefix of the questions, NaN for a missing score, and return them with their events."""
         device, size = counts_SV.device, len(counts_SV)
         scales = self.compute_scales(context.num_queries, num_classes)
-        # A column of zeros stands beside a single shifted bin, so that there is a second largest.
+        # A column of zeros is appended, so that there is a second largest count even with a single shifted bin.
         padded_SV = torch.nn.functional.pad(shifted_SV, (0, 1))
         noisy_S = compute_instability_distance(counts_SV) + noise.draw_laplace((size,), 2 * scales.noise_scale, device)
         shifted_noise_S = noise.draw_laplace((size,), 2 * scales.noise_scale, device)

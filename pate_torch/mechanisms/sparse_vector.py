@@ -1,13 +1,15 @@
-"""Stability: the exact winner of stable votes, tested question by question or by the sparse vector technique.
+"""Mechanisms that answer with the exact winner of stable votes, tested by the sparse vector technique or one by one.
 
 The sparse vector technique pays for failed tests only, for hard and soft labels:
 
     block: w_hat = w + Lap(lambda)
     each test: pass if dist + Lap(2 lambda) > w_hat; the first test that fails ends the block
 
-``dist`` is the number of moved votes that cannot change the winner. This module corrects four printed errors:
+Here w is the threshold, lambda the noise scale, and ``dist`` the number of moved votes that cannot change the winner.
+This module corrects four errors of the papers:
 
-- The distance ``top - second (- 1)`` of BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 has sensitivity 2. We halve it.
+- BTT18 Algorithms 4 and 8 and NB20 Algorithm 5 use the distance ``top - second (- 1)``, whose sensitivity is 2. We
+  halve the gap.
 - BTT18 loops while failures <= T, which allows T + 1 failures. We stop after T.
 - BTT18 Algorithm 6 tests w = lambda ln(4m/delta) against Lap(2 lambda) noise, which lacks a factor 2.
 - LZCW21 Algorithm 6 prints w + 1 for w + Lap(lambda).
@@ -36,7 +38,7 @@ from pate_torch.privacy.sensitive import Votes
 def compute_instability_distance(counts_QC: Tensor) -> Tensor:
     """Compute the distance to instability max(0, ceil(gap / 2) - 1), int64 [Q].
 
-    It has sensitivity 1 and is 0 wherever the winner of a neighbor differs.
+    The distance has sensitivity 1, and is 0 if the winner of some neighbor differs.
     """
     best_Q2 = counts_QC.to(torch.int64).topk(2, dim=1).values
     gap_Q = best_Q2[:, 0] - best_Q2[:, 1]
@@ -50,12 +52,12 @@ def compute_min_teachers(threshold: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVectorScales:
-    """The scales of one release.
+    """The calibrated parameters of one release by the sparse vector technique.
 
     Attributes:
         noise_scale: Noise scale lambda, in votes.
         threshold: Threshold w, in votes.
-        max_blocks: Largest number of noisy thresholds, which cost pure 2/lambda each.
+        max_blocks: Largest number of noisy thresholds, each of which is (2/lambda)-DP.
     """
 
     noise_scale: float
@@ -73,19 +75,19 @@ def calibrate(
 ) -> SparseVectorScales:
     """Calibrate lambda so that ``max_blocks`` blocks cost (epsilon, delta/2), and w so that failures cost delta/2.
 
-    lambda is the smallest scale at which the blocks, pure 2/lambda each, cost epsilon by the tightest accountant. A
-    failure is the event that a test passes although its winner differs between neighbors, where dist = 0. Let w + L_b
-    be the noisy thresholds. Given all of them, such a test passes with probability at most Q exp(-(w + L_b)/(2
-    lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. At least one of all tests therefore does
-    so with probability at most
+    lambda is the smallest scale at which the blocks, each (2/lambda)-DP, cost epsilon by the tightest accountant. A
+    *failure of privacy* is the event that a test passes although its winner differs between neighbors, where dist = 0.
+    Let w + L_b be the noisy thresholds. Given all thresholds, such a test passes with probability at most
+    Q exp(-(w + L_b)/(2 lambda)), Q = P(Lap(2 lambda) >= 0), for any earlier questions and answers. The probability that
+    such a test passes at all is therefore at most
 
         tests Q exp(-w/(2 lambda)) E[max_b exp(-L_b/(2 lambda))],
 
-    and w makes this delta/2. A low threshold is used for more tests than a high one. The maximum covers this effect,
-    which the tail of the difference of the two noises would not.
+    and w makes this bound delta/2. The maximum over b is needed because a low threshold is used for more tests than a
+    high threshold. The tail of the difference of the two noises would not be a bound.
     """
     noise_scale = _compute_min_noise_scale(epsilon, delta, max_blocks)
-    # With integer noise the probability of 0 makes the tail slightly larger than 1/2.
+    # Integer noise is 0 with positive probability, so that its tail is slightly larger than 1/2.
     tail_probability = 1 / (1 + math.exp(-1 / (2 * noise_scale))) if discrete else 0.5
     failure_bound = (
         num_tests * tail_probability * _bound_max_threshold_moment(max_blocks, noise_scale if discrete else None)
@@ -131,7 +133,7 @@ class SparseVectorMechanism(VoteMechanism):
     Attributes:
         epsilon: Epsilon of the whole release.
         delta: Delta of the whole release.
-        max_failures: Number T of failures after which the mechanism stops, over any number of calls.
+        max_failures: Number T of failed tests, in all calls together, after which the mechanism stops.
     """
 
     epsilon: float
@@ -159,17 +161,16 @@ class SparseVectorMechanism(VoteMechanism):
         )
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError for an ensemble that is too small to pass a test even if it is unanimous."""
+        """Raise ValueError if there are so few teachers that even unanimous votes fail the test."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         scales = self.compute_scales(num_queries, num_classes)
         if num_teachers < scales.min_teachers:
             rule = (
-                f"must be at least {scales.min_teachers} for mechanism={self.name}: at "
-                f"epsilon={self.epsilon:g}, delta={self.delta:g}, max_failures={self.max_failures}, "
-                f"{num_queries} queries it needs lambda={scales.noise_scale:.1f} and w={scales.threshold:.1f}, "
-                "and only a gap above 2w passes"
+                f"must be at least {scales.min_teachers} for mechanism={self.name}: epsilon={self.epsilon:g}, "
+                f"delta={self.delta:g}, max_failures={self.max_failures} and {num_queries} queries require "
+                f"lambda={scales.noise_scale:.1f} and w={scales.threshold:.1f}, and only a gap above 2w passes"
             )
-            fix = "Take more teachers, fewer failures, a larger epsilon, or mechanism=gaussian."
+            fix = "Use more teachers, fewer failures, a larger epsilon, or mechanism=gaussian."
             raise checks.error("num_teachers", num_teachers, rule, fix)
 
     @property
@@ -181,11 +182,10 @@ class SparseVectorMechanism(VoteMechanism):
         return make_distance_pairs(scales.threshold, 2 * scales.noise_scale, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of the largest number of blocks and of one delta."""
         return self.make_events(self.max_failures, num_queries)
 
     def make_events(self, num_blocks: int, num_queries: int, *, with_delta: bool = True) -> tuple[PrivacyEvent, ...]:
-        """Make the events of ``num_blocks`` thresholds, with or without the delta of the release."""
+        """Make the events of ``num_blocks`` noisy thresholds, and of the delta of the release if ``with_delta``."""
         block_epsilon = 2 / self.compute_scales(num_queries).noise_scale
         return (
             events.PureDPEvent(epsilon=block_epsilon, count=num_blocks),
@@ -194,13 +194,13 @@ class SparseVectorMechanism(VoteMechanism):
 
 
 class NoisyThresholds:
-    """The noisy thresholds of a release. A threshold is drawn when it is needed and is used until a test fails.
+    """The noisy thresholds of a release. Each threshold is drawn when needed, and used until a test fails.
 
     Args:
         scales: Scales of the release.
-        noise: Source of noise. Its ``state`` keeps the present threshold for the next call.
+        noise: Source of noise, whose ``state`` stores the current threshold for the next call.
         device: Device of the noisy distances.
-        context: Context of the call, which tells whether it is the first of the release.
+        context: Context of the call. Its ``round_index`` is 0 in the first call of a release.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class NoisyThresholds:
             self._state.clear()
             self._state.update(failures=0, blocks=0)
         elif "blocks" not in self._state:
-            raise ValueError("noise: a later call needs the threshold of the first call, and there is none")
+            raise ValueError("noise: a later call needs the threshold of the first call, and noise.state has none")
         self._num_blocks_before = int(self._state["blocks"])
 
     @property
@@ -222,7 +222,7 @@ class NoisyThresholds:
         return self._state["failures"] >= self._scales.max_blocks
 
     def get_noisy_threshold(self) -> float:
-        """Return the noisy threshold w_hat of the present block."""
+        """Return the noisy threshold w_hat of the current block."""
         assert not self.is_stopped
         if "threshold" not in self._state:
             self._state["blocks"] += 1
@@ -231,21 +231,19 @@ class NoisyThresholds:
         return self._state["threshold"]
 
     def make_events(self, mechanism: SparseVectorMechanism) -> tuple[PrivacyEvent, ...]:
-        """Make the events of this call: its new thresholds, and delta if it drew the first one of the release."""
+        """Make the events of this call: its new thresholds, and delta if it drew the first threshold of the release."""
         num_blocks = int(self._state["blocks"])
         is_first = self._num_blocks_before == 0 < num_blocks
         return mechanism.make_events(num_blocks - self._num_blocks_before, self._num_queries, with_delta=is_first)
 
     def end_block(self) -> None:
-        """End the present block after a failure."""
         self._state["failures"] += 1
         del self._state["threshold"]
 
     def find_next_failure(self, noisy_Q: Tensor, start: int) -> int:
-        """Return the first index from ``start`` on whose noisy distance is at most w_hat, or len(noisy_Q).
+        """Return the first index >= ``start`` whose noisy distance is at most w_hat, or len(noisy_Q).
 
-        The threshold does not change between failures, so one pass finds the next failure. The paper tests one question
-        at a time.
+        The result is the same as testing one question at a time, because the threshold changes at failures only.
         """
         failure_indices = (noisy_Q[start:] <= self.get_noisy_threshold()).nonzero()
         return start + int(failure_indices[0]) if len(failure_indices) else len(noisy_Q)
@@ -253,22 +251,21 @@ class NoisyThresholds:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(SparseVectorMechanism):
-    """The exact plurality if dist + Lap(2 lambda) > w + Lap(lambda), else no answer. It stops after the T-th failure.
+    """The exact plurality if dist + Lap(2 lambda) > w + Lap(lambda), else no answer, until the T-th failure.
 
     dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner, for any number of
     classes. lambda and w, in votes, follow from (epsilon, delta, T, number of questions). A noisy threshold is used
-    until its first failure, over all rounds. If the mechanism stops early, the answers are those of a *prefix*.
+    until the first failed test, over all rounds. If the mechanism stops early, the answers are those of a *prefix*.
 
     Guarantee: (epsilon, delta) for the whole release, with adaptive questions, under the adjacency of the shards (one
-    teacher changes its vote, so dist has sensitivity 1). The price is pure 2/lambda for each noisy threshold that is
-    drawn, and delta/2 once for the event that an unstable question passes.
+    teacher changes its vote, so dist has sensitivity 1). Each noisy threshold that is drawn is (2/lambda)-DP, and
+    delta/2 is paid once for the event that an unstable question passes.
     Source: LZCW21 Algorithm 2; BTT18 Algorithms 3-4 (the module's docstring lists the corrected errors).
     """
 
     name: str = "sparse_vector"
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Answer questions until the T-th failure."""
         device = votes.counts_QC.device
         scales = self.compute_scales(context.num_queries)
         noise_Q = noise.draw_laplace((len(votes),), 2 * scales.noise_scale, device)
@@ -288,17 +285,19 @@ class SparseVector(SparseVectorMechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class DistanceToInstability(VoteMechanism):
-    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer. It suits few questions.
+    """The exact plurality if dist + Lap(1/epsilon) > ln(1/delta)/epsilon, else no answer, at a price per question.
 
-    dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner.
+    dist = max(0, ceil(gap/2) - 1) is the number of moved votes that cannot change the winner. Use this mechanism for
+    few questions, and ``SparseVector`` for many.
 
     Attributes:
         epsilon: Epsilon of *one question*.
         delta: Delta of *one question*.
 
     Guarantee: (epsilon, delta) for each question under the adjacency of the shards (dist has sensitivity 1). The price
-    is one Laplace number of ratio epsilon, and delta for the event that a winner passes which differs between neighbors
-    (dist is then 0, and it passes with probability delta/2; slightly more with discrete noise).
+    is one Laplace event of ratio epsilon, and delta for the event that a test passes although its winner differs
+    between neighbors. (Then dist is 0, and the test passes with probability delta/2, or slightly more with discrete
+    noise.)
     Source: BTT18 Algorithm 2 and Theorem 3.2 (Smith & Thakurta 2013).
     """
 
@@ -308,7 +307,7 @@ class DistanceToInstability(VoteMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fix = "It is the price of one query."
+        fix = "mechanism.epsilon is the price of one question."
         checks.between("mechanism.epsilon", self.epsilon, 0, 1 / checks.MIN_NOISE_SCALE, exclusive=True, fix=fix)
         checks.delta("mechanism.delta", self.delta)
 
@@ -318,31 +317,26 @@ class DistanceToInstability(VoteMechanism):
         return math.log(1 / self.delta) / self.epsilon
 
     def check(self, *, num_queries: int, num_teachers: int, num_classes: int, rounds: int = 1) -> None:
-        """Raise ValueError for an ensemble that is too small to pass even if it is unanimous."""
+        """Raise ValueError if there are so few teachers that even unanimous votes fail the test."""
         super().check(num_queries=num_queries, num_teachers=num_teachers, num_classes=num_classes, rounds=rounds)
         min_teachers = compute_min_teachers(self.threshold)
         if num_teachers < min_teachers:
             rule = (
                 f"must be at least {min_teachers} for mechanism={self.name} at epsilon={self.epsilon:g} and "
-                f"delta={self.delta:g} per query: the threshold is {self.threshold:.1f} moves, a gap of twice that"
+                f"delta={self.delta:g} per question: only a gap above {2 * self.threshold:.1f} votes passes"
             )
-            fix = "Take more teachers, a larger epsilon or delta, or mechanism=gaussian."
+            fix = "Use more teachers, a larger epsilon or delta, or mechanism=gaussian."
             raise checks.error("num_teachers", num_teachers, rule, fix)
 
     def worst_case_neighbors(self, num_queries: int) -> list[NeighborPair]:
         return make_distance_pairs(self.threshold, 1 / self.epsilon, num_queries)
 
     def privacy_events(self, num_queries: int, rounds: int = 1) -> tuple[PrivacyEvent, ...]:
-        """Return the price of all questions, answered or not."""
-        noise_event: PrivacyEvent = (
-            events.PureDPEvent(epsilon=self.epsilon, count=num_queries)
-            if self.discrete
-            else events.LaplaceEvent(ratio=self.epsilon, count=num_queries)
-        )
-        return (noise_event, events.DeltaEvent(delta=self.delta, count=num_queries))
+        # Each question is paid for, answered or not.
+        delta_event = events.DeltaEvent(delta=self.delta, count=num_queries)
+        return self._make_laplace_event(self.epsilon, num_queries), delta_event
 
     def draw(self, votes: Votes, noise: NoiseSource, context: MechanismContext) -> Answers:
-        """Test all questions."""
         noise_Q = noise.draw_laplace((len(votes),), 1 / self.epsilon, votes.counts_QC.device)
         noisy_Q = compute_instability_distance(votes.counts_QC) + noise_Q
         label_Q = torch.where(noisy_Q > self.threshold, votes.compute_plurality(), NO_ANSWER)

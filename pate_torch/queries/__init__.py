@@ -1,1 +1,1 @@
-"""Query strategies: which public points to ask."""
+"""Query strategies, which choose the public points to ask about."""

@@ -1,4 +1,4 @@
-"""The base class of query strategies, which choose the public points to ask about."""
+"""The base class of query strategies, and the state that a strategy may use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pate_torch.privacy.records import DataSpec
 
 @dataclass(frozen=True, eq=False)
 class QueryState:
-    """Releasable. Everything that a query strategy sees.
+    """Releasable. All inputs of a query strategy.
 
     Attributes:
-        spec: Public facts about the data.
+        spec: Public description of the data.
         pool_x: Public points as loaded, [P, ...].
-        query_Q: Pool indices asked before, in order.
-        label_Q: Released labels of these points; -1 for a question that was not answered.
+        query_Q: Pool indices of the questions of earlier rounds, in order.
+        label_Q: Released labels of these questions, NO_ANSWER (-1) for a question without an answer.
         num_remaining: Number of questions still allowed.
-        num_rounds_left: Number of rounds left, including this one.
+        num_rounds_left: Number of rounds left, including this round.
         seed: Seed of the strategy's random choices.
         student_PC: Class probabilities of the guide student on all public points. None in the first round.
-        feature_PD: Features learned from public points without labels, on the run's device. None if there are none.
+        feature_PD: Features learned from public points without labels, on the run's device. None without an encoder.
     """
 
     spec: DataSpec
@@ -41,11 +41,11 @@ class QueryState:
 
 @dataclass(frozen=True, kw_only=True)
 class QueryStrategy(ABC):
-    """A rule that chooses the public points to ask next. Its fields are recorded in the release.
+    """A rule that chooses the public points to ask about next. The release records the fields of the strategy.
 
     Attributes:
-        uses_guide: Whether ``select`` reads ``state.student_PC``. If false, no student is fitted between rounds for it.
-        name: Name in settings and reports.
+        uses_guide: Whether ``select`` reads ``state.student_PC``. If False, no guide student is fitted between rounds.
+        name: Name of the strategy in settings and reports.
         rounds: Number of rounds in which questions are asked.
     """
 

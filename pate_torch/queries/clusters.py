@@ -1,4 +1,4 @@
-"""Questions that cover the public points by their geometry: k-center covers, and points of clusters."""
+"""Questions that cover the public points geometrically: k-center covers, and central points of clusters."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import compute_round_size, get_features, get_open_points, shuffle
 
 _MAX_EIGENVECTORS = 256
-"""Largest number of eigenvectors for clustering. More eigenvectors find no purer clusters, and the time grows with
-their square (docs/experiments/questions.md)."""
+"""Largest number of eigenvectors for clustering. More eigenvectors do not make the clusters purer, and the time grows
+with the square of the number (docs/experiments/questions.md)."""
 _NUM_NEIGHBORS = 6
-"""Number of neighbors in the graph of ``Prototypes`` and in its measure of density."""
+"""Number of neighbors of each point in the graph of ``Prototypes``, which also measures density."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coreset(QueryStrategy):
     """The greedy k-center cover (core-set; Sener and Savarese 2018, Algorithm 1), which begins near the mean.
 
-    Each question is the point that is farthest from all earlier questions. These are often outliers, which an ensemble
-    labels worst, so ``Prototypes`` is better under noise.
+    Each question is the point that is farthest from all earlier questions. Such points are often outliers, which
+    teachers label worst, so ``Prototypes`` is better under noise.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -42,16 +42,17 @@ class Coreset(QueryStrategy):
             if i >= num_asked:
                 asked.append(int(nearest_P.argmax() if i else (x_PD - x_PD.mean(0)).square().sum(1).argmin()))
             nearest_P.clamp_(max=_compute_distances_to(asked[i], x_PD, norm_P))
-            nearest_P[asked[i]] = -1.0  # below the distance 0 of a coinciding point, which may be asked, too
+            nearest_P[asked[i]] = -1.0  # below 0, the distance of a duplicate, so that no point is chosen twice
         return torch.tensor(asked[num_asked:], dtype=torch.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Medoids(QueryStrategy):
-    """The most central point of each k-means cluster, with as many small clusters as questions.
+    """The most central point of each k-means cluster, with as many clusters as questions.
 
-    Use this strategy if single questions cost nothing, as in reverse k-NN labeling, whose cells are the clusters. For
-    few and costly questions use ``Prototypes``, because k-means in learned features does not find large clusters.
+    Use this strategy if the price does not depend on the number of questions, as in reverse k-NN labeling, whose cells
+    are the clusters. For few and costly questions use ``Prototypes``, because k-means in learned features does not find
+    large clusters.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -64,7 +65,7 @@ class Medoids(QueryStrategy):
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
         cluster_R, distance_R = fit_kmeans(get_features(state)[points], count, stream)
         medoid_Q = points[[int(distance_R.masked_fill(cluster_R != c, torch.inf).argmin()) for c in cluster_R.unique()]]
-        # If coinciding points leave fewer clusters than questions, other points follow.
+        # Duplicate points can leave fewer clusters than questions. Then other points follow.
         other_points = shuffle(points[~torch.isin(points, medoid_Q)], state, self.name)
         return torch.cat([medoid_Q, other_points[: count - len(medoid_Q)]])
 
@@ -74,11 +75,11 @@ class Prototypes(QueryStrategy):
     """A typical point of each spectral cluster of the neighbor graph (Ng, Jordan and Weiss 2002).
 
     There are as many clusters as questions. In the denser half of each cluster, the point nearest to the center is
-    asked, because the noisy vote is clearest for typical points. The largest clusters are asked first, so that a
-    release that stops early has covered most of the pool. The strategy uses no answers, so one round suffices.
+    asked about, because teachers agree most on typical points. The largest clusters come first, so that a release that
+    stops early has covered most of the pool. The strategy uses no answers, so one round suffices.
 
-    k-means on contrastive features themselves is far worse: they are spread evenly over the sphere, where large
-    distances are not informative.
+    k-means on contrastive features without the graph is far worse, because contrastive features are spread evenly over
+    the sphere, where large distances are not informative.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -90,20 +91,21 @@ class Prototypes(QueryStrategy):
             return points[:count]
         graph = build_neighbor_graph(get_features(state), _NUM_NEIGHBORS)
         stream = rng.make_torch_generator(state.seed, "query", self.name, len(state.query_Q))
-        # Later rounds use more clusters, and skip those with a point that was asked before.
+        # Later rounds make more clusters and skip the clusters with an earlier question.
         num_clusters = len(state.query_Q) + count
         place_PW = compute_spectral_embedding(graph, min(num_clusters, _MAX_EIGENVECTORS), stream)
         cluster_P, distance_P = fit_kmeans(place_PW, num_clusters, stream, restarts=4)
         spacing_P = graph.spacing_P.cpu()
         clusters, size_K = cluster_P[~torch.isin(cluster_P, cluster_P[state.query_Q])].unique(return_counts=True)
-        # By size, then by the first member: numbers of clusters depend on rounding, but numbers of points do not.
+        # Equal sizes are ordered by the first member, because cluster numbers depend on rounding.
         first_members = [int((cluster_P == cluster).nonzero()[0]) for cluster in clusters]
         prototypes = []
         for _, _, cluster in sorted(zip((-size_K).tolist(), first_members, clusters, strict=True))[:count]:
             is_member_P = cluster_P == cluster
             is_dense_P = is_member_P & (spacing_P <= spacing_P[is_member_P].median())
             prototypes.append(int(distance_P.masked_fill(~is_dense_P, torch.inf).argmin()))
-        # If coinciding points leave fewer clusters than questions, the densest open points follow.
+        # Duplicate points can leave fewer clusters than questions. Then the open points with the densest neighborhoods
+        # follow.
         prototype_Q = torch.tensor(prototypes, dtype=torch.int64)
         other_points = points[~torch.isin(points, prototype_Q)]
         other_points = other_points[spacing_P[other_points].argsort(stable=True)]
@@ -111,18 +113,18 @@ class Prototypes(QueryStrategy):
 
 
 def fit_kmeans(x_PD: Tensor, clusters: int, generator: torch.Generator, restarts: int = 1) -> tuple[Tensor, Tensor]:
-    """Cluster points by the best of a few runs of Lloyd's algorithm from k-means++ (Arthur and Vassilvitskii 2007).
+    """Cluster points by the best of ``restarts`` runs of k-means from k-means++ (Arthur and Vassilvitskii 2007).
 
     Returns:
-        Cluster of each point, int64 [P], and its squared distance to the center, [P], on the CPU.
+        Cluster of each point, int64 [P], and squared distance of each point to the center, [P], both on the CPU.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     starts = [_draw_plus_plus_centers(x_PD, clusters, generator).cpu().numpy() for _ in range(restarts)]
-    # With several threads, the order of additions would depend on their number.
+    # With several threads, the order of additions would depend on the number of threads.
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # coinciding points leave fewer clusters
+        warnings.simplefilter("ignore", ConvergenceWarning)  # duplicate points leave fewer clusters
         x = x_PD.cpu().numpy()
         runs = [KMeans(clusters, init=start, n_init=1, max_iter=50, tol=0).fit(x) for start in starts]
     best = min(runs, key=lambda run: float(run.inertia_))
@@ -133,7 +135,8 @@ def fit_kmeans(x_PD: Tensor, clusters: int, generator: torch.Generator, restarts
 def _draw_plus_plus_centers(x_PD: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Draw each center with probability proportional to its squared distance to the nearest earlier center.
 
-    scikit-learn tries several points for each center and takes five times as long (benchmarks/results/timings.md).
+    The k-means++ of scikit-learn tries several points for each center, and takes five times as long
+    (benchmarks/results/timings.md).
     """
     norm_P = x_PD.square().sum(1)
     nearest_P = torch.full((len(x_PD),), torch.inf, device=x_PD.device)

@@ -1,8 +1,8 @@
 """Disagreement-based active learning (LZCW21 Algorithm 4, for Algorithm 5's PATE-ASQ), with linear hypotheses.
 
-Public points come as a stream. A point is asked about only if two hypotheses that fit the earlier answers give it
-different labels. The version space is implicit: one hypothesis is the best linear fit, the other is the best fit whose
-boundary contains the point. The second hypothesis fits if it makes few additional training errors.
+Public points come as a stream. A point is asked about only if two hypotheses in the version space, the hypotheses that
+fit the earlier answers, disagree on the label of the point. One hypothesis is the best linear fit. The other hypothesis
+is the best fit whose boundary contains the point, and is in the version space if it makes few additional errors.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 from pate_torch.queries.random import get_features
 
 MAX_FEATURES = 128
-"""Largest number of principal axes of the data."""
-_MIN_GAIN = 1e-6  # smallest decrease of the loss, in nats, after which Newton's method goes on
+"""Largest number of principal components of the data."""
+_MIN_LOSS_DECREASE = 1e-6  # in nats; Newton's method stops after a smaller decrease of the loss
 _MAX_NEWTON_STEPS = 30
-_CHUNK_CANDIDATES = 64  # candidates refitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
+_CHUNK_CANDIDATES = 64  # number of candidates fitted at once: 64 Hessians of 129 x 129 doubles are 9 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement(QueryStrategy):
     """Disagreement-based active learning over a stream of public points.
 
-    The point x at stream time j is asked about if the best fit with its boundary through x is within U(j) j of the best
-    fit. U(j) j = slack (L + sqrt(E L)) with L = ln(log2(2j)^2 / confidence) and E the training errors of the best fit.
-    This is line 12 of Algorithm 4 without its d log(theta) term, which would keep every hypothesis at a few hundred
-    points.
+    The point x at stream time j is asked about if the criterion of the best fit with its boundary through x exceeds
+    that of the best fit by at most U(j) j = slack (L + sqrt(E L)), where L = ln(log2(2j)^2 / confidence) and E is the
+    number of training errors of the best fit. This is line 12 of Algorithm 4 without the term d log(theta), with which
+    a pool of a few hundred points would exclude no hypothesis.
 
-    The version space is fitted again when j is a power of two, and each round of questions is one such stretch of the
-    stream. All points are asked about until two classes have been answered. Several classes are treated as one against
-    the rest. If fewer questions are asked than allowed, less is spent. Questions depend on earlier released answers, so
-    data-dependent prices do not compose over them.
+    The version space is fitted again when j is a power of two, and each round asks about one such stretch of the
+    stream. All points are asked about until two classes occur among the answers. With more than two classes, each class
+    is compared with the rest. If fewer questions are asked than allowed, less is spent. Questions depend on earlier
+    released answers, so data-dependent prices do not add up over rounds.
 
     Attributes:
-        rounds: Number of stretches, at least log2 of the pool's size (20 for a million points).
-        criterion: "error" to compare training errors, as in Algorithm 4, or "loss" to compare the penalized logistic
-            loss in nats. With fewer answers than features, "error" asks about all points.
+        rounds: Number of rounds, at least log2 of the pool's size (20 for a million points), to use the whole stream.
+        criterion: Criterion of a fit: "error" for training errors, as in Algorithm 4, or "loss" for the penalized
+            logistic loss in nats. With fewer answers than features, "error" leads to questions about all points.
         slack: Factor of U(j). Slack and ridge were chosen on public problems (docs/experiments/questions.md).
         confidence: Failure probability in L.
-        ridge: Weight of half the squared norm against the summed logistic loss.
+        ridge: Weight of half the squared norm, which is added to the summed logistic loss.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -68,7 +68,7 @@ class Disagreement(QueryStrategy):
     def select(self, state: QueryState) -> Tensor:
         count = len(state.pool_x)
         stream_P = torch.randperm(count, generator=rng.make_torch_generator(state.seed, "query", self.name))
-        # The next stretch begins at the power of two at or after the last point asked.
+        # The next stretch begins at the first power of two above the stream index of the last question.
         start = 0
         if len(state.query_Q):
             start = 1 << int(torch.isin(stream_P, state.query_Q.cpu()).nonzero().max()).bit_length()
@@ -89,15 +89,15 @@ class Disagreement(QueryStrategy):
         return self.slack * (complexity + math.sqrt(errors * complexity))
 
     def _find_disputed(self, x_PD: Tensor, state: QueryState, stretch: Tensor, time: int) -> Tensor:
-        """Return whether the hypotheses disagree on each point of the stretch, bool."""
+        """Return for each point of the stretch whether the two hypotheses disagree, bool [len(stretch)]."""
         answered_Q = state.label_Q != NO_ANSWER
         x_ND, label_N = x_PD[state.query_Q[answered_Q].cpu()], state.label_Q[answered_Q].cpu()
         is_disputed = torch.zeros(len(stretch), dtype=torch.bool)
-        # Two classes are one problem. A class that was never answered has no hypothesis yet.
+        # Two classes need one fit. A class that has never been answered has no fit yet.
         for c in [1] if state.spec.num_classes == 2 else label_N.unique().tolist():
             sign_N = torch.where(label_N == c, 1.0, -1.0).double()
             best_D = fit_logistic(x_ND, sign_N, self.ridge)[0]
-            errors = int((x_ND @ best_D * sign_N <= 0).sum())  # a zero score is an error
+            errors = int((x_ND @ best_D * sign_N <= 0).sum())  # a score of zero counts as an error
             best_loss = compute_penalized_loss(x_ND, sign_N, best_D[None], self.ridge)
             max_excess = self.compute_allowed_excess(time, errors)
             for part in torch.arange(len(stretch)).split(_CHUNK_CANDIDATES):
@@ -112,18 +112,18 @@ class Disagreement(QueryStrategy):
 
 
 def append_ones(x_PD: Tensor) -> Tensor:
-    """Append a coordinate 1 to float64 points, so that one vector describes a hyperplane."""
+    """Append a coordinate 1 to the points and convert them to float64, so that one vector describes a hyperplane."""
     return F.pad(x_PD.double(), (0, 1), value=1.0)
 
 
 def fit_logistic(
     x_ND: Tensor, sign_N: Tensor, ridge: float, *, through_BD: Tensor | None = None, start_D: Tensor | None = None
 ) -> Tensor:
-    """Minimize ``compute_penalized_loss`` by damped Newton steps, [B, D].
+    """Minimize ``compute_penalized_loss`` over w by damped Newton steps, [B, D].
 
-    With ``through_BD`` there is one fit for each of these points, which starts from ``start_D``, under the constraint
-    that its boundary contains the point (w.point = 0). Because the loss is convex, this is the limit of the best fits
-    that give the point the other label.
+    With ``through_BD`` there is one fit for each of these points, under the constraint that the boundary contains the
+    point (w.point = 0). Because the loss is convex, this fit is the limit of the best fits that give the point the
+    label that the unconstrained fit does not give. All fits start from ``start_D``, or from 0 if ``start_D`` is None.
     """
     w_BD = torch.zeros(1, x_ND.shape[1], dtype=torch.float64) if start_D is None else start_D[None]
     if through_BD is not None:
@@ -138,7 +138,7 @@ def fit_logistic(
         factor = torch.linalg.cholesky(hessian_BDD)
         step_BD = torch.cholesky_solve(gradient_BD[:, :, None], factor).squeeze(2)
         if through_BD is not None:
-            # Subtract the part of the step that leaves the hyperplane, in the metric of the curvature.
+            # Project the step onto the constraint w.point = 0, in the metric of the Hessian.
             normal_BD = torch.cholesky_solve(through_BD[:, :, None], factor).squeeze(2)
             offset_B = (through_BD * step_BD).sum(1) / (through_BD * normal_BD).sum(1)
             step_BD = step_BD - offset_B[:, None] * normal_BD
@@ -149,10 +149,10 @@ def fit_logistic(
             if bool(is_lower_B.all()):
                 break
             step_BD = torch.where(is_lower_B[:, None], step_BD, step_BD / 2)
-        gain = float(torch.where(is_lower_B, loss_B - trial_B, 0.0).max())
+        loss_decrease = float(torch.where(is_lower_B, loss_B - trial_B, 0.0).max())
         w_BD = torch.where(is_lower_B[:, None], trial_BD, w_BD)
         loss_B = torch.where(is_lower_B, trial_B, loss_B)
-        if gain < _MIN_GAIN:
+        if loss_decrease < _MIN_LOSS_DECREASE:
             break
     return w_BD
 
@@ -164,5 +164,5 @@ def compute_penalized_loss(x_ND: Tensor, sign_N: Tensor, w_BD: Tensor, ridge: fl
 
 
 def _make_penalty(x_ND: Tensor, ridge: float) -> Tensor:
-    """Make the ridge of each coordinate. The small ridge of the intercept keeps the minimum unique."""
+    """Return the ridge of each coordinate, which is small for the intercept but keeps the minimum unique."""
     return F.pad(torch.full((x_ND.shape[1] - 1,), ridge, dtype=torch.float64), (0, 1), value=1e-3 * ridge)

@@ -1,4 +1,4 @@
-"""Random questions, uncertainty sampling, and functions of the state that all strategies use."""
+"""Random questions, margin sampling, and helper functions that all strategies use."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pate_torch.queries.base import QueryState, QueryStrategy
 
 
 def get_open_points(state: QueryState) -> Tensor:
-    """Return the pool indices not asked before, in increasing order, int64 [R]."""
+    """Return the indices of the pool points that were not asked about before, in increasing order, int64 [R]."""
     is_open_P = torch.ones(len(state.pool_x), dtype=torch.bool)
     is_open_P[state.query_Q.cpu()] = False
     return is_open_P.nonzero().squeeze(1)
 
 
 def shuffle(points: Tensor, state: QueryState, strategy: str) -> Tensor:
-    """Shuffle the points by a seed of the run, the strategy and the number of points asked before."""
+    """Shuffle the points with a seed made of the run's seed, the strategy and the number of earlier questions."""
     stream = rng.make_torch_generator(state.seed, "query", strategy, len(state.query_Q))
     return points[torch.randperm(len(points), generator=stream)]
 
 
 def compute_round_size(state: QueryState) -> int:
-    """Compute the number of questions of this round: an equal share, rounded up, of what remains."""
+    """Compute the number of questions of this round: an equal share of the remaining questions, at most all points."""
     return min(-(-state.num_remaining // state.num_rounds_left), len(state.pool_x) - len(state.query_Q))
 
 
 def get_features(state: QueryState, width: int = 64) -> Tensor:
-    """Return the learned features, or else the points on at most ``width`` principal axes, float32 [P, D]."""
+    """Return the learned features, or without an encoder at most ``width`` principal components, float32 [P, D]."""
     if state.feature_PD is not None:
         return state.feature_PD.float()
     return compute_coordinates(state.pool_x, state.spec, width)
@@ -43,9 +43,9 @@ class Random(QueryStrategy):
     """A uniform sample of the open points.
 
     Attributes:
-        shuffle: Whether points are drawn at random. If false, the first open points are asked in the order of the pool.
+        shuffle: Whether points are drawn at random. If False, the first open points of the pool are asked in order.
 
-    Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle, because the order of its pool is random.
+    Source: LZCW21 Algorithm 3 (PSQ), which does not shuffle, because its pool is in random order.
     """
 
     uses_guide: ClassVar[bool] = False
@@ -65,7 +65,7 @@ class Random(QueryStrategy):
 class Margin(QueryStrategy):
     """Margin sampling after a random first round (Scheffer et al. 2001).
 
-    The open points with the smallest difference between the student's two largest class probabilities are asked.
+    The questions are the open points whose two largest class probabilities, by the student, differ least.
     """
 
     name: str = "margin"

@@ -1,1 +1,1 @@
-"""Data-dependent prices: functions of private votes, for the data's owner alone, unless noise makes them private."""
+"""Data-dependent prices, which are functions of private votes and stay with the data's owner unless noise is added."""

@@ -1,10 +1,9 @@
-"""Publication of a data-dependent price: the private price plus noise that is scaled by its smooth sensitivity.
+"""Publication of a data-dependent price: the private price plus noise in proportion to its smooth sensitivity.
 
-This is PATE 2018 (arXiv 1802.08908), appendix B, with a corrected cost (``compute_publication_rdp``). The noise is
-shifted upwards, so that the published price is an upper bound with a confidence that is chosen beforehand. The shift
-itself is not published, because it is a multiple of the smooth sensitivity, which is private.
-
-All parameters are chosen from public quantities (``choose_plan``).
+The method is PATE 2018 (arXiv 1802.08908), appendix B, with a corrected cost (``compute_publication_rdp``). An upward
+shift of the noise makes the published price an upper bound with a given confidence. The shift in absolute terms is not
+published, because the shift is a multiple of the smooth sensitivity, which is private. All parameters are chosen from
+public quantities (``choose_plan``).
 """
 
 from __future__ import annotations
@@ -24,16 +23,17 @@ from pate_torch.accounting.events import RdpCurveEvent
 from pate_torch.core import checks
 
 CANDIDATE_ORDERS = tuple(float(a) for a in np.geomspace(2, 40, 24))
-"""Orders that ``choose_plan`` compares. At smaller orders the conversion costs too much, at larger ones the decay."""
+"""Renyi orders that ``choose_plan`` compares. A smaller order makes the conversion to epsilon expensive, and a larger
+order forces a small decay."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicationPlan:
-    """Public parameters of the publication.
+    """Public parameters of the publication of a price.
 
     Attributes:
-        order: Renyi order of the release.
-        decay: Decay beta of the smooth sensitivity.
+        order: Renyi order of the published price.
+        decay: Decay of the smooth sensitivity: the factor for each moved vote is e^{-decay}.
         sigma: Standard deviation of the noise, in units of the smooth sensitivity.
         confidence: Probability that the published price is at least the true price.
     """
@@ -59,7 +59,7 @@ class PublicationPlan:
 
     @property
     def publication_event(self) -> RdpCurveEvent:
-        """Event of the publication: its price at every order where it is finite, below 1/(1 - e^{-2 decay})."""
+        """Event of the publication, with a price at ``order`` and at all default orders below 1/(1 - e^{-2 decay})."""
         orders = sorted({self.order, *(a for a in rdp.ORDERS.tolist() if a * -math.expm1(-2 * self.decay) < 1)})
         costs = (compute_publication_rdp(a, self.decay, self.sigma, self.shift) for a in orders)
         return RdpCurveEvent(orders=tuple(orders), rdp=tuple(costs), source="smooth sensitivity (PATE 2018, B)")
@@ -71,15 +71,15 @@ class PrivatePrice:
 
     Attributes:
         plan: Public parameters.
-        rdp: Upper bound, with probability ``plan.confidence`` over the noise, of the forward Renyi price, at
-            ``plan.order``, of the labels released from this data set.
+        rdp: Noisy forward Renyi price of the released labels at ``plan.order``. With probability ``plan.confidence``
+            over the noise, this is an upper bound on the true price.
     """
 
     plan: PublicationPlan
     rdp: float
 
     def compute_epsilon(self, delta: float) -> float:
-        """Compute epsilon of the labels and this publication together; it holds with ``plan.confidence``."""
+        """Compute epsilon of the labels and of this publication together, which is valid with ``plan.confidence``."""
         return rdp.to_epsilon([self.plan.order], [self.rdp + self.plan.publication_rdp], delta)
 
 
@@ -93,16 +93,16 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     Proof. Neighbors have S' = S e^x with |x| <= b, and |f - f'| <= min(S, S'). Between normals,
     R = a D^2/(2 v) + ln(s'/s) + ln(s'^2/v)/(2 (a-1)), v = a s'^2 + (1-a) s^2. Here v = sigma^2 S^2 k(x),
     k(x) = 1 + a (e^{2x} - 1), and D <= S (min(1, e^x) + m |1 - e^x|). With u = e^{-|x|} and n = u + m (1 - u) the first
-    term is at most a n^2/(2 sigma^2 (1 - a (1 - u^2))) for x < 0 and a n^2/(2 sigma^2 (u^2 + a (1 - u^2))) for x > 0,
-    whose denominator is the larger; and the former grows with |x|, as n/u and u^2/(1 - a (1 - u^2)) do. The rest is
-    g(x) = (a x - ln(k(x))/2)/(a-1), where g' has the sign of x and g(-|x|) >= g(|x|). So x = -b is the worst case. A
-    pair of neighbors can attain it, so R is tight.
+    term is at most a n^2/(2 sigma^2 (1 - a (1 - u^2))) for x < 0 and a n^2/(2 sigma^2 (u^2 + a (1 - u^2))) for x > 0.
+    The second denominator is the larger, and the first bound grows with |x|, as n/u and u^2/(1 - a (1 - u^2)) do. The
+    rest is g(x) = (a x - ln(k(x))/2)/(a-1), where g' has the sign of x and g(-|x|) >= g(|x|). So x = -b is the worst
+    case. A pair of neighbors can attain the worst case, so R is tight.
 
     The printed formula, a e^{2b}/sigma^2 + (a b - ln(1 - 2ab)/2)/(a-1) for a < 1/(2b), has a first term that is too
     small near the end of its range and a second term that is too large everywhere.
 
     Raises:
-        ValueError: k <= 0, so that the price is infinite.
+        ValueError: The price is infinite, because k <= 0, or an argument is out of range.
     """
     if checks.number("order", order) <= 1:
         raise checks.error("order", order, "must be above 1")
@@ -112,7 +112,7 @@ def compute_publication_rdp(order: float, decay: float, sigma: float, shift: flo
     k = 1 + order * math.expm1(-2 * decay)
     if k <= 0:
         largest_decay = -math.log1p(-1 / order) / 2
-        raise checks.error("decay", decay, f"must be below {largest_decay:.6g} at order {order:g}, for a finite price")
+        raise checks.error("decay", decay, f"must be below {largest_decay:.6g} for a finite price at order {order:g}")
     scaled_shift = math.exp(-decay) - shift * math.expm1(-decay)
     return order * scaled_shift**2 / (2 * sigma**2 * k) - (order * decay + math.log(k) / 2) / (order - 1)
 
@@ -126,17 +126,17 @@ def publish_price(
         plan: Public parameters.
         model: Distribution of the answer to one question.
         votes: PRIVATE. Integers [Q, C].
-        z: One fresh standard normal number from the noise of a ``Spending`` that reserved ``plan.publication_event``.
-        adaptive: Whether questions depended on earlier answers, which is refused.
+        z: Fresh standard normal number from the noise of a ``Spending`` that reserved ``plan.publication_event``.
+        adaptive: Whether questions depended on earlier answers. Must be False, because prices would not add up.
 
     Raises:
-        ValueError: The sensitivity is not bounded.
+        ValueError: ``adaptive`` is True, or no bound on the sensitivity is known.
 
     Guarantee: Renyi DP by the curve ``plan.publication_event``, if one privacy unit moves one vote in every question.
     Source: PATE 2018, appendix B, with a corrected cost.
     """
     if checks.boolean("adaptive", adaptive):
-        raise checks.error("adaptive", adaptive, "data-dependent prices add up only for questions fixed beforehand")
+        raise checks.error("adaptive", adaptive, "must be false: prices add up only for questions fixed beforehand")
     checks.number("z", z)
     return _compute_price(plan, model, votes, len(np.asarray(votes)), z)
 
@@ -144,14 +144,14 @@ def publish_price(
 def forecast_epsilon(
     plan: PublicationPlan, model: OutcomeModel, example_votes: ArrayLike, *, num_queries: int, delta: float
 ) -> float:
-    """Compute the median of the epsilon of labels and publication together, for PUBLIC votes like these."""
+    """Compute the median of epsilon of labels and publication together, for votes like the PUBLIC ``example_votes``."""
     return _compute_price(plan, model, example_votes, num_queries, 0.0).compute_epsilon(delta)
 
 
 def _compute_price(
     plan: PublicationPlan, model: OutcomeModel, votes: ArrayLike, num_queries: int, z: float
 ) -> PrivatePrice:
-    """Compute the noisy price of ``num_queries`` questions with votes like these, clipped to public bounds."""
+    """Compute the noisy price of ``num_queries`` questions with such votes, at most the data-independent price."""
     scale, order_A = num_queries / len(np.asarray(votes)), np.array([plan.order])
     local_DA = scale * smooth_sensitivity.compute_local_sensitivity(model, votes, order_A)
     sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA, plan.decay)[0])
@@ -168,14 +168,14 @@ def choose_plan(
 
     Args:
         model: Distribution of the answer to one question.
-        example_votes: PUBLIC integers [Q', C], from ``make_example_votes`` or an ensemble trained on public data. They
-            must not be the votes of the release.
+        example_votes: PUBLIC integers [Q', C], from ``make_example_votes`` or an ensemble trained on public data. The
+            votes of the release are private and must not be used here.
         num_queries: Number of questions.
         delta: Delta at which epsilons are compared.
         confidence: Probability that the published price is at least the true price.
 
     Raises:
-        ValueError: No order of ``CANDIDATE_ORDERS`` is usable.
+        ValueError: The bound on the sensitivity is proved at no order of ``CANDIDATE_ORDERS``.
     """
     orders_A = np.array(CANDIDATE_ORDERS)
     distinct_rows = theorems.group_votes(example_votes)
@@ -183,7 +183,8 @@ def choose_plan(
         model, orders_A, num_teachers=distinct_rows.num_teachers, num_classes=distinct_rows.num_classes
     )
     if not usable_A.any():
-        raise checks.error("orders", orders_A.tolist(), "none is usable here", "Publish the data-independent price.")
+        rule = f"no order is usable with {distinct_rows.num_teachers} teachers and this noise"
+        raise checks.error("orders", orders_A.tolist(), rule, "Publish the data-independent price.")
     orders_A = orders_A[usable_A]
     scale = num_queries / len(distinct_rows.inverse_Q)
     price_A = scale * smooth_sensitivity.compute_total_price(model, example_votes, orders_A)
@@ -191,13 +192,13 @@ def choose_plan(
     conversion_A = rdp.compute_conversion_term(orders_A, delta)
     smallest_epsilon, best_plan = math.inf, None
     for i, order in enumerate(orders_A):
-        # Shares of the largest decay that this order allows. Near 0 the smooth sensitivity equals the global
+        # The share is 1 - k of ``compute_publication_rdp``. Near 0 the smooth sensitivity is close to the global
         # sensitivity, and at 1 the cost is infinite.
         for decay_share in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7):
             decay = -math.log1p(-decay_share / order) / 2
             sensitivity = float(smooth_sensitivity.compute_smooth_sensitivity(local_DA[:, i : i + 1], decay)[0])
-            # Steps of 16 %. More noise has a lower price and a larger shift. Below sigma = 1 the cost exceeds order/2,
-            # and the best sigma for ensembles of a few to thousands of teachers was between 3 and 52.
+            # More noise has a lower price and a larger shift. Below sigma = 1 the cost exceeds order/2. The best sigma
+            # for ensembles of a few to thousands of teachers was between 3 and 52.
             for sigma in np.geomspace(1, 300, 40):
                 candidate = PublicationPlan(order=float(order), decay=decay, sigma=float(sigma), confidence=confidence)
                 noisy_price = price_A[i] + sensitivity * candidate.shift
@@ -209,7 +210,10 @@ def choose_plan(
 
 
 def make_example_votes(num_teachers: int, num_classes: int, agreement: Sequence[float]) -> np.ndarray:
-    """Make one row of votes for each public guess of the winner's share, the rest spread evenly; integers [Q', C]."""
+    """Make one row of votes for each public guess of the winner's share, integers [Q', C].
+
+    The other votes are spread evenly over the other classes.
+    """
     rows = np.zeros((len(agreement), num_classes), dtype=np.int64)
     for row, top_share in zip(rows, agreement, strict=True):
         row[0] = round(checks.between("agreement", top_share, 0, 1) * num_teachers)

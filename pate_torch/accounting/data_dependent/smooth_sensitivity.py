@@ -1,24 +1,25 @@
-"""Local and smooth sensitivity of the data-dependent price with respect to the votes. All values of votes are PRIVATE.
+"""Local and smooth sensitivity of the data-dependent price, which say how much the price changes if votes move.
 
-Source: PATE 2018 (arXiv 1802.08908), appendix B.
+Every value that is computed from votes is PRIVATE. Source: PATE 2018 (arXiv 1802.08908), appendix B.
 
-At a fixed order the price of one question is a function beta(q) (``theorems.py``): the value of the theorem below a
-public point q0, and the data-independent price above it. One moved vote changes each gap to the winner by at most 2, so
-that q stays in [B_L(q), B_U(q)]. If beta does not decrease (C5) and beta(B_U(q)) - beta(q) does not decrease up to
+At a fixed order the price of one question is a function beta(q) (``theorems.py``): the value of the theorem for q below
+a public point q0, and the data-independent price for larger q. One moved vote changes each gap to the winner by at most
+2, so q stays in [B_L(q), B_U(q)]. If beta does not decrease (C5), and beta(B_U(q)) - beta(q) does not decrease up to
 q1 = B_L(q0) (C6), the local sensitivity is
 
-    beta(B_U(q)) - beta(q)          q < q1      rising
-    plateau = beta(q0) - beta(q1)   q1..q0      the largest there is
-    beta(q0) - beta(B_L(q))         q > q0      falling
+    beta(B_U(q)) - beta(q)      for q < q1, where the sensitivity rises with q
+    beta(q0) - beta(q1)         for q1 <= q <= q0, the maximum
+    beta(q0) - beta(B_L(q))     for q > q0, where the sensitivity falls
 
-Within d moved votes it is therefore largest at the reachable q nearest to [q1, q0]. Both conditions depend on public
-quantities only and are checked numerically on a grid, as in the paper. An order at which they fail is refused. Between
-neighboring data sets one vote may move in every question, so the sensitivities of all questions at equal distance add
-up.
+Among the rows within d moved votes, the sensitivity is therefore largest at the q nearest to [q1, q0]. Both conditions
+depend on public quantities only and are checked numerically on a grid, as in the paper. An order at which a condition
+fails is refused. Between neighboring data sets one vote may move in every question, so the sensitivities of all
+questions at equal distance add up.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,21 +44,21 @@ from pate_torch.core import checks
 
 CurveFunction = Callable[[Array, Array], Array]
 _GRID_POINTS = 2048
-_CHUNK_FLOATS = 2**18  # of the largest temporary, rows times distances times orders
+_CHUNK_FLOATS = 2**18  # largest size of a temporary [rows, distances, orders]
 
 
 @dataclass(frozen=True, eq=False)
 class QueryPrice:
-    """Public. The price beta(q) of one question of a noisy maximum at each order, and bounds on its change.
+    """Public. The price beta(q) of one question of GNMax or LNMax at each order, and bounds on the change of the price.
 
     Attributes:
         orders_A: Renyi orders.
         num_classes: Number C of classes.
         num_teachers: Number K of teachers.
-        log_tail: Function from a gap in votes to ln P(a class with this gap to the winner wins).
+        log_tail: Function from the gap of a class to the winner, in votes, to ln P(the noise closes this gap).
         inverse_log_tail: Inverse of ``log_tail``.
-        log_dependent_moment: Function from (ln q [V], orders [A]) to (a-1) beta, [V, A], where the theorem holds.
-        data_independent_A: Price beta from q0 on.
+        log_dependent_moment: Function from (ln q [V], orders [A]) to (a-1) beta, [V, A], for q where the theorem holds.
+        data_independent_A: Price beta for q >= q0.
         log_q0_A: ln q0.
     """
 
@@ -78,10 +79,10 @@ class QueryPrice:
         return np.where(log_q_V[:, None] < self.log_q0_A, dependent_VA, self.data_independent_A)
 
     def shift_log_q(self, log_q: Array, gap_increase: float) -> Array:
-        """Compute ln q after every gap has increased by ``gap_increase``: ln B_L for 2, ln B_U for -2.
+        """Compute ln q after every gap has increased by ``gap_increase``: ln B_L(q) for 2, ln B_U(q) for -2.
 
-        Given q = sum u_i, the sum of the shifted tails is extreme for equal u_i, because the tails of a shifted
-        log-concave distribution are a concave (or convex) function of the tails.
+        Among tails u_i that sum to q, the sum of the shifted tails is extreme for equal u_i, because a shifted tail of
+        a log-concave distribution is a concave (or convex) function of the tail.
         """
         log_num_rivals = math.log(self.num_classes - 1)
         gap = self.inverse_log_tail(log_q - log_num_rivals) + gap_increase
@@ -89,7 +90,7 @@ class QueryPrice:
 
     @property
     def log_q1_A(self) -> Array:
-        """Logarithm of q1 = B_L(q0), at each order."""
+        """Logarithm of q1 = B_L(q0) at each order."""
         return self.shift_log_q(self.log_q0_A, 2)
 
     @property
@@ -98,7 +99,10 @@ class QueryPrice:
         return self.data_independent_A - np.diagonal(self(self.log_q1_A))
 
     def find_valid_orders(self) -> NDArray[np.bool_]:
-        """Find the orders at which C5 and C6 hold, on a grid of equal gaps from q0 to K + 2 votes, bool [A]."""
+        """Find the orders at which C5 and C6 hold, bool [A].
+
+        The grid has rows whose gaps to the winner are all equal, from the gap that belongs to q0 up to K + 2 votes.
+        """
         log_num_rivals = math.log(self.num_classes - 1)
         gap0_A = self.inverse_log_tail(self.log_q0_A - log_num_rivals)
         holds_A = np.ones(len(self.orders_A), dtype=bool)
@@ -120,7 +124,7 @@ class QueryPrice:
         return holds_A
 
     def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
-        """Bound the local sensitivity of one question within d = 0..K moved votes of these rows, [U, D, A]."""
+        """Bound the local sensitivity of all rows within d = 0..K moved votes of each of these rows, [U, D, A]."""
         lowest_UD, highest_UD = _compute_reachable_log_q(rows_UC, self.log_tail)
         log_q1_A = self.log_q1_A
         bound_UDA = np.broadcast_to(self.max_local_sensitivity_A, (*lowest_UD.shape, len(self.orders_A))).copy()
@@ -135,16 +139,15 @@ class QueryPrice:
         return bound_UDA
 
     def compute_price(self, rows_UC: Counts) -> Array:
-        """Compute the price beta of these rows, [U, A]."""
         return self(theorems.compute_log_q(rows_UC[:, :1] - rows_UC[:, 1:], self.log_tail))
 
 
 @dataclass(frozen=True, eq=False)
 class ThresholdPrice:
-    """Public. The price of the check, a function of the winning count, so that its local sensitivity is a table.
+    """Public. The price of the check of Confident GNMax, which is a function of the winner's count alone.
 
     Attributes:
-        price_NA: Price for each winning count 0..K at each order.
+        price_NA: Price for each count 0..K of the winner, at each order.
         num_classes: Number C of classes.
     """
 
@@ -152,10 +155,10 @@ class ThresholdPrice:
     num_classes: int
 
     def compute_local_sensitivity(self, rows_UC: Counts) -> Array:
-        """Compute the largest step between adjacent counts within d = 0..K votes of each row's winner, [U, D, A]."""
+        """Compute the largest step between adjacent counts within d = 0..K of the winner's count, [U, D, A]."""
         num_teachers = len(self.price_NA) - 1
-        lowest_top_count = -(-num_teachers // self.num_classes)  # some class always has this many votes
-        # step_NA[n] is the larger of the changes to n - 1 and to n + 1. Counts below ``lowest_top_count`` do not occur.
+        lowest_top_count = -(-num_teachers // self.num_classes)  # the winner has at least this many votes
+        # step_NA[i] is the larger of the changes to the next lower and the next higher count that can occur.
         change_NA = np.abs(np.diff(self.price_NA[lowest_top_count:], axis=0))
         padded_NA = np.pad(change_NA, ((1, 1), (0, 0)))
         step_NA = np.maximum(padded_NA[:-1], padded_NA[1:])
@@ -173,7 +176,6 @@ class ThresholdPrice:
         return bound_TDA[row_U]
 
     def compute_price(self, rows_UC: Counts) -> Array:
-        """Compute the price of these rows, [U, A]."""
         return self.price_NA[rows_UC[:, 0]]
 
 
@@ -190,13 +192,11 @@ def make_price_parts(
         case GNMaxOutcomes(sigma=sigma) | ConfidentOutcomes(sigma=sigma):
             log_tail = theorems.make_gnmax_log_tail(sigma)
             independent_A = orders_A / sigma**2
-            # These values satisfy the conditions of the theorem: sqrt(L) >= 1 + 1/sigma and mu1 > a. The assertion
-            # checks the third condition.
+            # At this limit of ln q two conditions of the theorem hold: sqrt(L) >= 1 + 1/sigma, where L = -ln q, and
+            # mu1 > a. The assertion checks the third condition.
             limit_A = -np.maximum((1 + 1 / sigma) ** 2, ((orders_A - 0.99) / sigma) ** 2)
             assert theorems.is_gnmax_bound_valid(limit_A, sigma).all()
-
-            def compute_log_moment(log_q_V: Array, orders_A: Array) -> Array:
-                return theorems.compute_gnmax_log_moment(log_q_V, sigma, orders_A)
+            compute_log_moment = functools.partial(theorems.compute_gnmax_log_moment, sigma=sigma)
 
             def inverse_log_tail(log_u: Array) -> Array:
                 return -math.sqrt(2) * sigma * ndtri_exp(np.minimum(log_u, 0.0))
@@ -210,9 +210,7 @@ def make_price_parts(
             log_tail = theorems.make_lnmax_log_tail(scale)
             independent_A = theorems.compute_data_independent_rdp(model, orders_A)
             limit_A = np.full_like(orders_A, -np.logaddexp(0, 2 / scale) * (1 + 1e-12))
-
-            def compute_log_moment(log_q_V: Array, orders_A: Array) -> Array:
-                return theorems.compute_pate2017_log_moment(log_q_V, 2 / scale, orders_A)
+            compute_log_moment = functools.partial(theorems.compute_pate2017_log_moment, epsilon=2 / scale)
 
             def inverse_log_tail(log_u: Array) -> Array:
                 return scale * _invert_lnmax_log_tail(log_u)
@@ -234,16 +232,16 @@ def make_price_parts(
 
 def _invert_lnmax_log_tail(log_u: Array) -> Array:
     """Return the gap, in noise scales, at which ``theorems.make_lnmax_log_tail`` is ``log_u``."""
-    # Tails above 1/2, whose gaps are negative, mirror those below.
+    # A tail u above 1/2 has a negative gap: minus the gap of the tail 1 - u.
     log_smaller_tail = np.minimum(log_u, np.log(-np.expm1(np.minimum(log_u, -1e-300))))
     x = np.maximum(-log_smaller_tail, 1.0)
-    for _ in range(60):  # Newton on x - ln((2 + x)/4) + ln u = 0, convex and monotone in x
+    for _ in range(60):  # Newton's method for x - ln((2 + x)/4) + ln u = 0, which is convex and monotone in x
         x = np.maximum(x - (x - np.log((2 + x) / 4) + log_smaller_tail) * (2 + x) / (1 + x), 0.0)
     return np.where(log_u <= -math.log(2), x, -x)
 
 
 def _find_log_q0(compute_log_moment: CurveFunction, orders_A: Array, independent_A: Array, limit_A: Array) -> Array:
-    """Find ln q0: the largest q, up to the limit of the theorem, at which its value is the smaller price, [A]."""
+    """Find ln q0, [A]: the largest q, up to a limit, at which the theorem's price is below the data-independent one."""
 
     def is_too_high(log_q_A: Array) -> NDArray[np.bool_]:
         return np.diagonal(compute_log_moment(log_q_A, orders_A)) >= (orders_A - 1) * independent_A
@@ -267,9 +265,9 @@ def _compute_reachable_log_q(rows_UC: Counts, log_tail: ArrayFunction) -> tuple[
     """Compute the smallest and largest ln q within d = 0..K moved votes of each (descending) row, [U, D] each.
 
     Only sorted rows matter, and sorting does not increase the distance of two rows. Tails are convex and decreasing in
-    the gap. The sum is therefore smallest if votes go to the winner, each from its closest rival at that time, and
-    largest if votes go from the winner to the closest rival. Once that gap is closed, q >= 1/2 exceeds every q0, and q
-    counts as 1.
+    the gap. The sum of tails is therefore smallest if votes move to the winner, each from the rival that is closest at
+    that time, and largest if votes move from the winner to the closest rival. Once this gap is closed, q is at least
+    1/2, which exceeds every q0, so q is set to 1.
     """
     distances = int(rows_UC[0].sum()) + 1
     lowest_UD, highest_UD = np.empty((len(rows_UC), distances)), np.zeros((len(rows_UC), distances))
@@ -293,20 +291,22 @@ def _compute_reachable_log_q(rows_UC: Counts, log_tail: ArrayFunction) -> tuple[
 
 
 def _is_nonincreasing(x: Array) -> bool:
-    """Whether a sequence does not increase, up to rounding."""
     return bool((np.diff(x) <= 1e-12 * np.abs(x[:-1])).all())
 
 
 def find_usable_orders(
     model: OutcomeModel, orders: ArrayLike, *, num_teachers: int, num_classes: int
 ) -> NDArray[np.bool_]:
-    """Find the orders at which the bound on local sensitivity is proved, bool [A], from public quantities only."""
+    """Find the orders at which the bound on the local sensitivity holds, bool [A]. All arguments are public."""
     query_price, _ = make_price_parts(model, rdp.check_orders(orders), num_teachers, num_classes)
     return query_price.find_valid_orders()
 
 
 def compute_total_price(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
-    """Compute the price of all questions whose sensitivity is bounded here, [A]: at least ``theorems.compute_rdp``."""
+    """Compute the price of all questions together, [A], whose sensitivity ``compute_local_sensitivity`` bounds.
+
+    This price is at least ``theorems.compute_rdp``, because it uses the theorem up to q0 only.
+    """
     distinct_rows, parts = _check_inputs(model, votes, orders)
     total_A = np.zeros(np.size(orders))
     for part in parts:
@@ -318,7 +318,7 @@ def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: Arr
     """Bound the local sensitivity of ``compute_total_price`` within d = 0..K moved votes in every question, [D, A].
 
     Raises:
-        ValueError: The model has no such bound, the votes are malformed, or the conditions fail at an order.
+        ValueError: No bound is known for the model, the votes are malformed, or C5 or C6 fails at an order.
     """
     distinct_rows, parts = _check_inputs(model, votes, orders)
     total_DA = np.zeros((distinct_rows.num_teachers + 1, np.size(orders)))
@@ -335,7 +335,7 @@ def compute_local_sensitivity(model: OutcomeModel, votes: ArrayLike, orders: Arr
 def compute_smooth_sensitivity(local_DA: ArrayLike, decay: float) -> Array:
     """Compute the smooth sensitivity max_d e^{-decay d} LS(d), [A].
 
-    It changes by a factor of at most e^{decay} between neighboring data sets.
+    The smooth sensitivity changes by a factor of at most e^{decay} between neighboring data sets.
     """
     checks.positive("decay", decay)
     bound_DA = np.asarray(local_DA, dtype=np.float64)
@@ -354,6 +354,6 @@ def _check_inputs(
             "orders",
             orders_A[~is_proved_A].tolist(),
             "the bound on local sensitivity is not proved at these orders",
-            "Leave them out, or use the data-independent price.",
+            "Leave these orders out, or use the data-independent price.",
         )
     return distinct_rows, [query_price, *threshold_prices]

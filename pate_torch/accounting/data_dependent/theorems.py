@@ -1,11 +1,11 @@
 """Data-dependent Renyi prices by the published theorems: PATE 2017 (arXiv 1610.05755) and PATE 2018 (arXiv 1802.08908).
 
 The theorems bound only the *forward* divergence D_a(M(D) || M(D')), where D is the present data set. The reverse
-divergence can exceed it. Every price in this module is a function of private votes. It is for the owner of the data and
-is never published (``private_price.py`` publishes a noisy one). Prices add up only for questions that do not depend on
+divergence can be larger. Every price in this module is a function of private votes, so only the owner of the data may
+see the price (``private_price.py`` publishes a noisy price). Prices add up only for questions that do not depend on
 earlier answers.
 
-Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that its relative precision holds down to 1e-300.
+Every curve is computed as ln(1 + H)/(a-1) with H >= 0, so that prices down to 1e-300 keep full relative precision.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from pate_torch.core import checks
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 ArrayFunction = Callable[[Array], Array]
-_CHUNK_ROWS = 256  # rows at a time: the temporaries [256, A] stay in cache
+_CHUNK_ROWS = 256  # number of rows priced at once, so that temporaries [256, A] stay in the cache
 
 
 # ---- the distribution of the answer to one question, given its votes ------------------------------------------------
 # Only mechanisms whose answers are independent categorical draws given the votes have a data-dependent price. The
-# interactive mechanism, whose expectation follows from earlier answers, the sparse vector technique and discrete noise
-# have none.
+# interactive mechanism, whose student learns from earlier answers, the sparse vector technique and discrete noise have
+# no such price.
 
 
 class _Outcome:
@@ -42,28 +42,28 @@ class _Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class GNMaxOutcomes(_Outcome):
-    """Gaussian noisy maximum: argmax(n + N(0, sigma^2 I)); sigma in votes."""
+    """GNMax: the answer is argmax(n + N(0, sigma^2 I)), with sigma in votes."""
 
     sigma: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LNMaxOutcomes(_Outcome):
-    """Laplace noisy maximum: argmax(n + Lap(scale)); scale in votes."""
+    """LNMax: the answer is argmax(n + Lap(scale)), with the scale in votes."""
 
     scale: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialOutcomes(_Outcome):
-    """Exponential mechanism: P(c) proportional to exp(rate * n_c); rate per vote."""
+    """The exponential mechanism: P(c) is proportional to exp(rate * n_c), with the rate per vote."""
 
     rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentOutcomes(_Outcome):
-    """Confident GNMax: no answer if max(n) + N(0, screen_sigma^2) < threshold, else GNMax(sigma); in votes."""
+    """Confident GNMax: no answer if max(n) + N(0, screen_sigma^2) < threshold, else GNMax; all parameters in votes."""
 
     screen_sigma: float
     threshold: float
@@ -74,17 +74,17 @@ OutcomeModel = Union[GNMaxOutcomes, LNMaxOutcomes, ExponentialOutcomes, Confiden
 
 
 # ---- votes, sorted and grouped --------------------------------------------------------------------------------------
-# Mechanisms treat all classes alike, so a price depends on the sorted counts, and equal sorted rows are priced once.
+# Mechanisms treat all classes alike, so a price depends on sorted counts only, and equal sorted rows are priced once.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class VoteRows:
-    """PRIVATE. Distinct sorted vote rows.
+    """PRIVATE. Distinct vote rows after sorting each row.
 
     Attributes:
-        rows_UC: Distinct rows, with counts in descending order.
+        rows_UC: Distinct rows of vote counts, in descending order within a row.
         count_U: Number of questions that have each row.
-        inverse_Q: Row of each question.
+        inverse_Q: Index of each question's row in ``rows_UC``.
         num_teachers: Number K of teachers.
     """
 
@@ -106,24 +106,24 @@ class VoteRows:
 
 
 def group_votes(votes: ArrayLike) -> VoteRows:
-    """Sort and group integer votes [Q, C] whose rows all sum to the same K >= 1.
+    """Sort each row of the integer votes [Q, C], whose rows all sum to the same K >= 1, and group equal rows.
 
-    Distinct rows are found by packing counts into 64-bit keys (ten times faster than ``np.unique`` at 1e6 rows).
+    Counts are packed into 64-bit keys, which is ten times faster than ``np.unique`` at 1e6 rows.
 
     Raises:
-        ValueError: The votes have another form. The message shows no count.
+        ValueError: The votes have another form. The message shows no count, because counts are private.
     """
     votes_QC = np.asarray(votes)
     if votes_QC.ndim != 2 or votes_QC.shape[0] < 1 or votes_QC.shape[1] < 2:
         rule = "must be a [queries, classes] array with at least one query and two classes"
-        raise ValueError(f"votes: {rule}, not {votes_QC.shape}.")
+        raise ValueError(f"votes: {rule}, not of shape {votes_QC.shape}.")
     if not np.issubdtype(votes_QC.dtype, np.integer):
-        raise ValueError(f"votes: counts must be integers, not {votes_QC.dtype} (one teacher, one whole vote).")
+        raise ValueError(f"votes: counts must be integers, not {votes_QC.dtype}.")
     rows_QC = np.sort(votes_QC.astype(np.int64), axis=1)[:, ::-1]
     num_teachers = int(rows_QC[0].sum())
     if rows_QC.min() < 0 or num_teachers < 1 or (rows_QC.sum(1) != num_teachers).any():
         raise ValueError("votes: counts must be at least 0 and every row must sum to the same number of teachers.")
-    # The last count follows from the others and K, so it is not compared.
+    # The last count of a row follows from the other counts and K, so the keys leave it out.
     base = num_teachers + 1
     columns_per_key = max(1, int(62 / np.log2(base)))
     keys = []
@@ -148,8 +148,8 @@ def group_votes(votes: ArrayLike) -> VoteRows:
 def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Array:
     """Compute the forward Renyi price of all questions together, float64 [A].
 
-    For Confident GNMax it is the price of the check plus that of GNMax for *every* question. Neither the realized nor
-    the expected number of answers would be valid.
+    The price of Confident GNMax is the price of the check plus the price of GNMax, for *every* question. Counting GNMax
+    only for answered questions, realized or expected, would not be valid.
 
     Args:
         model: Distribution of the answer to one question.
@@ -172,7 +172,7 @@ def compute_rdp(model: OutcomeModel, votes: ArrayLike, orders: ArrayLike) -> Arr
 def _make_price_terms(
     model: OutcomeModel, rows_UC: Counts, orders_A: Array
 ) -> list[tuple[Array, Callable[[Array], Array]]]:
-    """Return the summands of a price, each as ln q of each row, [U], and a curve that maps it to [U, A]."""
+    """Return the summands of a price: for each, ln q of all rows, [U], and the function from ln q to prices, [U, A]."""
     gaps_UC = rows_UC[:, :1] - rows_UC[:, 1:]
     match model:
         case GNMaxOutcomes(sigma=sigma):
@@ -180,7 +180,7 @@ def _make_price_terms(
             return [(log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, sigma, orders_A))]
         case ConfidentOutcomes():
             log_q_U = compute_threshold_log_q(rows_UC[:, 0], model.threshold, model.screen_sigma)
-            screen_sigma = math.sqrt(2) * model.screen_sigma  # one count moves by one, where GNMax has two
+            screen_sigma = math.sqrt(2) * model.screen_sigma  # a moved vote changes one count; in GNMax it changes two
             screen = (log_q_U, lambda log_q_U: compute_gnmax_curve(log_q_U, screen_sigma, orders_A))
             return [screen, *_make_price_terms(GNMaxOutcomes(sigma=model.sigma), rows_UC, orders_A)]
         case LNMaxOutcomes(scale=scale):
@@ -192,7 +192,7 @@ def _make_price_terms(
 
 
 def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Array:
-    """Compute the data-independent price of one question, [A]; for Confident GNMax with its check."""
+    """Compute the data-independent price of one question, [A]; for Confident GNMax, the check is included."""
     orders_A = rdp.check_orders(orders)
     match model:
         case GNMaxOutcomes():
@@ -205,7 +205,7 @@ def compute_data_independent_rdp(model: OutcomeModel, orders: ArrayLike) -> Arra
             return rdp.compute_bounded_range_curve(2 * model.rate, orders_A)
 
 
-# ---- how unlikely the answer is not the plurality: ln q -------------------------------------------------------------
+# ---- ln q, the log-probability that the answer is not the plurality -------------------------------------------------
 
 
 def make_gnmax_log_tail(sigma: float) -> ArrayFunction:
@@ -228,9 +228,9 @@ def make_lnmax_log_tail(scale: float) -> ArrayFunction:
 
 
 def compute_log_q(gaps_UC: Counts, log_tail: ArrayFunction) -> Array:
-    """Bound ln P(another answer) by ln of the sum of the tails at the gaps to the winner, at most ln(1 - 1/C), [U].
+    """Bound ln P(another answer), [U], by ln of the sum of the tails at the gaps to the winner, and by ln(1 - 1/C).
 
-    Gaps are integers, so a table needs K evaluations instead of Q (C-1).
+    Gaps are integers, so a table of tails needs about K evaluations instead of U (C-1).
     """
     low, high = gaps_UC.min(), gaps_UC.max()
     log_q_U = _compute_row_logsumexp(log_tail(np.arange(low, high + 1, dtype=np.float64))[gaps_UC - low])
@@ -238,13 +238,13 @@ def compute_log_q(gaps_UC: Counts, log_tail: ArrayFunction) -> Array:
 
 
 def compute_exponential_log_q(gaps_UC: Counts, rate: float) -> Array:
-    """Compute the exact ln P(another answer) of the exponential mechanism, [U]."""
+    """Compute the exact ln P(another answer) of the exponential mechanism, [U], at most ln(1 - 1/C)."""
     log_odds_U = _compute_row_logsumexp(-rate * gaps_UC.astype(np.float64))
     return np.minimum(log_odds_U - np.logaddexp(0, log_odds_U), math.log1p(-1 / (gaps_UC.shape[1] + 1)))
 
 
 def compute_threshold_log_q(top_U: Counts, threshold: float, sigma: float) -> Array:
-    """Compute the exact log-probability of the less likely outcome of top + N(0, sigma^2) >= threshold, [U]."""
+    """Compute the exact log-probability of the less likely result of the check top + N(0, sigma^2) >= threshold."""
     return log_ndtr(-np.abs(top_U - threshold) / sigma)
 
 
@@ -259,15 +259,15 @@ def _compute_row_logsumexp(x_UC: Array) -> Array:
 def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
     """Compute the Renyi curve of GNMax from q by PATE 2018, Theorem 6 with the orders of Prop. 10, [U, A].
 
-    It is the data-independent a/sigma^2 where this is smaller or the theorem does not hold.
-    mu2 = sigma sqrt(ln 1/q), mu1 = mu2 + 1, e_i = mu_i/sigma^2; for a <= mu1, mu2 > 1, q e^{e2} < 1 and
-    ln q <= (mu2 - 1) e2 - mu2 ln( mu1/(mu1-1) mu2/(mu2-1) ):
+    The curve is the data-independent a/sigma^2 where this is smaller or the theorem does not hold. Let
+    mu2 = sigma sqrt(ln 1/q), mu1 = mu2 + 1 and e_i = mu_i/sigma^2. For a <= mu1, mu2 > 1, q e^{e2} < 1 and
+    ln q <= (mu2 - 1) e2 - mu2 ln( mu1/(mu1-1) mu2/(mu2-1) ) the theorem states
     R(a) = ln[ (1-q) A^{a-1} + q B^{a-1} ]/(a-1), A = (1-q)/(1 - (q e^{e2})^{1 - 1/mu2}), B = e^{e1} q^{-1/(mu1-1)}.
     """
     independent_A = orders_A / sigma**2
     valid_U = is_gnmax_bound_valid(log_q_U, sigma)
     log_q_V = log_q_U[valid_U]
-    dependent_VA = compute_gnmax_log_moment(log_q_V, sigma, orders_A)
+    dependent_VA = compute_gnmax_log_moment(log_q_V, orders_A, sigma)
     dependent_VA /= orders_A - 1
     np.minimum(dependent_VA, independent_A, out=dependent_VA)
     mu1_V = 1 + sigma * np.sqrt(-log_q_V)
@@ -277,7 +277,7 @@ def compute_gnmax_curve(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
 
 
 def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
-    """Whether the theorem holds, apart from a <= mu1. If it holds for some q, it holds for all smaller q.
+    """Whether the conditions of Theorem 6 hold, apart from a <= mu1. Valid at some q implies valid at each smaller q.
 
     With L = ln 1/q the first two conditions are sqrt(L) > 1/sigma, and the third is
     2 sqrt(L) >= 1/sigma + sigma ln( (mu2 + 1)/(mu2 - 1) ), whose left side increases with L while the right decreases.
@@ -289,8 +289,8 @@ def is_gnmax_bound_valid(log_q: Array, sigma: float) -> NDArray[np.bool_]:
     return is_inside & (2 * root_l >= 1 / sigma + sigma * np.log1p(2 / (mu2 - 1)))
 
 
-def compute_gnmax_log_moment(log_q_U: Array, sigma: float, orders_A: Array) -> Array:
-    """Compute (a-1) R(a) of the theorem, [U, A]; it is meaningful only where the theorem holds."""
+def compute_gnmax_log_moment(log_q_U: Array, orders_A: Array, sigma: float) -> Array:
+    """Compute (a-1) R(a) of Theorem 6, [U, A], which is a bound only where the theorem holds."""
     root_l_U = np.sqrt(-log_q_U)
     mu2_U = sigma * root_l_U
     log_1q_U = _compute_log1mexp(log_q_U)
@@ -303,16 +303,16 @@ def compute_pate2017_curve(log_q_U: Array, epsilon: float, cap_A: Array, orders_
     """Compute the Renyi curve, [U, A], of an epsilon-DP mechanism with P(another answer) <= q.
 
     PATE 2017, Theorem 3: R(a) = ln[ (1-q) ((1-q)/(1 - e^eps q))^{a-1} + q e^{eps (a-1)} ]/(a-1) for q < 1/(e^eps + 1).
-    The theorem does not hold for larger q (the test q < 1/2 would be wrong). The result is the data-independent
-    ``cap_A`` where this is smaller or the theorem does not hold.
+    (The condition q < 1/2 would not suffice.) The curve is the data-independent ``cap_A`` where this is smaller or the
+    theorem does not hold.
     """
     valid_U = log_q_U < -np.logaddexp(0, epsilon)
-    dependent_VA = compute_pate2017_log_moment(log_q_U[valid_U], epsilon, orders_A) / (orders_A - 1)
+    dependent_VA = compute_pate2017_log_moment(log_q_U[valid_U], orders_A, epsilon) / (orders_A - 1)
     return _fill_invalid_rows(valid_U, np.minimum(dependent_VA, cap_A), cap_A)
 
 
-def compute_pate2017_log_moment(log_q_U: Array, epsilon: float, orders_A: Array) -> Array:
-    """Compute (a-1) R(a) of Theorem 3, [U, A]; it is meaningful only where q < 1/(e^eps + 1)."""
+def compute_pate2017_log_moment(log_q_U: Array, orders_A: Array, epsilon: float) -> Array:
+    """Compute (a-1) R(a) of Theorem 3, [U, A], which is a bound only where q < 1/(e^eps + 1)."""
     log_1q_U = _compute_log1mexp(log_q_U)
     log_a_U = log_1q_U - _compute_log1mexp(log_q_U + epsilon)
     return _compute_log_of_two_terms(log_1q_U, log_a_U, log_q_U, np.full_like(log_q_U, epsilon), orders_A)
@@ -329,7 +329,7 @@ def _fill_invalid_rows(valid_U: NDArray[np.bool_], dependent_VA: Array, independ
 def _compute_log_of_two_terms(
     log_1q_U: Array, log_a_U: Array, log_q_U: Array, log_b_U: Array, orders_A: Array
 ) -> Array:
-    """Compute ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A], with expm1, because the first term is near 1."""
+    """Compute ln[ (1-q) A^{a-1} + q B^{a-1} ] >= 0, [U, A], precisely although the first term is near 1."""
     powers_2A = np.stack([np.ones_like(orders_A), orders_A - 1])
     first_UA = np.stack([log_1q_U, log_a_U], axis=1) @ powers_2A
     second_UA = np.stack([log_q_U, log_b_U], axis=1) @ powers_2A
@@ -342,7 +342,7 @@ def _compute_log_of_two_terms(
 
 
 def _compute_log_sum_near_one(first_UA: Array, second_UA: Array) -> Array:
-    """Compute ln(e^first + e^second) for a sum of at least 1, in place, because this is the hot loop."""
+    """Compute ln(e^first + e^second) for a sum of at least 1, in place, because most of the time is spent here."""
     with np.errstate(under="ignore"):
         np.expm1(first_UA, out=first_UA)
         first_UA += np.exp(second_UA, out=second_UA)
