@@ -1,4 +1,4 @@
-"""The base class of data set sources, the location of their files, and the assembly of a Dataset."""
+"""The base class of data set sources, the search for their files, and the assembly of a Dataset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DATA_ROOT_VARIABLE = "PATE_DATA"
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """Releasable. The facts that a source declares before it reads anything. A fact that it does not declare is None.
+    """Releasable. The facts that a source declares before any file is read. A fact that is not declared is None.
 
     Attributes:
         name: Declared name of the data set.
@@ -49,7 +49,7 @@ class SourceFacts:
         num_public: Number P of public points.
         is_benchmark: Whether all records are public data.
         paths: Candidate locations of the owner's main file. Empty if the data are not in files.
-        root: Data root.
+        root: Folder of all data sets. None for the default of ``get_data_root``.
     """
 
     name: str
@@ -62,7 +62,7 @@ class SourceFacts:
 
 
 class DatasetSource(ABC):
-    """Loads one data set."""
+    """A source of one data set."""
 
     if TYPE_CHECKING:  # most sources have a field of this name, and a property here would become its default value
 
@@ -71,12 +71,12 @@ class DatasetSource(ABC):
             """Declared name of the data set."""
 
     def declared_facts(self) -> SourceFacts:
-        """Return the public facts that are known before anything is read."""
+        """Return the public facts that are known before any file is read."""
         return SourceFacts(name=self.name)
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Load the data set. Raise ValueError, with the file and the key, if it cannot be found or read."""
+        """Load the data set. Raise ValueError, which names the file and the setting, if the data cannot be read."""
 
 
 def assemble_dataset(
@@ -92,15 +92,15 @@ def assemble_dataset(
     size_origin: str = FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
-    """Build a Dataset from its parts. The origins are provenances (``PROVENANCES``).
+    """Build a Dataset from its parts. Each origin is one of ``records.PROVENANCES``.
 
     Args:
         private: Private records.
         pool: Public points.
         evaluation: Test records.
         class_names: Name of each class.
-        standardize: Argument of ``compute_normalization``.
-        constants: Declared normalization constants. None to compute them from the public points.
+        standardize: Features to standardize, as in ``compute_normalization``.
+        constants: Declared normalization constants. None to compute the constants from the public points.
         classes_origin: Origin of the classes.
         categories_origin: Origin of a table's categories. None if there are none.
         size_origin: Origin of the number of records.
@@ -127,9 +127,9 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
     Args:
         public_x: uint8 images [P, Ch, H, W], uint8 texts [P, L] or float rows [P, D].
-        standardize: Features of rows that are centered and scaled, or True for all. Images always are, texts never.
-            A feature that is constant in the pool gets standard deviation 1, because a small one would magnify private
-            records that differ from the pool.
+        standardize: Whether each feature of rows is standardized, bool or [D]. Images are always standardized, texts
+            never. A feature that is constant in the pool gets standard deviation 1, because a tiny standard deviation
+            would magnify private records that differ from the pool.
     """
     if public_x.dim() == 4:  # counts are exact, so the result does not depend on the order of the images
         channels = public_x.transpose(0, 1).flatten(1)
@@ -138,7 +138,7 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
         weight = counts / counts.sum(1, keepdim=True).clamp(min=1)
         mean = weight @ level
         std = (weight @ level.square() - mean.square()).clamp(min=0).sqrt()
-        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has no deviation
+        return tuple(mean.tolist()), tuple(std.clamp(min=1 / 255).tolist())  # a constant channel has std 0
     if public_x.dtype == torch.uint8:  # texts
         return (0.0,), (1.0,)
     x_PD = public_x.double()
@@ -149,7 +149,7 @@ def compute_normalization(public_x: Tensor, standardize: bool | Sequence[bool] =
 
 
 def compute_common_scale(public_x: Tensor) -> Constants:
-    """Compute the mean of each feature of public rows [P, D], and one common scale, which preserves angles."""
+    """Compute the mean of each feature of public rows [P, D], and one common scale, because it preserves angles."""
     x_PD = public_x.double()
     std = float(x_PD.std(0, correction=0).square().mean().sqrt()) or 1.0
     return tuple(x_PD.mean(0).tolist()), (std,) * x_PD.shape[1]
@@ -190,11 +190,11 @@ def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path
 def list_candidate_paths(path: PathLike, root: PathLike | None) -> list[Path]:
     """List the places where a user's path may lie: the working directory and the data root."""
     user_path = Path(path).expanduser()
-    return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # one place if the path is absolute
+    return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # an absolute path gives one place
 
 
 def check_name(name: Any) -> str:
-    """Check the declared name of a data set, which names its account in the ledger and its folders."""
+    """Check the declared name of a data set. The ledger account and the folders of the data set have this name."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         message = "must start with a letter or a digit, and hold only letters, digits, '.', '_' and '-'"
         raise checks.error("dataset.name", name, message)

@@ -226,8 +226,8 @@ class Words(torch.nn.Module):
 def test_progress_says_how_long_a_point_takes_and_not_how_many_there_are(tmp_path, capsys):
     encoded(tmp_path, mails(tmp_path, private=317)).load(Stages())
     messages = capsys.readouterr().err
-    assert "Encoding the private records" in messages and "ms each" in messages and "317" not in messages
-    assert "Nobody declares what it was trained on" in messages
+    assert "Encoding the private records" in messages and "ms per point" in messages and "317" not in messages
+    assert "its training data are not declared" in messages
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_the_classifier_takes_texts_through_an_encoder_that_its_release_names(tm
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "encode", encode)
         model = fit()
-    assert "Nobody declares what it was trained on" in "".join(capsys.readouterr())
+    assert "its training data are not declared" in "".join(capsys.readouterr())
     assert model.score(public["text"].tolist(), public["label"]) > 0.8
     assert model.privacy_["encoder"]["license"] == "MIT"
     student = load_student(model.release_, encoder=encoder)
