@@ -373,7 +373,7 @@ def test_images_and_tables_go_through_a_torch_module_to_a_student_of_theirs(tmp_
     eye = worlds.eye(tmp_path, headless=True)
     plan = changed(tiny(tmp_path / "home"), dataset=images, encoder=eye, num_queries=30)
     pipeline.run(plan)
-    with pytest.raises(ValueError, match=r"encoder='eye': is tests\.features\.encoder_worlds\.Eye, whose code no file"):
+    with pytest.raises(ValueError, match=r"encoder='eye': is the torch module tests\.features\.encoder_worlds\.Eye,"):
         load_student(plan.folder, encoder={"weights": eye.weights})
     student = load_student(plan.folder, encoder=eye)
     assert student.predict_names(x[260:].numpy()) == student.predict_names(eye.encode(x[260:], images.load().spec))
