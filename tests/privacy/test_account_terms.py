@@ -100,7 +100,7 @@ def test_a_choice_for_another_unit_is_refused_before_training(tmp_path, nothing_
     before, now = (table(tmp_path, group) for group in groups)
     pipeline.run(first := plan(tmp_path, "first", dataset=before))
     nothing_runs()
-    words = r"unit='record'.*'group:patient'" if groups[0] else "cannot protect group:patient"
+    words = r"unit='record'.*'group:patient'" if groups[0] else "the privacy unit is group:patient"
     refused(plan(tmp_path, "b", dataset=now, labels=released(first), selection=selection()), words, tmp_path)
 
 

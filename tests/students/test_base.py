@@ -44,7 +44,7 @@ def test_a_schema_stands_beside_the_other_facts(student, tmp_path):
     assert {**without, "schema": TABLE.schema.to_dict()} == of_table
     of_rows = store.load(tmp_path / "without")
     assert of_rows.spec.schema is None and of_rows.predict(torch.zeros(2, 3)).shape == (2,)
-    with pytest.raises(ValueError, match=r"holds no schema to read tables by.*\(N, 3\)"):
+    with pytest.raises(ValueError, match=r"has no schema, so tables cannot be converted.*\(N, 3\)"):
         of_rows.predict(FRAME)
 
 
@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_named(student):
         student.predict(FRAME.assign(ward=list("ACB")))
     with pytest.raises(ValueError, match="lacks the columns age"):
         student.predict(FRAME[["ward"]])
-    with pytest.raises(ValueError, match=r"points=\(2, 4\): must have the shape \(N, 3\)\. Or give a DataFrame"):
+    with pytest.raises(ValueError, match=r"points=\(2, 4\): must have the shape \(N, 3\)\. Or pass a DataFrame"):
         student.predict(np.zeros((2, 4), dtype=np.float32))
     assert student.encode(FRAME.assign(ward=list("ACB")), unknown="zeros")[1].tolist() == [62.5, 0, 0]
 

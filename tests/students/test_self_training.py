@@ -91,7 +91,7 @@ def test_a_model_that_was_not_released_is_not_published():
     small = Supervised(network_options={"channels": (4, 8), "hidden": 16}, steps=2)
     student = SelfTraining(first_student=small, later_students=small, publish="released_model")
     task = StudentTask(IMAGES, x, torch.arange(60), y)
-    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*none was released"):
+    with pytest.raises(ValueError, match=r"student\.publish='released_model'.*no model was released"):
         student.fit(task, seed=0, device=torch.device("cpu"))
     foreign = dataclasses.replace(task, model=LinearModel(torch.zeros(3, 3), torch.zeros(3)))
     with pytest.raises(ValueError, match=r"student\.publish='released_model'.*other features"):
