@@ -391,7 +391,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     allowed_options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     for option, value in options.items():
         if option not in allowed_options:
-            problem = f"must be an option of network {name!r}: {', '.join(allowed_options) or 'none'}"
+            problem = f"is unknown: network {name!r} takes {', '.join(allowed_options) or 'no options'}"
             raise checks.error("network option", option, problem)
         if option not in ("norm", "of"):
             for size in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:

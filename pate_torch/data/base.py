@@ -14,20 +14,8 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks
-from pate_torch.privacy.records import (
-    CATEGORIES,
-    CLASSES,
-    FROM_OWNER,
-    FROM_OWNER_AND_PUBLIC_POINTS,
-    FROM_PUBLIC_POINTS,
-    NORMALIZATION_CONSTANTS,
-    NUMBER_OF_RECORDS,
-    Dataset,
-    DataSpec,
-    Evaluation,
-    PrivateRecords,
-    PublicPool,
-)
+from pate_torch.privacy import records
+from pate_torch.privacy.records import Dataset, DataSpec, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.schema import TableSchema
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
@@ -87,9 +75,9 @@ def assemble_dataset(
     class_names: tuple[str, ...],
     standardize: bool | Sequence[bool] = True,
     constants: Constants | None = None,
-    classes_origin: str = FROM_OWNER,
+    classes_origin: str = records.FROM_OWNER,
     categories_origin: str | None = None,
-    size_origin: str = FROM_OWNER,
+    size_origin: str = records.FROM_OWNER,
     **spec_facts: Any,
 ) -> Dataset:
     """Build a Dataset from its parts. Each origin is one of ``records.PROVENANCES``.
@@ -110,10 +98,10 @@ def assemble_dataset(
     spec_facts |= {"num_classes": len(class_names), "input_shape": tuple(pool.x.shape[1:])}
     spec = DataSpec(class_names=class_names, mean=mean, std=std, **spec_facts)
     origins = {
-        CLASSES: classes_origin,
-        NORMALIZATION_CONSTANTS: FROM_PUBLIC_POINTS if constants is None else FROM_OWNER,
-        NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
-        CATEGORIES: categories_origin,
+        records.CLASSES: classes_origin,
+        records.NORMALIZATION_CONSTANTS: records.FROM_PUBLIC_POINTS if constants is None else records.FROM_OWNER,
+        records.NUMBER_OF_RECORDS: None if spec.nominal_size is None else size_origin,
+        records.CATEGORIES: categories_origin,
     }
     provenance = {name: origin for name, origin in origins.items() if origin is not None}
     num_dropped_by_reason = private.num_unusable_by_reason
@@ -159,8 +147,8 @@ def get_categories_origin(schema: TableSchema, owner_columns: Collection[str]) -
     """Return the provenance of a table's categories, given the columns whose categories the owner declared."""
     is_declared = {column.name in owner_columns for column in schema.columns if column.categories is not None}
     if is_declared == {True}:
-        return FROM_OWNER
-    return FROM_OWNER_AND_PUBLIC_POINTS if True in is_declared else FROM_PUBLIC_POINTS
+        return records.FROM_OWNER
+    return records.FROM_OWNER_AND_PUBLIC_POINTS if True in is_declared else records.FROM_PUBLIC_POINTS
 
 
 def get_data_root(root: PathLike | None) -> Path:

@@ -17,14 +17,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import (
-    DATA_ROOT_VARIABLE,
-    DatasetSource,
-    SourceFacts,
-    assemble_dataset,
-    check_name,
-    get_data_root,
-)
+from pate_torch.data import base
+from pate_torch.data.base import DATA_ROOT_VARIABLE, DatasetSource, SourceFacts
 from pate_torch.privacy.records import FROM_DATASET_CODE, Dataset, Evaluation, PrivateRecords, PublicPool
 from pate_torch.privacy.unit_ids import UnitIds, make_position_ids
 
@@ -54,7 +48,7 @@ class Benchmark(DatasetSource):
     class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        base.check_name(self.name)
         for key in ("private", "public", "test"):
             if getattr(self, key) is not None or key != "private":
                 checks.integer(f"dataset.{key}", getattr(self, key), low=1)
@@ -78,7 +72,7 @@ class Benchmark(DatasetSource):
     ) -> Dataset:
         """Build the Dataset. If ``unit_id`` is None, unit ids are the positions of the private records."""
         unit_id = make_position_ids(len(private[1])) if unit_id is None else unit_id
-        return assemble_dataset(
+        return base.assemble_dataset(
             PrivateRecords.from_rows(*private, unit_id, num_classes=len(self.class_names)),
             PublicPool(public[0]),
             Evaluation(*test, pool_y=public[1]),
@@ -182,7 +176,7 @@ class ImageBenchmark(Benchmark):
 
     def _load_split(self, split: str) -> LabeledImages:
         """Read and check one file. Raise ValueError if the file is missing or damaged, or its download fails."""
-        root = get_data_root(self.path or self.root)
+        root = base.get_data_root(self.path or self.root)
         try:
             x, y = self._read_split(root, split)
             if len(x) != len(y) or len(y) == 0:

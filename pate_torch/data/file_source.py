@@ -18,38 +18,12 @@ import torch
 from torch import Tensor
 
 from pate_torch.core import checks, rng
-from pate_torch.data.base import (
-    DatasetSource,
-    SourceFacts,
-    assemble_dataset,
-    check_name,
-    list_candidate_paths,
-    resolve_path,
-)
-from pate_torch.privacy.records import (
-    FROM_OWNER,
-    FROM_PUBLIC_POINTS,
-    UNKNOWN_CLASS,
-    Dataset,
-    Evaluation,
-    PointNames,
-    PrivateRecords,
-    PublicPool,
-    find_any,
-    find_unusable_rows,
-)
+from pate_torch.data import base
+from pate_torch.data.base import DatasetSource, SourceFacts
+from pate_torch.privacy import records, unit_ids
+from pate_torch.privacy.records import Dataset, Evaluation, PointNames, PrivateRecords, PublicPool
 from pate_torch.privacy.schema import is_number, normalize_class_name
-from pate_torch.privacy.unit_ids import (
-    PRIVATE,
-    PUBLIC,
-    TEST,
-    UnitIds,
-    assign_by_hash,
-    assign_by_position,
-    concatenate_unit_ids,
-    make_content_ids,
-    make_position_ids,
-)
+from pate_torch.privacy.unit_ids import PRIVATE, PUBLIC, TEST, UnitIds
 
 PATH_FIELDS = {PRIVATE: "path", PUBLIC: "public_path", TEST: "test_path"}
 
@@ -131,7 +105,7 @@ class FileSource(DatasetSource):
     benchmark: bool = False
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        base.check_name(self.name)
         key = "dataset.fractions"
         fractions = [checks.positive(key, fraction) for fraction in checks.collection(key, self.fractions)]
         if len(fractions) != 3 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
@@ -147,7 +121,7 @@ class FileSource(DatasetSource):
             raise checks.error("dataset.roles", self.roles, message, "Use dataset.roles=hash.")
 
     def declared_facts(self) -> SourceFacts:
-        candidates = [] if self.path is None else list_candidate_paths(self.path, self.root)
+        candidates = [] if self.path is None else base.list_candidate_paths(self.path, self.root)
         return SourceFacts(
             name=self.name,
             num_classes=None if self.classes is None else len(self.classes),
@@ -211,7 +185,7 @@ class FileSource(DatasetSource):
     def _find_files(self) -> dict[int, tuple[str, Path]]:
         """Return {role: (setting, path)} of all files. Refuse files that would make private records public."""
         files = {
-            role: (f"dataset.{name}", resolve_path(f"dataset.{name}", getattr(self, name), self.root))
+            role: (f"dataset.{name}", base.resolve_path(f"dataset.{name}", getattr(self, name), self.root))
             for role, name in PATH_FIELDS.items()
             if getattr(self, name) or role == PRIVATE
         }
@@ -246,10 +220,11 @@ class FileSource(DatasetSource):
         self._check_role_sizes(role_N)
         points = self._build_points(files, role_N)
         class_names, y_N = self._encode_labels(files, role_N)
-        unusable_by_reason = find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
-        if UNKNOWN_CLASS in unusable_by_reason:
-            unusable_by_reason[UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)  # public points need no labels
-        is_usable_N = ~find_any(len(y_N), unusable_by_reason.values()).numpy()
+        unusable_by_reason = records.find_unusable_rows(points.x, y_N, len(class_names), points.is_readable_N)
+        if records.UNKNOWN_CLASS in unusable_by_reason:
+            # Public points need no labels.
+            unusable_by_reason[records.UNKNOWN_CLASS] &= torch.from_numpy(role_N != PUBLIC)
+        is_usable_N = ~records.find_any(len(y_N), unusable_by_reason.values()).numpy()
         self._check_role_sizes(role_N[is_usable_N])
         private = np.flatnonzero(role_N == PRIVATE)
         # The pool is shuffled, because files are often sorted by class and some query strategies follow the order of
@@ -259,7 +234,7 @@ class FileSource(DatasetSource):
         test = np.flatnonzero(is_usable_N & (role_N == TEST))
         pool_y = y_N[public] if bool((y_N[public] >= 0).all()) else None
         split_share = 0.0 if self.benchmark else self._compute_split_shares()[0]
-        data = assemble_dataset(
+        data = base.assemble_dataset(
             PrivateRecords.from_rows(
                 points.x[private],
                 y_N[private],
@@ -271,7 +246,7 @@ class FileSource(DatasetSource):
             PublicPool(points.x[public], split_share, self._make_point_names(files, points, public)),
             Evaluation(points.x[test], y_N[test], pool_y, public=TEST in self._public_roles),
             class_names=class_names,
-            classes_origin=FROM_PUBLIC_POINTS if self.classes is None else FROM_OWNER,
+            classes_origin=records.FROM_PUBLIC_POINTS if self.classes is None else records.FROM_OWNER,
             name=self.name,
             benchmark=self.benchmark,
             nominal_size=self.nominal_size,
@@ -284,11 +259,11 @@ class FileSource(DatasetSource):
 
     def _assign_roles(self, files: dict[int, FileRecords]) -> tuple[UnitIds, np.ndarray]:
         """Assign a unit id and a role to each record of all files."""
-        sizes = [len(file.labels) for file in files.values()]
+        sizes, split = [len(file.labels) for file in files.values()], (self.fractions, self.seed)
         if self.roles == "position":
-            return make_position_ids(sizes[0]), assign_by_position(sizes[0], self.fractions, self.seed)
-        unit_id = concatenate_unit_ids([file.unit_ids for file in files.values()])
-        return unit_id, assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), self.fractions, self.seed)
+            return unit_ids.make_position_ids(sizes[0]), unit_ids.assign_by_position(sizes[0], *split)
+        unit_id = unit_ids.concatenate_unit_ids([file.unit_ids for file in files.values()])
+        return unit_id, unit_ids.assign_by_hash(unit_id, np.repeat(list(files), sizes), set(files), *split)
 
     def _check_role_sizes(self, role_N: np.ndarray) -> None:
         for role, count in zip(("private", "public", "test"), np.bincount(role_N, minlength=3).tolist(), strict=True):
@@ -341,4 +316,4 @@ def build_class_list(declared_classes: Iterable[Any] | None, public_labels: Iter
 
 def hash_points(x_N: Tensor) -> list[str]:
     """Compute the content id of each point."""
-    return make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()
+    return unit_ids.make_content_ids([point.numpy().tobytes()] for point in x_N).tolist()

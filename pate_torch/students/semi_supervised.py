@@ -20,25 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pate_torch.core import checks
+from pate_torch.features import neighbors
 from pate_torch.features.base import FeatureRecipe
 from pate_torch.features.contrastive import encode
-from pate_torch.features.neighbors import (
-    build_neighbor_graph,
-    compute_coordinates,
-    propagate_labels,
-    sinkhorn_balance,
-    to_graph_device,
-)
 from pate_torch.networks import make_feature_extractor
+from pate_torch.students import training
 from pate_torch.students.base import Student, StudentProblem
-from pate_torch.students.training import (
-    AveragedModel,
-    GradientStudent,
-    Objective,
-    TensorLog,
-    compute_label_loss,
-    compute_released_loss,
-)
+from pate_torch.students.training import AveragedModel, GradientStudent, Objective, TensorLog
 
 ALPHA = 0.99
 """``alpha`` of ``propagate_labels`` for few answers, or for cells that were formed in other features."""
@@ -94,7 +82,7 @@ class LabelSpreading(SemiSupervisedStudent):
             index_B, index_U = next(sampler.labeled_batches), next(sampler.unlabeled_batches)
             labeled_logits = model(sampler.weak(problem.query_Q[index_B])).float()
             unlabeled_logits = model(sampler.weak(index_U)).float()
-            supervised_loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            supervised_loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
             return supervised_loss + compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
 
         return compute_loss
@@ -148,7 +136,7 @@ class FixMatch(SemiSupervisedStudent):
             # One pass over both parts, because batch statistics of a few labeled points alone would be poor.
             logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), sampler.strong(index_U)])).float()
             labeled_logits, unlabeled_logits = logits[: len(index_B)], logits[len(index_B) :]
-            loss = compute_released_loss(problem, labeled_logits, index_B).mean()
+            loss = training.compute_released_loss(problem, labeled_logits, index_B).mean()
             consistency_loss = (F.cross_entropy(unlabeled_logits, class_U, reduction="none") * mask_U).mean()
             if propagated_P is not None and step < fade_steps:
                 propagated_loss = compute_propagated_loss(unlabeled_logits, propagated_P[index_U])
@@ -210,7 +198,7 @@ class Vat(SemiSupervisedStudent):
             index_B = next(sampler.labeled_batches)
             x = sampler.weak(next(sampler.unlabeled_batches))
             logits = model(torch.cat([sampler.weak(problem.query_Q[index_B]), x])).float()
-            supervised_loss = compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
+            supervised_loss = training.compute_released_loss(problem, logits[: len(index_B)], index_B).mean()
             unlabeled_logits = logits[len(index_B) :]
             entropy = -(unlabeled_logits.softmax(1) * unlabeled_logits.log_softmax(1)).sum(1).mean()
             smoothness = compute_smoothness(model, x, self.radius, sampler.generator)
@@ -278,13 +266,13 @@ def propagate(
     elif recipe is not None:
         feature_PD = encode(recipe.learn(x_P, spec, seed=problem.seed, device=x_P.device), x_P, spec)
     else:
-        feature_PD = compute_coordinates(x_P, spec)
-    graph = build_neighbor_graph(to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
+        feature_PD = neighbors.compute_coordinates(x_P, spec)
+    graph = neighbors.build_neighbor_graph(neighbors.to_graph_device(feature_PD, x_P.device), _NUM_NEIGHBORS)
     seeds_PC = torch.zeros(len(x_P), spec.num_classes)
     seeds_PC[problem.query_Q.cpu()] = problem.target_QC.cpu()
     # Each class gets a mass of 1, because the number of its labels must not decide how far the labels spread.
-    mass_PC = propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
-    return sinkhorn_balance(mass_PC, target_C.cpu()).to(x_P.device)
+    mass_PC = neighbors.propagate_labels(graph, seeds_PC / seeds_PC.sum(0).clamp(min=1), alpha)
+    return neighbors.sinkhorn_balance(mass_PC, target_C.cpu()).to(x_P.device)
 
 
 def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
@@ -302,7 +290,8 @@ def select_most_confident(share_PC: Tensor, keep_fraction: float) -> Tensor:
 
 def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
     """Compute the mean of the noise-corrected cross-entropy of propagated labels, which is 0 for the label -1."""
-    return (compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE) * (label_B >= 0)).mean()
+    loss_B = training.compute_label_loss(logits_BC, label_B.clamp(min=0), _PROPAGATED_ERROR_RATE)
+    return (loss_B * (label_B >= 0)).mean()
 
 
 def compute_expected_shares(problem: StudentProblem, alignment: str) -> Tensor:
