@@ -174,11 +174,7 @@ class HalfPlaneRules(_Rules):
 
 
 def get_last_linear(network: nn.Module) -> str:
-    """Return the name of the classifier of a network, which is its last linear layer.
-
-    Raises:
-        ValueError: The network has no linear layer, or consists of one linear layer.
-    """
+    """Return the name of the last linear layer. Raise ValueError if there is none, or if it is the whole network."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear) and name]
     if not names:
         raise ValueError("features.network: must have a last linear layer after the layers of the features.")
@@ -401,8 +397,7 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 def build(name: str, input_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
     """Build a network by name for inputs [B, *input_shape]. ``initialize`` draws its weights.
 
-    Raises:
-        ValueError: The name or an option is unknown, or the network does not support the input shape.
+    Raise ValueError if the name or an option is unknown, or if the network does not support the input shape.
     """
     _check_options(name, options)
     checks.integer("num_classes", num_classes, low=2)

@@ -160,10 +160,9 @@ def get_data_root(root: PathLike | None) -> Path:
 
 
 def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path:
-    """Find a user's file or folder in the working directory, or else below the data root.
+    """Find a file or folder of the user in the working directory, or else below the data root.
 
-    Raises:
-        ValueError: The path is not set or does not exist. The message names the setting ``key``.
+    Raise ValueError, which names the setting ``key``, if the path is not set or does not exist.
     """
     if not path or not isinstance(path, str | os.PathLike):
         raise checks.error(key, path, "must be the path of the data", f"Set {key}=/path/to/the/data.")

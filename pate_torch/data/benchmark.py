@@ -184,20 +184,17 @@ class ImageBenchmark(Benchmark):
             if int(y.min()) < 0 or int(y.max()) >= len(self.class_names):
                 raise ValueError(f"labels outside 0..{len(self.class_names) - 1}")
         except Exception as error:  # each parser raises other errors for damaged files (zlib, pickle, MATLAB, ...)
-            raise self._make_read_error(error, (root / self.folder).absolute()) from error
-        return x, y
-
-    def _make_read_error(self, error: Exception, folder: Path) -> ValueError:
-        if self.download and isinstance(error, RuntimeError | OSError):
-            message = f"{self.name} could not be downloaded to {folder} ({error})"
-            return checks.error(
-                "dataset.download", True, message, "Check the network, or copy the files to the folder."
+            folder = (root / self.folder).absolute()
+            if self.download and isinstance(error, RuntimeError | OSError):
+                message = f"{self.name} could not be downloaded to {folder} ({error})"
+                raise checks.error("dataset.download", True, message, "Check the network.") from error
+            fix = (
+                f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds the files, "
+                "or remove damaged files and set dataset.download=true."
             )
-        fix = (
-            f"Set data_root (or the environment variable {DATA_ROOT_VARIABLE}) to the folder that holds the files, or "
-            "remove damaged files and set dataset.download=true."
-        )
-        return checks.error("dataset.name", self.name, f"could not be read from {folder} ({error!r})", fix)
+            message = f"could not be read from {folder} ({error!r})"
+            raise checks.error("dataset.name", self.name, message, fix) from error
+        return x, y
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from torch import Tensor
 from pate_torch.core import checks
 from pate_torch.core.progress import Stages
 from pate_torch.data.base import DatasetSource, SourceFacts, compute_common_scale
-from pate_torch.features.encoder import Encoder
-from pate_torch.features.encoding import EncodingCache
+from pate_torch.features.encoder import TOKENIZER_FILE, Encoder
+from pate_torch.features.encoding import load_or_encode
 from pate_torch.privacy.records import FROM_PUBLIC_POINTS, NORMALIZATION_CONSTANTS, Dataset, DataSpec, PublicPool
 
 ENCODER_FOLDER = "encoder"
@@ -73,10 +74,10 @@ class EncodedDataset(DatasetSource):
         )
 
     def publish(self, folder: Path) -> None:
-        """Copy the encoder's files into a folder of the release, if the owner agreed to publish them."""
-        for name, file in self.encoder.get_published_files().items():
+        """Copy the files of the encoder into ``folder``, if the owner agreed to publish them (``Encoder.publish``)."""
+        for key, file in self.encoder.files.items() if self.encoder.publish else ():
             folder.mkdir(exist_ok=True)
-            shutil.copyfile(file, folder / name)
+            shutil.copyfile(file, folder / (TOKENIZER_FILE if key == "tokenizer" else file.name))
 
 
 def encode_sides(
@@ -129,9 +130,9 @@ def encode_sides(
         return feature_ND
 
     facts = {"encoder": card.identity, "points": points.to_dict(), "code": encoder.architecture, "device": device.type}
-    cache = EncodingCache(root=root, max_bytes=int(encoder.cache_gb * 1e9), notify=stages.print_message)
+    limits: Mapping[str, Any] = {"max_bytes": int(encoder.cache_gb * 1e9), "notify": stages.print_message}
     feature_by_side = {
-        side: cache.get_or_encode(f"{name}-{side}", facts, x_N, functools.partial(encode, side))
+        side: load_or_encode(root, f"{name}-{side}", facts, x_N, functools.partial(encode, side), **limits)
         for side, x_N in sides.items()
     }
     if not bool(feature_by_side["public"].isfinite().all()):

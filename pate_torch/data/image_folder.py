@@ -109,11 +109,6 @@ class ImageFolder(FileSource):
         )
 
 
-def read_images(key: str, files: Sequence[Path], shape: Sequence[int], resize: str | None) -> torch.Tensor:
-    """Read image files as uint8 [N, channels, height, width] (see ``read_image``)."""
-    return torch.stack([read_image(key, file, shape, resize) for file in files])
-
-
 def read_image(key: str, file: Path, shape: Sequence[int], resize: str | None) -> torch.Tensor:
     """Read an image file as uint8 [channels, height, width].
 

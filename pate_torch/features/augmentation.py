@@ -132,17 +132,13 @@ class View:
         x = spec.normalize(x)
         if self.cutout:
             # The square gets the mean color, 0 after normalization, because a black square is invisible on black.
-            x = x.masked_fill(self._draw_square(count, height, width, generator), 0.0)
+            u = torch.rand(count, 3, generator=generator, device=generator.device)
+            side = u[:, 0] * self.cutout * height
+            rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
+            inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
+            inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
+            x = x.masked_fill(inside_y[:, None, :, None] & inside_x[:, None, None, :], 0.0)
         return x
-
-    def _draw_square(self, count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
-        # bool [B, 1, H, W], True inside a square of random position and side.
-        u = torch.rand(count, 3, generator=generator, device=generator.device)
-        side = u[:, 0] * self.cutout * height
-        rows, columns = (torch.arange(size, device=u.device) for size in (height, width))
-        inside_y = (rows - u[:, 1:2] * height).abs() * 2 <= side[:, None]
-        inside_x = (columns - u[:, 2:3] * width).abs() * 2 <= side[:, None]
-        return (inside_y[:, None, :, None] & inside_x[:, None, None, :]).expand(count, 1, height, width)
 
 
 @functools.lru_cache(maxsize=32)  # cached, so that the tensor is copied to each device once

@@ -119,10 +119,6 @@ class ContrastiveFeatures(FeatureRecipe):
         """The recipe of one encoder. Student k of several students starts from encoder k."""
         return replace(self, encoders=1)
 
-    def compute_features(self, x_P: Tensor, spec: DataSpec, *, seed: int, progress: Progress = do_nothing) -> Tensor:
-        """Learn an encoder and compute features of length 1 of the public points, float32 [P, D], on the CPU."""
-        return encode(self.learn(x_P, spec, seed=seed, progress=progress), x_P, spec)
-
     def _train(self, x_P: Tensor, spec: DataSpec, seed: int, progress: Progress) -> nn.Module:
         network = networks.build(self.network, spec.input_shape, spec.num_classes, **self.network_options)
         network = networks.initialize(network, rng.make_torch_generator(seed, "representation", "initial"))

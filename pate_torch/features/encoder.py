@@ -37,6 +37,7 @@ from pate_torch.networks import remove_head
 from pate_torch.privacy.records import ENCODER_OPTION_CHECKS, DataSpec, EncoderCard
 
 TOKENIZER_FILE = "tokenizer.json"
+"""Name of the tokenizer in a release."""
 _NUM_CHECKED_POINTS = 16
 """Number of public points on which ``check_batch_independence`` tests an encoder."""
 TEXT_SPEC = DataSpec(
@@ -134,11 +135,6 @@ class Encoder:
             digests["weights"] = _compute_digest(self.module)
         return digests
 
-    def get_published_files(self) -> dict[str, Path]:
-        """Return the local path of each file to publish, by its published name. Empty if ``publish`` is False."""
-        files = self.files.items() if self.publish else ()
-        return {TOKENIZER_FILE if key == "tokenizer" else path.name: path for key, path in files}
-
     def make_card(self, points: DataSpec) -> EncoderCard:
         """Describe the encoder for a release. Raise ValueError if the tokenizer does not fit the kind of the points."""
         if points.kind == "text" and self.tokenizer is None:
@@ -224,11 +220,7 @@ class Encoder:
         return x
 
     def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from raw points to features, float32 [B, D].
-
-        Raises:
-            ValueError: The encoder cannot encode a batch of zeros of this shape.
-        """
+        """Make a function from raw points to features, float32 [B, D]. Raise ValueError if it fails on zeros."""
         card = self.make_card(points)
         compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)

@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,65 +186,58 @@ records. You may delete the files at any time; missing features are computed aga
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodingCache:
-    """PRIVATE. Features on disk: ``<root>/features/<data set>-<side>-<key>.safetensors``, in a private folder.
+def load_or_encode(
+    root: Path,
+    name: str,
+    key_facts: Mapping[str, object],
+    x_N: Tensor,
+    encode: Callable[[], Tensor],
+    *,
+    max_bytes: int,
+    notify: Callable[[str], object],
+) -> Tensor:
+    """PRIVATE. Return the features of the points, from ``<root>/features/<name>-<key>.safetensors`` or ``encode``.
 
-    The key is a hash of the encoder, its options and the points, and is as private as the points. If the files exceed
-    the limit, the least recently used files are deleted. To forget a record, delete the files of its data set.
+    The key is a hash of ``key_facts`` and the points, and is as private as the points. If the files exceed the limit,
+    the least recently used files are deleted. To forget a record, delete the files of its data set.
 
-    Attributes:
-        root: Folder of the teachers and the ledger.
+    Args:
+        root: Folder of the teachers and the ledger, which is private.
+        name: Start of the file name.
+        key_facts: Plain data (JSON) that determines the features together with the points.
+        x_N: Raw points.
+        encode: Function that computes the features.
         max_bytes: Largest total size of the files in bytes. 0 for no cache.
         notify: Function that is called with messages for the user.
     """
+    if not max_bytes:
+        return encode()
+    key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
+    key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
+    file = create_private_folder(root / "features", CACHE_README) / f"{name}-{key}.safetensors"
 
-    root: Path
-    max_bytes: int
-    notify: Callable[[str], object]
+    def report_wait(holder: str) -> None:
+        notify(f"Waiting for {holder}, which encodes the same points.")
 
-    def get_or_encode(
-        self, name: str, key_facts: Mapping[str, object], x_N: Tensor, encode: Callable[[], Tensor]
-    ) -> Tensor:
-        """Return the features of the points, from disk or else from ``encode``.
-
-        Args:
-            name: Start of the file name.
-            key_facts: Plain data (JSON) that determines the features together with the points.
-            x_N: Raw points.
-            encode: Function that computes the features.
-        """
-        if not self.max_bytes:
-            return encode()
-        key_text = json.dumps([key_facts, compute_tensor_digest(x_N)], sort_keys=True)
-        key = hashlib.sha256(key_text.encode()).hexdigest()[:32]
-        file = create_private_folder(self.root / "features", CACHE_README) / f"{name}-{key}.safetensors"
-
-        def report_wait(holder: str) -> None:
-            self.notify(f"Waiting for {holder}, which encodes the same points.")
-
-        with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
-            if file.exists():
-                try:
-                    feature_ND = read_tensors(file)["features"]
-                    os.utime(file)  # records the time of the last use
-                    return feature_ND
-                except (ValueError, KeyError):  # a damaged file is replaced
-                    file.unlink(missing_ok=True)
-            feature_ND = encode()
-            self._save(file, feature_ND)
+    with hold_lock(file.with_suffix(".lock"), "paths.root", on_wait=report_wait):
+        if file.exists():
+            try:
+                feature_ND = read_tensors(file)["features"]
+                os.utime(file)  # records the time of the last use
+                return feature_ND
+            except (ValueError, KeyError):  # a damaged file is replaced
+                file.unlink(missing_ok=True)
+        feature_ND = encode()
+        size = feature_ND.numel() * feature_ND.element_size()
+        if size > max_bytes:
+            notify(f"Encoded points are not cached: {size / 1e9:.2g} GB are more than features.cache_gb.")
             return feature_ND
-
-    def _save(self, file: Path, x_ND: Tensor) -> None:
-        size = x_ND.numel() * x_ND.element_size()
-        if size > self.max_bytes:
-            self.notify(f"Encoded points are not cached: {size / 1e9:.2g} GB are more than features.cache_gb.")
-            return
         cached_files = sorted(file.parent.glob("*.safetensors"), key=lambda cached_file: cached_file.stat().st_mtime)
         total = size + sum(cached_file.stat().st_size for cached_file in cached_files)
-        while total > self.max_bytes:
+        while total > max_bytes:
             oldest = cached_files.pop(0)
             total -= oldest.stat().st_size
             oldest.unlink(missing_ok=True)
         with atomic_replacement(file) as temporary:
-            save_file({"features": x_ND.contiguous()}, temporary)
+            save_file({"features": feature_ND.contiguous()}, temporary)
+        return feature_ND

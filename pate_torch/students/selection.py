@@ -56,8 +56,7 @@ class Selection:
     def hold_out(self, data: Dataset, adjacency: str, seed: int) -> tuple[Dataset, PrivateRecords]:
         """Split the private records: return the data with the training records, and the validation records.
 
-        Raises:
-            ValueError: A unit may own several records, or one of the two parts is empty.
+        Raise ValueError if units may own several records, or if one of the two parts is empty.
         """
         private = data.private
         if private.unit != "record":

@@ -151,11 +151,7 @@ class ExportedModel(nn.Module):
 
 
 def export(student: Student, path: Path | str) -> Path:
-    """Export the student to a self-contained program at ``path``, and compare the predictions.
-
-    Raises:
-        ArithmeticError: The predictions of the program differ from the predictions of the student.
-    """
+    """Export the student to a self-contained program at ``path``. Raise ArithmeticError if its predictions differ."""
     path, example = Path(path), _make_example(student.spec, 4)
     # A copy on the CPU, because the export must not move the student.
     network = networks.rebuild(student.network)

@@ -151,11 +151,7 @@ class DeferredLog:
         self._pending.append((tag, value.detach().float(), step))
 
     def flush(self) -> None:
-        """Log the stored values, with one copy from the device.
-
-        Raises:
-            FloatingPointError: A loss was not finite.
-        """
+        """Log the stored values, with one copy from the device. Raise FloatingPointError if a loss is not finite."""
         values = torch.stack([value for _, value, _ in self._pending]).tolist()
         pending, self._pending = self._pending, []
         for (tag, _, step), value in zip(pending, values, strict=True):

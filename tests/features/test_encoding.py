@@ -79,8 +79,8 @@ def test_a_pickle_is_refused_until_it_is_converted_without_running_it(tmp_path):
 
 def test_the_limit_drops_the_features_that_were_not_used_for_longest(tmp_path):
     def ask(name, max_bytes=1000, notify=lambda _: None):
-        cache = encoding.EncodingCache(root=tmp_path, max_bytes=max_bytes, notify=notify)
-        cache.get_or_encode(name, {}, torch.zeros(1), lambda: torch.ones(100))  # 480 bytes on disk
+        limits = {"max_bytes": max_bytes, "notify": notify}
+        encoding.load_or_encode(tmp_path, name, {}, torch.zeros(1), lambda: torch.ones(100), **limits)  # 480 bytes
         return {file.name.split("-")[0] for file in (tmp_path / "features").glob("*.safetensors")}
 
     for age, name in enumerate(("first", "second")):

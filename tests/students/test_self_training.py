@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pate_torch import networks
-from pate_torch.features.contrastive import ContrastiveFeatures
+from pate_torch.features.contrastive import ContrastiveFeatures, encode
 from pate_torch.features.neighbors import build_neighbor_graph
 from pate_torch.networks import make_feature_extractor
 from pate_torch.privacy.records import LinearModel
@@ -98,7 +98,7 @@ def test_a_model_that_was_not_released_is_not_published():
         student.fit(foreign, seed=0, device=torch.device("cpu"))
     small = ContrastiveFeatures(network_options=small.network_options, steps=1)
     drawn = torch.rand(60, 3, generator=torch.Generator().manual_seed(0)) + 0.1
-    width = small.compute_features(x[:2], IMAGES, seed=0).shape[1]
+    width = encode(small.learn(x[:2], IMAGES, seed=0), x[:2], IMAGES).shape[1]
     other = dataclasses.replace(
         task, posterior_QC=drawn / drawn.sum(1, keepdim=True), model=LinearModel(torch.zeros(width, 3), torch.zeros(3))
     )
