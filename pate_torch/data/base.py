@@ -52,7 +52,7 @@ class SourceFacts:
 class DatasetSource(ABC):
     """A source of one data set."""
 
-    if TYPE_CHECKING:  # most sources have a field of this name, and a property here would become its default value
+    if TYPE_CHECKING:  # at run time, the property would become the default value of the field "name" of dataclasses
 
         @property
         def name(self) -> str:
@@ -175,7 +175,7 @@ def resolve_path(key: str, path: PathLike | None, root: PathLike | None) -> Path
 
 
 def list_candidate_paths(path: PathLike, root: PathLike | None) -> list[Path]:
-    """List the places where a user's path may lie: the working directory and the data root."""
+    """List the paths at which a path of the user is looked up: in the working directory and below the data root."""
     user_path = Path(path).expanduser()
     return list(dict.fromkeys((user_path, get_data_root(root) / user_path)))  # an absolute path gives one place
 

@@ -129,7 +129,8 @@ def encode_sides(
         stages.print_message(f"Encoded {subject} by {encoder.name}: {ms_per_point:.2g} ms per point.")
         return feature_ND
 
-    facts = {"encoder": card.identity, "points": points.to_dict(), "code": encoder.architecture, "device": device.type}
+    code = f"torch {torch.__version__}" + ("" if encoder.module is None else f" {encoder.module!r}")
+    facts = {"encoder": card.identity, "points": points.to_dict(), "code": code, "device": device.type}
     limits: Mapping[str, Any] = {"max_bytes": int(encoder.cache_gb * 1e9), "notify": stages.print_message}
     feature_by_side = {
         side: load_or_encode(root, f"{name}-{side}", facts, x_N, functools.partial(encode, side), **limits)

@@ -85,9 +85,7 @@ class ImageFolder(FileSource):
         match = re.search(self.group, path.name)
         unit_name = None if match is None else match.group(1 if match.re.groups else 0)
         if not unit_name:
-            raise checks.error(
-                "dataset.group", self.group, "must match every file name, because every file needs a unit"
-            )
+            raise checks.error("dataset.group", self.group, "must match every file name")
         return unit_name
 
     def _build_points(self, files: dict[int, FileRecords], role_N: np.ndarray) -> Points:

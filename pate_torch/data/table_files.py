@@ -31,7 +31,7 @@ _OPEN_QUOTE_MESSAGE = "a quote is left open (write a quote within a value twice,
 _UNSUPPORTED_SUFFIXES = {".zip", ".zst", ".tar", ".tgz", ".7z", ".lz4", ".br"}
 
 Table = dict[str, list[Any]]
-"""Text values of each column, with "" for null. Types are not guessed, because one record could then change others."""
+"""Text values of each column, with "" for null. Types are not guessed, because one value could then change others."""
 
 
 def read_table(
@@ -50,7 +50,7 @@ def read_table(
         file: CSV file (.gz, .bz2 and .xz are decompressed) or Parquet file (.parquet, .pq).
         separator: Character between the values of a row of a CSV file.
         columns: Names of the columns of a CSV file without a header line.
-        quotes: Whether quotation marks enclose values of a CSV file. If False, they are ordinary characters.
+        quotes: Whether quotation marks enclose values of a CSV file. If False, quotes are ordinary characters.
         id_column: Column of a Parquet file that is not converted to text, because unit ids of some types are refused.
 
     Raises:
@@ -61,10 +61,10 @@ def read_table(
         table = _read_parquet(file, id_column) if is_parquet else _read_csv(file, separator, columns, quotes)
     except UnicodeDecodeError as error:
         message = f"is not a readable CSV or Parquet file (byte 0x{error.object[error.start]:02x} is not UTF-8)"
-        raise checks.error(key, str(file), message, "Convert it: iconv -f LATIN1 -t UTF-8 <file>.") from error
+        raise checks.error(key, str(file), message, "Convert the file: iconv -f LATIN1 -t UTF-8 <file>.") from error
     except (ValueError, OSError, EOFError, zlib.error, lzma.LZMAError, csv.Error, pa.ArrowException) as error:
         message = f"is not a readable CSV or Parquet file ({error})"
-        fix = "A CSV file has a header line; set dataset.separator if it is not a comma."
+        fix = "A CSV file has a header line. If the separator is not a comma, set dataset.separator."
         raise checks.error(key, str(file), message, fix) from error
     if not table or not count_rows(table):
         raise checks.error(key, str(file), "has no rows")

@@ -131,7 +131,7 @@ class Csv(TableSource):
         if not is_finite_ND.all() and self.missing == "error":
             bad_columns = [schema.feature_names[i] for i in schema.numeric_indices if not is_finite_ND[:, i].all()]
             message = "stops at numeric columns with empty, infinite or non-numeric public values: "
-            fix = "Clean the columns, ignore them (dataset.ignore), or drop the records (dataset.missing=drop)."
+            fix = "Clean the columns, add them to dataset.ignore, or drop the records (dataset.missing=drop)."
             raise checks.error("dataset.missing", self.missing, message + ", ".join(bad_columns), fix)
         releasable_table = _select_rows(table, np.flatnonzero(np.isin(role_N, self._releasable_roles)))
         owner_columns = self.categories or ()
@@ -164,10 +164,7 @@ class Csv(TableSource):
         except TooManyCategoriesError as error:
             hint = "" if self.group or self.id else f"If the column names the unit, set dataset.group={error.column}. "
             message = f"is below the {error.count} different public values of column {error.column!r}"
-            fix = (
-                f"{hint}Leave the column out (dataset.ignore=[{error.column}]), declare dataset.categories, or raise "
-                "dataset.max_categories."
-            )
+            fix = f"{hint}Set dataset.ignore=[{error.column}], declare dataset.categories or raise the limit."
             raise checks.error("dataset.max_categories", self.max_categories, message, fix) from None
 
 

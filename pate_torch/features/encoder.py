@@ -65,9 +65,9 @@ class Encoder:
         std: Standard deviation of each channel. None for the standard deviation of the data set.
         batch_size: Number of points in a batch.
         license: License of the encoder, for the privacy statement.
-        trained_on: Description of the training data, for the privacy statement. None if it is unknown.
+        trained_on: Description of the training data, for the privacy statement. None if the training data are unknown.
         disjoint: Whether the training data hold no private record. If False, the privacy statement warns.
-        publish: Whether to publish the files with the student. The license must allow it.
+        publish: Whether to publish the files with the student. The license must allow the publication.
         cache_gb: Largest total size in GB of the encoded points on disk. 0 for no cache.
     """
 
@@ -184,12 +184,6 @@ class Encoder:
         names = {"weights": card.file, "tokenizer": TOKENIZER_FILE if card.tokenizer_sha256 else None}
         return {key: str(folder / name) for key, name in names.items() if name is not None}
 
-    @property
-    def architecture(self) -> str:
-        """Version of the code that computes the features: PyTorch and the module. It is part of the cache key."""
-        module = "" if self.module is None else f" {self.module!r}"
-        return f"torch {torch.__version__}{module}"
-
     def encode(
         self, x: Any, points: DataSpec = TEXT_SPEC, *, device: Device = "cpu", progress: Progress = do_nothing
     ) -> Tensor:
@@ -220,7 +214,7 @@ class Encoder:
         return x
 
     def make_runner(self, points: DataSpec, device: Device = "cpu") -> Callable[[Tensor], Tensor]:
-        """Make a function from raw points to features, float32 [B, D]. Raise ValueError if it fails on zeros."""
+        """Make a function from raw points to features, float32 [B, D]. Raise ValueError if a batch of zeros fails."""
         card = self.make_card(points)
         compute, pooling = self._make_runtime(device), "mean" if card.kind == "static" else self.pooling
         preprocess = self._make_tokenizer(card) if points.kind == "text" else functools.partial(self._normalize, points)
@@ -236,7 +230,7 @@ class Encoder:
         except Exception as error:  # a module of the user may raise anything
             reason = " ".join(str(error).split())[:200]
             message = f"cannot take {points.kind} of shape {tuple(points.input_shape)} ({reason})"
-            raise checks.error("features.name", self.name, message, "Use points like its training data.") from error
+            raise checks.error("features.name", self.name, message, "Choose an encoder for such points.") from error
         return run
 
     def check_batch_independence(self, x_P: Tensor, points: DataSpec, device: Device = "cpu") -> None:
@@ -258,7 +252,7 @@ class Encoder:
             raise checks.error("features.name", self.name, "returns different features of a point the second time")
         message = "mixes points: the features of a point depend on the other points in its batch"
         dependence_error = checks.error("features.batch_size", size, message, "Use features.batch_size=1.")
-        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # after other points, and beside others
+        if not torch.equal(encode(x_S.flip(0)).flip(0), feature_SD):  # in the reverse order
             raise dependence_error
         for slot in range(size if size > 1 else 0):
             single_x = torch.zeros_like(x_S[:size])

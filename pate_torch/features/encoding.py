@@ -143,7 +143,7 @@ def check_no_external_data(weights: Path) -> None:
                 if number in _TENSOR_FIELDS[kind] and isinstance(value, bytes):
                     pending.append((_TENSOR_FIELDS[kind][number], value))
     except protobuf.DecodeError as error:
-        raise checks.error("features.weights", str(weights), "is not a readable ONNX file (it is cut off)") from error
+        raise checks.error("features.weights", str(weights), "is not a readable ONNX file (truncated)") from error
 
 
 def _make_onnx_input(onnx_input: Any, points: Points) -> np.ndarray:

@@ -73,7 +73,7 @@ class StudentProblem(StudentTask):
 
     @property
     def target_QC(self) -> Tensor:
-        """Class probabilities of each answered point: ``posterior_QC``, or one-hot labels if it is None."""
+        """Class probabilities of each answered point: ``posterior_QC``, or else one-hot labels."""
         if self.posterior_QC is not None:
             return self.posterior_QC
         return F.one_hot(self.label_Q, self.spec.num_classes).float()
@@ -92,7 +92,7 @@ class Student:
         module: Network from normalized points to logits.
         spec: Public facts about the data.
         curves: Training curves by name, as lists of (step, value).
-        encoder: Encoder that computes features of raw points. None if no encoder is needed, or if it is not loaded.
+        encoder: Encoder that computes features of raw points. None if no encoder is needed or loaded.
     """
 
     network: dict[str, Any]

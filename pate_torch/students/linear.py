@@ -122,7 +122,7 @@ class ReleasedModel(StudentAlgorithm):
     def fit(
         self, task: StudentTask, seed: int, device: torch.device, progress: Progress = do_nothing, log: Log = do_nothing
     ) -> Student:
-        """Return the released model. Raise ValueError if there is no such model, or if it needs other features."""
+        """Return the released model. Raise ValueError if no model was released, or if its features differ."""
         student = make_linear_student(task, None, self.features, seed, device)
         progress(1, 1)
         return student

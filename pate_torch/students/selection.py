@@ -64,9 +64,8 @@ class Selection:
             raise checks.error("selection", self.name, problem, "Use selection=none.")
         training, validation = hold_out(private, self.validation, adjacency, seed, "selection")
         if not (len(training) and len(validation)):
-            raise checks.error(
-                "selection.validation", self.validation, "leaves no record for training or for validation"
-            )
+            message = "leaves no record for training or for validation"
+            raise checks.error("selection.validation", self.validation, message)
         return replace(data, private=training), validation
 
     def choose(

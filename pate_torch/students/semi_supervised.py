@@ -59,7 +59,7 @@ class LabelSpreading(SemiSupervisedStudent):
 
     Attributes:
         keep_fraction: Share of the propagated labels of each class that is learned: the labels with the widest lead.
-        alignment: Expected share of each class (see ``compute_expected_shares``).
+        alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
     """
 
     include_unqueried: ClassVar[bool] = False
@@ -99,7 +99,7 @@ class FixMatch(SemiSupervisedStudent):
 
     Attributes:
         threshold: Smallest confidence of a prediction that is a target.
-        alignment: Expected share of each class (see ``compute_expected_shares``).
+        alignment: Expected shares of the classes: "uniform" over the classes with labels, or as in the "labels".
         propagation: Share of the steps with propagated labels, whose weight falls linearly to 0. 0 for no such labels.
         keep_fraction: Share of the propagated labels of each class that is learned: the labels with the widest lead.
     """
@@ -295,12 +295,7 @@ def compute_propagated_loss(logits_BC: Tensor, label_B: Tensor) -> Tensor:
 
 
 def compute_expected_shares(problem: StudentProblem, alignment: str) -> Tensor:
-    """Compute the expected share of each class [C].
-
-    Args:
-        problem: Released labels.
-        alignment: "uniform" over the classes with labels, or "labels" for the shares of the released labels.
-    """
+    """Compute the expected share of each class [C]: equal for all classes with labels, or as in the labels."""
     counts_C = torch.bincount(problem.label_Q, minlength=problem.spec.num_classes).float()
     if alignment == "uniform":
         # A class without labels gets no share, because points of other classes would have to fill the share.

@@ -74,14 +74,14 @@ def load(path: Path | str, device: torch.device | str = "cpu") -> Student:
             raise ValueError("its tensors have other names, shapes or types")
         module.load_state_dict(tensors, assign=True)
     except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        raise checks.error("student", str(path), f"does not fit the network its header describes ({error})") from error
+        raise checks.error("student", str(path), f"does not fit the network in its header ({error})") from error
     return Student(network=network, module=module.to(device).eval(), spec=spec)
 
 
 def _check_header(network: Any, spec: DataSpec, tensors: dict[str, torch.Tensor]) -> None:
     """Raise ValueError if the header and the tensors contradict each other, before the network is built."""
     if list(network["input_shape"]) != list(spec.input_shape) or network["num_classes"] != spec.num_classes:
-        raise ValueError("its network takes other points or has other classes than its data")
+        raise ValueError("its network and its data differ in the shape of points or the number of classes")
     design: Any = network
     while isinstance(design, dict):  # a network may contain another network
         options = design.get("options") or {}
@@ -101,7 +101,7 @@ def find_student_file(location: Path | str) -> Path:
     for candidate in (location, location / "release" / STUDENT_FILE, location / STUDENT_FILE):
         if candidate.is_file():
             return candidate
-    raise checks.error("student", str(location), f"is neither a student file nor a folder with {STUDENT_FILE}")
+    raise checks.error("student", str(location), f"must be a student file or a folder with {STUDENT_FILE}")
 
 
 def load_student(

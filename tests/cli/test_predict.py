@@ -122,7 +122,7 @@ def test_a_student_without_a_schema_says_so(tables, tmp_path, capsys):
     store.save(Student(one.network, one.module, type(one.spec).from_dict(facts)), tmp_path / "student.safetensors")
     people(4, 3).to_csv(tmp_path / "new.csv", index=False)
     code, _, err = run(capsys, tmp_path, tmp_path / "new.csv")
-    assert code == 2 and "holds no schema" in err and err.count("\n") == 1
+    assert code == 2 and "has no schema" in err and err.count("\n") == 1
 
 
 def test_images_are_decoded_as_the_folder_was(tmp_path, capsys):
